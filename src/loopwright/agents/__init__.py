@@ -1,0 +1,1 @@
+"""Agent loops, and the policy through which they reach the model."""

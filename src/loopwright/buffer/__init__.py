@@ -1,0 +1,1 @@
+"""Groups between production and training, over durable storage."""

@@ -1,0 +1,1 @@
+"""Tasks in: files, Python generators, and the sampler that orders them."""

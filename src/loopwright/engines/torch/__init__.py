@@ -1,0 +1,1 @@
+"""The embedded engine: continuous batching over a transformers model, in its own thread."""

@@ -1,0 +1,91 @@
+"""Every error that Loopwright raises on purpose, in one tree.
+
+    LoopwrightError                something is wrong, and here is what to do about it
+    ├── ConfigError                the configuration cannot run; lists every problem at once
+    ├── DataError                  a task source is missing or malformed (names file and line)
+    ├── ModelError                 a model or tokenizer cannot be loaded or is not supported
+    ├── ChainError                 token streams that could not have come from one context
+    ├── EngineError                generation failed for reasons of infrastructure: worth a retry
+    ├── AgentError                 the user's agent loop raised
+    ├── JudgeError                 the user's judger raised, timed out or returned no number
+    ├── BudgetError                the run can make no progress, and stops instead of spinning
+    └── RunError                   a run folder or checkpoint cannot be used as asked
+        ├── RunLockedError         another process is using the folder
+        ├── ConfigChangedError     resuming with a config that differs from the run's
+        └── CheckpointError        a checkpoint is missing, damaged or of another kind
+
+Each carries a `remedy`: the next thing the reader should do. All of them survive pickling, so that an error
+raised in a worker process arrives whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LoopwrightError(Exception):
+    """Base of the tree. `facts` holds machine-readable details such as a file, a line or a judger's name."""
+
+    def __init__(self, message: str, *, remedy: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.facts = facts
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  -> {self.remedy}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.remedy, self.facts)
+
+
+def _rebuild(kind: type[LoopwrightError], message: str, remedy: str, facts: dict[str, Any]) -> LoopwrightError:
+    return kind(message, remedy=remedy, **facts)
+
+
+class ConfigError(LoopwrightError):
+    """The configuration cannot run. `facts["problems"]` holds one line per problem, each with its remedy."""
+
+
+class DataError(LoopwrightError):
+    """A task source is missing or malformed."""
+
+
+class ModelError(LoopwrightError):
+    """A model or tokenizer cannot be loaded, or its architecture is not supported."""
+
+
+class ChainError(LoopwrightError):
+    """Token streams that do not align, or do not come from one context."""
+
+
+class EngineError(LoopwrightError):
+    """Generation failed for reasons of infrastructure. A rollout that meets it is retried."""
+
+
+class AgentError(LoopwrightError):
+    """The user's agent loop raised."""
+
+
+class JudgeError(LoopwrightError):
+    """The user's judger raised, ran past its deadline, or returned something that is not a number."""
+
+
+class BudgetError(LoopwrightError):
+    """The run can make no progress (every group fails): it stops and says why."""
+
+
+class RunError(LoopwrightError):
+    """A run folder or checkpoint cannot be used as asked."""
+
+
+class RunLockedError(RunError):
+    """Another process is using the run folder."""
+
+
+class ConfigChangedError(RunError):
+    """The config differs from the one that the run was started with."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint is missing, damaged, or belongs to another kind of run."""

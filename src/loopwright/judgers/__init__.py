@@ -1,0 +1,1 @@
+"""Judgers: built-in ones and the user's own functions."""

@@ -1,0 +1,1 @@
+"""Loading, converting and addressing transformers models; the attention that engine and learner share."""

@@ -1,0 +1,29 @@
+"""Protocols only: what one room may ask of another. Nothing here has a body, and nothing here imports a room."""
+
+from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
+from loopwright.ports.engine import Engine, Lockstep, PauseMode
+from loopwright.ports.judger import Judger
+from loopwright.ports.learner import Learner, StepReport
+from loopwright.ports.renderer import Renderer
+from loopwright.ports.sampler import Sampler, TaskSource
+from loopwright.ports.storage import GroupRow, ResumePlan, Storage
+from loopwright.ports.tracker import Tracker
+
+__all__ = [
+    "AgentLoop",
+    "Engine",
+    "GroupRow",
+    "Judger",
+    "Learner",
+    "Lockstep",
+    "PauseMode",
+    "Policy",
+    "Renderer",
+    "Reply",
+    "ResumePlan",
+    "Sampler",
+    "StepReport",
+    "Storage",
+    "TaskSource",
+    "Tracker",
+]

@@ -1,0 +1,44 @@
+"""The seam for agents: a loop turns one task into a transcript by asking the policy for replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loopwright.types import FinishReason, Message, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of the model. Append `message` to the conversation before asking again."""
+
+    text: str
+    finish: FinishReason
+
+    @property
+    def message(self) -> Message:
+        return {"role": "assistant", "content": self.text}
+
+
+class Policy(Protocol):
+    """The model, as one rollout sees it. It records every token that goes in and comes out."""
+
+    async def reply(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+        """Sample the next assistant message.
+
+        A conversation that extends the previous one continues from the tokens that were sampled; any other
+        starts a new token chain.
+        """
+        ...
+
+
+class AgentLoop(Protocol):
+    """Runs one task. A loop is shared by all rollouts of its task set, so it keeps no state between runs."""
+
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+        """Work on the task and return the whole transcript; the policy has recorded its tokens.
+
+        Whatever this raises becomes a failure of the rollout, never a reward.
+        """
+        ...

@@ -1,0 +1,60 @@
+"""Token-in, token-out generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Protocol
+
+from loopwright.types import GenerateRequest, Generation
+
+
+class PauseMode(StrEnum):
+    """What happens to requests that are running when an engine is paused."""
+
+    DRAIN = "drain"
+    """They run to their end; new ones wait."""
+    ABORT = "abort"
+    """They return at once with what they have sampled and `finish = abort`."""
+    KEEP = "keep"
+    """They freeze at a token boundary and go on after `resume`, under whatever weights are loaded then."""
+
+
+class Engine(Protocol):
+    """An engine samples tokens and stamps each with the version of the weights that sampled it (T4)."""
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the next token is sampled with."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample until a stop condition. Cancelling the call frees what the request held."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request early: its `generate` returns the tokens sampled so far. Unknown ids are ignored."""
+        ...
+
+    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
+        """Stop sampling, and return when nothing moves any more."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def load(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
+        """Switch to new weights at a token boundary.
+
+        `weights` None means that the engine's parameters were changed in place (they are the learner's own).
+        Live sequences go on; their cached keys and values are recomputed, so that every later logprob is exact
+        for the stamped version.
+        """
+        ...
+
+
+class Lockstep(Protocol):
+    """An engine that can wait for all of its callers, which makes batches, and so the last bits, repeatable."""
+
+    def expect(self, callers: int) -> None:
+        """Step only while at least `callers` requests are here; admit them ordered by id. 0 switches it off."""
+        ...

@@ -1,0 +1,39 @@
+"""Turns groups into better weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from loopwright.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one train step did. `metrics` are plain numbers, ready for a tracker."""
+
+    version: int
+    metrics: Mapping[str, float]
+
+
+class Learner(Protocol):
+    """Owns the weights. `version` counts the train steps since the initial weights."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def step(self, groups: Sequence[Group]) -> StepReport:
+        """One train step: afterwards `version` is one higher."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs to continue bit for bit. No pickle."""
+        ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def export(self, folder: Path) -> None:
+        """Write model and tokenizer as `save_pretrained` does, for any other tool to load."""
+        ...

@@ -1,0 +1,1 @@
+"""How groups are made: the boundary around user code, retries, refills and budgets."""

@@ -1,0 +1,1 @@
+"""Fakes for faults and speed, shipped for your tests too."""

@@ -1,0 +1,1 @@
+"""Metrics, events, the console and the report."""

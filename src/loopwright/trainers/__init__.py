@@ -1,0 +1,1 @@
+"""Trainers: short functions over the ports that can be read aloud."""

@@ -1,0 +1,33 @@
+"""Frozen values that flow through the rooms. Standard library and numpy only; no behaviour beyond their own
+consistency: an impossible value cannot be built."""
+
+from loopwright.types.group import Group, GroupStatus
+from loopwright.types.reward import FailureCause, Failed, Reward, Scored, Unscored
+from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
+from loopwright.types.sampling import FinishReason, GenerateRequest, Generation, Sampling
+from loopwright.types.task import Message, Task
+from loopwright.types.tokens import ChainStart, TokenChain, Turn
+
+__all__ = [
+    "ChainStart",
+    "Episode",
+    "Failed",
+    "FailureCause",
+    "FinishReason",
+    "GenerateRequest",
+    "Generation",
+    "Group",
+    "GroupStatus",
+    "Message",
+    "Reward",
+    "Rollout",
+    "RolloutKey",
+    "Sampling",
+    "Scored",
+    "StopReason",
+    "Task",
+    "Timing",
+    "TokenChain",
+    "Turn",
+    "Unscored",
+]

@@ -1,0 +1,42 @@
+"""The K rollouts of one task: the unit of filtering and training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loopwright.types.reward import Scored
+from loopwright.types.rollout import Rollout
+from loopwright.types.task import Task
+
+
+class GroupStatus(StrEnum):
+    """Where a drawn group stands. Every group is in exactly one of these at any moment (R3)."""
+
+    PENDING = "pending"
+    """Drawn; some of its rollouts are still to come."""
+    COMPLETED = "completed"
+    """All its members are scored; it waits for a train step."""
+    CONSUMED = "consumed"
+    """Trained at the step recorded with it."""
+    FAILED = "failed"
+    """Too few members could be scored, after all retries."""
+    DISCARDED = "discarded"
+    """Produced after the checkpoint that a deterministic run went back to; it is produced again."""
+    ROLLED_BACK = "rolled_back"
+    """Sampled by weights that a resumed run no longer has; its task is drawn again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The scored rollouts of one task, in member order."""
+
+    task_set: str
+    draw: int
+    task: Task
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """The members' rewards. A group is built from scored rollouts only."""
+        return tuple(r.reward.value for r in self.rollouts if isinstance(r.reward, Scored))

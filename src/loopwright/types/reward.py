@@ -1,0 +1,43 @@
+"""A reward is scored, failed or unscored (R2). Being a sum type, a failure cannot be read as the number 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FailureCause(StrEnum):
+    """Whose fault it was; the remedy differs."""
+
+    INFRA = "infra"
+    """Engine, network or sandbox: the rollout was retried and still failed."""
+    AGENT = "agent"
+    """The user's agent loop raised."""
+    JUDGE = "judge"
+    """The judger raised, timed out or gave no number; the rollout itself is sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A finite number from a judger. `parts` holds named components when the judger has several."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No score, and why: `error` is the exception's type, `detail` what a reader needs to mend it."""
+
+    cause: FailureCause
+    error: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """Not judged yet."""
+
+
+Reward = Scored | Failed | Unscored

@@ -1,0 +1,84 @@
+"""One run of an agent loop on one task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loopwright.types.reward import Reward, Scored
+from loopwright.types.task import Message, Task
+from loopwright.types.tokens import TokenChain
+
+
+class StopReason(StrEnum):
+    """How an episode ended."""
+
+    DONE = "done"
+    """The agent finished by itself."""
+    BUDGET = "budget"
+    """It ran out of its own budget of tokens, turns or time. It is graded all the same (R2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What an agent did: the transcript, and the exact tokens behind it."""
+
+    messages: tuple[Message, ...]
+    chains: tuple[TokenChain, ...]
+    stop: StopReason = StopReason.DONE
+
+    @property
+    def answer(self) -> str:
+        """The text of the last assistant message, or an empty string."""
+        for message in reversed(self.messages):
+            if message.get("role") == "assistant":
+                return str(message.get("content") or "")
+        return ""
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(chain.sampled for chain in self.chains)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RolloutKey:
+    """Names one rollout of a run: member `member` of the group drawn as number `draw`, tried for the `attempt`-th time."""
+
+    task_set: str
+    draw: int
+    member: int
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.task_set}/{self.draw:06d}/{self.member:02d}/{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When the rollout started (Unix time), and how many seconds agent and judge took."""
+
+    started: float
+    agent_seconds: float = 0.0
+    judge_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished rollout. `episode` is None when the agent failed before producing one."""
+
+    key: RolloutKey
+    task: Task
+    episode: Episode | None
+    reward: Reward
+    timing: Timing
+
+    @property
+    def score(self) -> float | None:
+        """The reward as a number, or None: a failure has no number."""
+        return self.reward.value if isinstance(self.reward, Scored) else None
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version of the oldest sampled token."""
+        chains = self.episode.chains if self.episode else ()
+        return min((v for chain in chains if (v := chain.oldest_version) is not None), default=None)

@@ -1,0 +1,54 @@
+"""How to sample, and what an engine gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped sampling."""
+
+    STOP = "stop"
+    """A stop token or stop string was sampled."""
+    LENGTH = "length"
+    """`max_new_tokens` or the model's context was reached."""
+    ABORT = "abort"
+    """The request was aborted; what was sampled so far is returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling settings of one request.
+
+    `temperature` 0 is greedy; its logprobs are those of temperature 1. `top_k` 0 and `top_p` 1 are off; they
+    truncate what may be sampled, never the reported logprobs (T8). The random number behind a token depends only
+    on `seed` and the token's position, so neither the batch nor an interruption changes what is sampled.
+    """
+
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    top_k: int = 0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Token ids in. `id` names the request for `abort` and, in lockstep, orders it among its peers."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Token ids out, with the logprob and the weight version of each, and why sampling ended."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: FinishReason

@@ -1,0 +1,105 @@
+"""Tokens with their provenance: what went into the model, what came out, and which weights sampled it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import ChainError
+from loopwright.types.sampling import FinishReason
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+def frozen_array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """A private, read-only, one-dimensional copy: a value that has been handed on can no longer change."""
+    array = np.array(values, dtype=dtype)
+    if array.ndim != 1:
+        raise ChainError(
+            f"a token stream must be one-dimensional, got shape {array.shape}",
+            remedy="pass one flat sequence per stream",
+        )
+    array.setflags(write=False)
+    return array
+
+
+class ChainStart(StrEnum):
+    """Why a chain began."""
+
+    FIRST = "first"
+    """The rollout's first model call."""
+    REWRITTEN = "rewritten"
+    """The prompt did not extend any chain: the history was edited, compacted, or belongs to a sub-agent."""
+    BRANCH = "branch"
+    """The prompt went back to an earlier point of a chain and continued differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call: the ids that the engine received, and what it sampled."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: FinishReason
+
+    def __post_init__(self) -> None:
+        _same_length(ids=self.ids, logprobs=self.logprobs, versions=self.versions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenChain:
+    """One linear training sequence (T2, T3).
+
+    `mask` is 1 exactly where the token was sampled; elsewhere `logprobs` is 0.0 and `versions` is -1.
+    """
+
+    ids: IntArray
+    mask: BoolArray
+    logprobs: FloatArray
+    versions: IntArray
+    start: ChainStart = ChainStart.FIRST
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32)):
+            object.__setattr__(self, name, frozen_array(getattr(self, name), dtype))
+        _same_length(ids=self.ids, mask=self.mask, logprobs=self.logprobs, versions=self.versions)
+        if not np.isfinite(self.logprobs).all():
+            raise ChainError(
+                "a sampled token has no finite logprob",
+                remedy="the engine must report the logprob of every token that it samples",
+            )
+        if (self.versions[self.mask] < 0).any() or (self.versions[~self.mask] != -1).any():
+            raise ChainError(
+                "versions must be >= 0 where the mask is 1, and -1 elsewhere",
+                remedy="stamp each token's version where it is sampled",
+            )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens of the chain were sampled."""
+        return int(self.mask.sum())
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version of the oldest sampled token, or None when nothing was sampled."""
+        return int(self.versions[self.mask].min()) if self.mask.any() else None
+
+
+def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:
+    lengths = {name: len(stream) for name, stream in streams.items()}
+    if len(set(lengths.values())) > 1:
+        raise ChainError(
+            f"per-token streams must align, got lengths {lengths}",
+            remedy="report exactly one logprob and one version for each sampled id",
+        )

@@ -1,0 +1,1 @@
+"""How weights get from the learner to the engines."""
