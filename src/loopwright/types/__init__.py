@@ -2,7 +2,7 @@
 consistency: an impossible value cannot be built."""
 
 from loopwright.types.group import Group, GroupStatus
-from loopwright.types.reward import FailureCause, Failed, Reward, Scored, Unscored
+from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
 from loopwright.types.sampling import FinishReason, GenerateRequest, Generation, Sampling
 from loopwright.types.task import Message, Task

@@ -42,7 +42,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RolloutKey:
-    """Names one rollout of a run: member `member` of the group drawn as number `draw`, tried for the `attempt`-th time."""
+    """Names one rollout of a run: which member of which drawn group, and which attempt at it (0 is the first)."""
 
     task_set: str
     draw: int

