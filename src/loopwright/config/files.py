@@ -1,0 +1,129 @@
+"""What a config names on disk: is it there, and is it of the right kind? Nothing is imported or loaded."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from loopwright.config.checks import task_sets
+from loopwright.config.imports import split_symbol
+from loopwright.config.problems import KeyPath, Problem, nearest, suggest
+from loopwright.config.schema import RunConfig
+from loopwright.config.task_sets import JsonlData, NativeJudgerConfig, PythonAgent, PythonData
+from loopwright.errors import ConfigError
+
+BUNDLED_MODEL = "smollm2"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def model_folder(path: str, base: Path) -> Path | None:
+    """The folder that `model.path` names, or None when it is a name to be looked up elsewhere.
+
+    A name like `org/model` is a folder only if it is there.
+    """
+    folder = base / Path(path).expanduser()
+    looks_like_path = path.startswith((".", "/", "~")) or path.endswith("/") or path.count("/") > 1
+    return folder if looks_like_path or (path != BUNDLED_MODEL and folder.exists()) else None
+
+
+def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
+    """Everything on disk that is missing, unreadable or of the wrong kind."""
+    yield from _model(config.model.path, base)
+    for place, task_set in task_sets(config):
+        if isinstance(task_set.data, JsonlData):
+            yield from _file((*place, "data", "path"), base / task_set.data.path)
+        elif isinstance(task_set.data, PythonData):
+            yield from _symbol((*place, "data", "path"), task_set.data.path, base)
+        if isinstance(task_set.agent, PythonAgent):
+            yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
+    for name, judger in config.judgers.items():
+        if isinstance(judger, NativeJudgerConfig):
+            yield from _symbol(("judgers", name, "path"), judger.path, base)
+    yield from _run_dir(Path(config.trainer.run_dir))
+
+
+def file_warnings(config: RunConfig, base: Path) -> Iterator[Problem]:
+    """A model's name cannot be checked here, but a near miss of the bundled one is worth a word."""
+    path = config.model.path
+    if path != BUNDLED_MODEL and model_folder(path, base) is None and nearest(path, [BUNDLED_MODEL]):
+        yield Problem(
+            ("model", "path"), f"{path!r} is taken for a Hugging Face name", f"did you mean {BUNDLED_MODEL!r}?"
+        )
+
+
+def _model(path: str, base: Path) -> Iterator[Problem]:
+    folder, place = model_folder(path, base), ("model", "path")
+    if folder is None:
+        return
+    if not folder.is_dir():
+        yield _absent(place, folder, "folder")
+    elif not (folder / "config.json").is_file():
+        yield Problem(place, f"{path} has no config.json", "name a folder that was written by save_pretrained")
+    elif not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        yield Problem(
+            place,
+            f"{path} is a model folder without a tokenizer",
+            f"save the tokenizer beside the model: it needs {' or '.join(TOKENIZER_FILES)}",
+        )
+
+
+def _file(place: KeyPath, file: Path) -> Iterator[Problem]:
+    if not file.is_file():
+        yield _absent(place, file, "file")
+
+
+def _symbol(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
+    try:
+        symbol = split_symbol(path, base)
+    except ConfigError as error:
+        yield Problem(place, error.message, error.remedy)
+        return
+    if symbol.file is None:
+        package = symbol.place.split(".")[0]
+        if not (importlib.util.find_spec(package) or PathFinder.find_spec(package, [str(base)])):
+            yield Problem(place, f"there is no module {package!r}", f"install it, or name a file: {package}.py:name")
+    elif not symbol.file.is_file():
+        yield _absent(place, symbol.file, "file")
+    else:
+        yield from _name_in_file(place, symbol.file, symbol.name)
+
+
+def _name_in_file(place: KeyPath, file: Path, name: str) -> Iterator[Problem]:
+    """Read, not run: a name that the file never binds cannot be imported from it."""
+    try:
+        tree = ast.parse(file.read_bytes(), file.name)
+    except (SyntaxError, ValueError) as error:
+        yield Problem(place, f"{file.name} is not valid Python: {error}", "mend the file")
+        return
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+    if not bound & {name, "*", "__getattr__"}:
+        yield Problem(place, f"{file.name} has no {name!r}", suggest(name, sorted(bound), f"names in {file.name}"))
+
+
+def _run_dir(run_dir: Path) -> Iterator[Problem]:
+    existing = next(parent for parent in (run_dir, *run_dir.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        yield Problem(("trainer", "run_dir"), f"{existing} is not a folder", "choose another run_dir")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Problem(("trainer", "run_dir"), f"{existing} is not writable", "choose a folder that you may write to")
+
+
+def _absent(place: KeyPath, path: Path, what: str) -> Problem:
+    folder = path.parent
+    if not folder.is_dir():
+        return Problem(place, f"there is no folder {folder}", "paths are relative to the config file's folder")
+    candidates = [entry.name for entry in folder.iterdir() if entry.is_dir() == (what == "folder")]
+    if close := nearest(path.name, candidates):
+        return Problem(place, f"there is no {what} {path}", f"did you mean {close!r}?")
+    return Problem(place, f"there is no {what} {path}", "paths are relative to the config file's folder")

@@ -1,0 +1,107 @@
+"""The user's own Python by path: `package.module:name`, or `file.py:name` relative to the config file.
+
+A file is imported once: asking for it again gives the same module, in this process and, by the same name, in others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from loopwright.config.problems import nearest
+from loopwright.errors import ConfigError
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolPath:
+    """Where a symbol lives. `file` is None when `place` names a module."""
+
+    place: str
+    name: str
+    file: Path | None
+
+
+def split_symbol(path: str, base: Path) -> SymbolPath:
+    """Take a symbol's path apart, without looking at the disk."""
+    place, colon, name = path.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise ConfigError(
+            f"{path!r} does not name a Python object", remedy="write `file.py:name` or `package.module:name`"
+        )
+    return SymbolPath(place, name, base / place if place.endswith(".py") else None)
+
+
+def load_symbol(path: str, base: Path) -> object:
+    """Import the object that `path` names; files and modules are looked for from `base` on."""
+    symbol = split_symbol(path, base)
+    module = _import_module(symbol.place, base) if symbol.file is None else _import_file(symbol.file)
+    try:
+        return getattr(module, symbol.name)
+    except AttributeError:
+        close = nearest(symbol.name, (name for name in vars(module) if not name.startswith("__")))
+        raise ConfigError(
+            f"{symbol.place} has no {symbol.name!r}",
+            remedy=f"did you mean {symbol.place}:{close}?" if close else f"define {symbol.name} in {symbol.place}",
+        ) from None
+
+
+def user_line(error: BaseException) -> str:
+    """`file.py:12: ZeroDivisionError: division by zero`: the innermost line of the user's own code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(PACKAGE)]
+    reason = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    own = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {reason}" if own else reason
+
+
+def _import_file(file: Path) -> ModuleType:
+    file = file.resolve()
+    name = f"loopwright_user_{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}_{file.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{file}: there is no such file", remedy="Python files are named relative to the config file")
+    module = importlib.util.module_from_spec(spec)
+    _let_import_from(file.parent)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(file.name, error) from error
+    return module
+
+
+def _import_module(name: str, base: Path) -> ModuleType:
+    _let_import_from(base)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"there is no module {error.name!r}",
+                remedy=f"install it into this environment, or name a file: {name.replace('.', '/')}.py",
+            ) from None
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _let_import_from(folder: Path) -> None:
+    """As for a script, the folder's other modules can be imported; last, so that they hide nothing installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _broken(place: str, error: Exception) -> ConfigError:
+    return ConfigError(f"importing {place} failed at {user_line(error)}", remedy="mend that line, or what it needs")

@@ -1,0 +1,143 @@
+"""From a file, the environment and the command line to one checked config that knows where each value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loopwright.config import checks
+from loopwright.config.files import file_problems, file_warnings
+from loopwright.config.layers import (
+    DEFAULT,
+    ENV_PREFIX,
+    ENV_SEPARATOR,
+    Assignment,
+    Layer,
+    Layered,
+    Source,
+    assignments_from_env,
+    assignments_from_overrides,
+    leaves,
+)
+from loopwright.config.problems import KeyPath, Problem, config_error, dotted
+from loopwright.config.schema import RunConfig
+from loopwright.config.short_form import expand, lengthen, name_task_sets, short_places, shorten
+from loopwright.config.validate import validate, without
+from loopwright.config.yaml_text import read_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of the merged config, for showing."""
+
+    name: str
+    value: Any
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checked config. Relative paths in it start from `base`, the folder of its file."""
+
+    config: RunConfig
+    base: Path
+    sources: Mapping[KeyPath, Source]
+    warnings: tuple[str, ...] = ()
+
+    def settings(self) -> Iterator[Setting]:
+        """Every field with its value and who gave it."""
+        for path, value in leaves(self.config.model_dump(mode="json")):
+            yield Setting(dotted(path), value, self.sources.get(path, DEFAULT))
+
+
+def load(
+    path: Path, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None, *, files: bool = False
+) -> Loaded:
+    """Merge the layers and check the result; with `files`, also what it names on disk.
+
+    Raises one ConfigError that lists all problems.
+    """
+    document = read_yaml(path)
+    if not isinstance(document.values, dict):
+        raise config_error(str(path), [Problem((), "the file is not a mapping of sections", "start with `model:`")])
+    sources = {place: Source(Layer.FILE, f"{path.name}:{line}") for place, line in document.lines.items()}
+    layered = Layered(document.values, sources)
+    places = short_places(layered.values)
+    found = [*expand(layered), *_assign(layered, places, overrides, env or {})]
+    name_task_sets(layered.values, places)
+    base = path.resolve().parent
+    config, more = _checked(layered.values, base if files else None)
+    found += more
+    if found or config is None:
+        raise config_error(str(path), [_placed(problem, layered.sources, places) for problem in found])
+    warned = [*checks.warnings(config), *(file_warnings(config, base) if files else ()), *_misspelt(env or {})]
+    warnings = tuple(str(_placed(problem, layered.sources, places)) for problem in warned)
+    return Loaded(config, base, layered.sources, warnings)
+
+
+def _assign(
+    layered: Layered, places: frozenset[KeyPath], overrides: Sequence[str], env: Mapping[str, str]
+) -> Iterator[Problem]:
+    for item in [*assignments_from_env(env), *assignments_from_overrides(overrides)]:
+        if isinstance(item, Assignment):
+            problem = layered.assign(replace(item, path=lengthen(item.path, places)))
+        else:
+            problem = item
+        if problem:
+            yield problem
+    # The short form given from outside, beside task sets in the file, is the same mistake as both in the file.
+    yield from expand(layered)
+
+
+def _checked(values: Mapping[str, Any], base: Path | None) -> tuple[RunConfig | None, list[Problem]]:
+    """The config, or None, and all its problems: also those across the fields that are sound by themselves."""
+    config = validate(values)
+    if isinstance(config, RunConfig):
+        return config, list(_across(config, base))
+    faulty = config
+    rest = validate(without(values, [problem.path for problem in faulty]))
+    if isinstance(rest, RunConfig):
+        # A faulty field fell back to its default here, so nothing is said about its neighbours.
+        doubtful = {problem.path[:-1] for problem in faulty}
+        faulty += [
+            problem
+            for problem in _across(rest, base)
+            if not any(path[:-1] in doubtful for path in (problem.path, *problem.also))
+        ]
+    return None, faulty
+
+
+def _across(config: RunConfig, base: Path | None) -> Iterator[Problem]:
+    yield from checks.problems(config)
+    if base is not None:
+        yield from file_problems(config, base)
+
+
+def _placed(problem: Problem, sources: Mapping[KeyPath, Source], places: frozenset[KeyPath]) -> Problem:
+    """The problem in the user's own spelling, with where the value was given."""
+    source = problem.source or _source_near(problem.path, sources)
+    return replace(problem, path=shorten(problem.path, places), source=source)
+
+
+def _source_near(path: KeyPath, sources: Mapping[KeyPath, Source]) -> str:
+    """Of the field itself, of something in it, or of the section in which it is missing."""
+    for depth in range(len(path), 0, -1):
+        if path[:depth] in sources:
+            return str(sources[path[:depth]])
+        for known, source in sources.items():
+            if depth == len(path) and known[:depth] == path:
+                return str(source)
+    return ""
+
+
+def _misspelt(env: Mapping[str, str]) -> Iterator[Problem]:
+    """`LOOPWRIGHT_ROLLOUT_TEMPERATURE` sets nothing, and would do so silently."""
+    for name in sorted(env):
+        rest = name.removeprefix(ENV_PREFIX)
+        section, underscore, field = rest.partition("_")
+        if rest == name or ENV_SEPARATOR in rest or not underscore or section.lower() not in RunConfig.model_fields:
+            continue
+        meant = f"{ENV_PREFIX}{section}{ENV_SEPARATOR}{field}"
+        yield Problem((), f"the environment variable {name} has no effect", f"did you mean {meant}?")

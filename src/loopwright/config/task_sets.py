@@ -1,0 +1,95 @@
+"""The schema of task sets: where tasks come from, which agent works on them, and who scores it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Share, Text
+
+BUILT_IN_JUDGERS = ("integer_answer",)
+"""Judgers that an agent may name without declaring them."""
+
+
+class JsonlData(Section):
+    """One task per line of a file."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: Text
+    shuffle: bool = True
+
+
+class PythonData(Section):
+    """Tasks from the user's function, called once with `args`."""
+
+    kind: Literal["python"] = "python"
+    path: Text
+    args: dict[str, Any] = Field(default_factory=dict)
+    shuffle: bool = True
+
+
+DataConfig = Annotated[JsonlData | PythonData, Field(discriminator="kind")]
+
+OnAgentError = Literal["fail", "grade"] | float
+"""What an agent that raised is worth: nothing (its rollout failed), what the judger says, or a fixed reward."""
+
+
+class SingleTurnAgent(Section):
+    """Asks the model once and judges its answer."""
+
+    kind: Literal["single_turn"] = "single_turn"
+    judger: Text
+    system: str | None = None
+    on_agent_error: OnAgentError = "fail"
+
+
+class PythonAgent(Section):
+    """The user's own loop, made with `args`."""
+
+    kind: Literal["python"] = "python"
+    path: Text
+    judger: Text
+    args: dict[str, Any] = Field(default_factory=dict)
+    on_agent_error: OnAgentError = "fail"
+
+
+AgentConfig = Annotated[SingleTurnAgent | PythonAgent, Field(discriminator="kind")]
+
+
+class SamplingOverrides(Section):
+    """What one task set samples differently from `rollout`. None: as `rollout` says."""
+
+    temperature: Positive | None = None
+    max_new_tokens: Count | None = None
+    top_k: CountOrZero | None = None
+    top_p: Share | None = None
+    stop: FromYaml[tuple[str, ...]] | None = None
+
+
+class TaskSetConfig(Section):
+    """A named source of tasks with its own agent, judger and sampling."""
+
+    name: Text
+    data: DataConfig
+    agent: AgentConfig
+    weight: Positive = 1.0
+    sampling: SamplingOverrides = SamplingOverrides()
+
+
+class NativeJudgerConfig(Section):
+    """The user's function `judge(task, episode)`."""
+
+    kind: Literal["native"] = "native"
+    path: Text
+    timeout_seconds: Positive = 10.0
+    workers: Count = 1
+
+
+class IntegerAnswerConfig(Section):
+    """Built in: 1 if the last integer of the answer is the task's truth."""
+
+    kind: Literal["integer_answer"] = "integer_answer"
+
+
+JudgerConfig = Annotated[NativeJudgerConfig | IntegerAnswerConfig, Field(discriminator="kind")]
