@@ -1,0 +1,70 @@
+"""Tasks from a JSONL file. Every line is checked when the file is opened; only line positions are kept in memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.data.records import task_from
+from loopwright.errors import DataError
+from loopwright.types import Task
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JsonlSource:
+    """`starts` and `lines` hold the byte offset and the number (from 1) of each line that has a task."""
+
+    path: Path
+    starts: npt.NDArray[np.int64]
+    lines: npt.NDArray[np.int64]
+
+    @classmethod
+    def open(cls, path: Path) -> JsonlSource:
+        """Read the file through once; the first malformed line is an error that names it."""
+        starts: list[int] = []
+        lines: list[int] = []
+        position = 0
+        try:
+            with path.open("rb") as file:
+                for line, raw in enumerate(file, 1):
+                    if raw.strip():
+                        _task(path, line, raw)
+                        starts.append(position)
+                        lines.append(line)
+                    position += len(raw)
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be read: {error.strerror}",
+                remedy="name a JSONL file relative to the config file's folder",
+                file=str(path),
+            ) from error
+        if not starts:
+            raise DataError(f"{path}: there are no tasks in it", remedy="write one task per line", file=str(path))
+        return cls(path, np.array(starts, np.int64), np.array(lines, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Task:
+        start, line = int(self.starts[index]), int(self.lines[index])
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return _task(self.path, line, file.readline())
+
+
+def _task(path: Path, line: int, raw: bytes) -> Task:
+    where = f"{path}:{line}"
+    try:
+        record = json.loads(raw)
+    except ValueError as error:
+        raise DataError(
+            f"{where}: this line is not valid JSON: {error}",
+            remedy='write one object per line, like {"prompt": "What is 2+2?", "truth": 4}',
+            file=str(path),
+            line=line,
+        ) from error
+    return task_from(record, default_id=f"{path.stem}:{line}", where=where, file=str(path), line=line)

@@ -1,0 +1,62 @@
+"""Tasks from the user's function: it is called once, and what it returns must be finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwright.config import load_symbol, user_line
+from loopwright.data.records import task_from
+from loopwright.errors import DataError
+from loopwright.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSource:
+    """The tasks that a function gave, in its order."""
+
+    tasks: tuple[Task, ...]
+
+    @classmethod
+    def open(cls, path: str, args: Mapping[str, Any], base: Path) -> PythonSource:
+        """Call the function that `path` names with `args`; it gives Tasks, or records as in a JSONL file."""
+        function = load_symbol(path, base)
+        if not callable(function):
+            raise DataError(f"{path} is not a function", remedy="name a function that returns tasks", function=path)
+        try:
+            # The boundary round the user's code; a generator runs, and may raise, only while it is listed.
+            items = _listed(path, function(**args))
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{path} raised at {user_line(error)}", remedy="mend the function, or its args", function=path
+            ) from error
+        if not items:
+            raise DataError(f"{path} returned no tasks", remedy="return at least one task", function=path)
+        return cls(tuple(_task(path, number, item) for number, item in enumerate(items)))
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self.tasks[index]
+
+
+def _listed(path: str, result: object) -> list[object]:
+    if not isinstance(result, Iterable) or isinstance(result, str | Mapping):
+        raise DataError(
+            f"{path} must return tasks, one after the other; it returned {type(result).__name__}",
+            remedy="return a list of Task, or yield them",
+            function=path,
+        )
+    return list(result)
+
+
+def _task(path: str, number: int, item: object) -> Task:
+    if isinstance(item, Task):
+        return item
+    name = path.rpartition(":")[2]
+    return task_from(item, default_id=f"{name}:{number}", where=f"{path}, task {number}", function=path)

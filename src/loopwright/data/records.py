@@ -1,0 +1,97 @@
+"""A plain record, as JSON has it, into a Task. A record that is not clearly a task is refused, never guessed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from loopwright.errors import DataError
+from loopwright.types import Message, Task
+
+PROMPT_KEYS = ("messages", "prompt", "instruction")
+TRUTH_KEYS = ("truth", "answer", "ground_truth")
+KNOWN_KEYS = {"id", "tools", "metadata", *PROMPT_KEYS, *TRUTH_KEYS}
+
+Refuse = Callable[[str, str], NoReturn]
+"""Raises a DataError from (what is wrong, what to do)."""
+
+
+def task_from(record: object, *, default_id: str, where: str, **facts: Any) -> Task:
+    """Build a task; keys that a task does not know go into its metadata. `where` starts every message."""
+
+    def refuse(problem: str, remedy: str) -> NoReturn:
+        raise DataError(f"{where}: {problem}", remedy=remedy, **facts)
+
+    if not isinstance(record, Mapping):
+        refuse(f"a task must be an object, got {_kind(record)}", 'write {"prompt": "...", "truth": ...}')
+    truth_key = _only(record, TRUTH_KEYS, refuse)
+    return Task(
+        id=_id(record.get("id", default_id), refuse),
+        messages=_messages(record, refuse),
+        truth=record[truth_key] if truth_key else None,
+        tools=tuple(_objects(record.get("tools", []), "tools", refuse)),
+        metadata=_metadata(record, refuse),
+    )
+
+
+def _only(record: Mapping[str, Any], keys: tuple[str, ...], refuse: Refuse) -> str | None:
+    given = [key for key in keys if key in record]
+    if len(given) > 1:
+        refuse(f"{' and '.join(given)} mean the same thing", f"keep one of them; {given[0]} is enough")
+    return given[0] if given else None
+
+
+def _id(value: object, refuse: Refuse) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        refuse(f"id must be text or a whole number, got {_kind(value)}", 'write an id like "task-17", or leave it out')
+    return str(value)
+
+
+def _messages(record: Mapping[str, Any], refuse: Refuse) -> tuple[Message, ...]:
+    key = _only(record, PROMPT_KEYS, refuse)
+    if key is None:
+        refuse("there is neither messages nor prompt", "give the task a prompt (text) or messages (a list)")
+    value = record[key]
+    if key != "messages":
+        if not isinstance(value, str) or not value:
+            refuse(f"{key} must be text, got {_kind(value)}", f'write "{key}": "What is 2+2?"')
+        return ({"role": "user", "content": value},)
+    messages = _objects(value, "messages", refuse)
+    if not messages:
+        refuse("messages is empty", "give at least one message")
+    for message in messages:
+        if not isinstance(message.get("role"), str):
+            refuse("a message has no role", 'write {"role": "user", "content": "..."}')
+        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+            refuse("a message has no content", 'write {"role": "user", "content": "..."}')
+    return tuple(messages)
+
+
+def _objects(value: object, name: str, refuse: Refuse) -> list[dict[str, Any]]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, Mapping) for item in value):
+        refuse(f"{name} must be a list of objects, got {_kind(value)}", f"write {name} as [{{...}}, ...]")
+    return [dict(item) for item in value]
+
+
+def _metadata(record: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
+    metadata = record.get("metadata", {})
+    if not isinstance(metadata, Mapping):
+        refuse(f"metadata must be an object, got {_kind(metadata)}", 'write "metadata": {...}')
+    others = {key: value for key, value in record.items() if key not in KNOWN_KEYS}
+    if both := sorted(set(others) & set(metadata)):
+        refuse(f"{both[0]!r} is given twice, in metadata and beside it", "keep one of them")
+    return {**others, **metadata}
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, str):
+        return "text" if value else "empty text"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "an object" if isinstance(value, Mapping) else type(value).__name__

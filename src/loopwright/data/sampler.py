@@ -1,0 +1,39 @@
+"""Which task the n-th draw is: epoch after epoch, each a seeded order of its own. A pure function of (seed, draw)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loopwright.core.seeds import derive_seed
+from loopwright.ports import TaskSource
+from loopwright.types import Task
+
+
+class EpochSampler:
+    """Every task once per epoch. The order of the epoch last asked for is kept, because draws come in order."""
+
+    def __init__(self, source: TaskSource, seed: int, shuffle: bool = True) -> None:
+        self._source = source
+        self._seed = seed
+        self._shuffle = shuffle
+        self._latest: tuple[int, Sequence[int]] = (0, self._order(0))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def task(self, draw: int) -> Task:
+        epoch, place = divmod(draw, len(self._source))
+        known, order = self._latest
+        if known != epoch:
+            order = self._order(epoch)
+            self._latest = (epoch, order)
+        return self._source[order[place]]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        size = len(self._source)
+        if not self._shuffle:
+            return range(size)
+        permutation = np.random.default_rng(derive_seed("epoch", self._seed, epoch)).permutation(size)
+        return [int(index) for index in permutation]
