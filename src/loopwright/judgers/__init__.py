@@ -1,1 +1,6 @@
 """Judgers: built-in ones and the user's own functions."""
+
+from loopwright.judgers.integer_answer import IntegerAnswer
+from loopwright.judgers.native import NativeJudger
+
+__all__ = ["IntegerAnswer", "NativeJudger"]

@@ -1,0 +1,119 @@
+"""The model as one rollout sees it, over an engine.
+
+The invariants: every token that goes in and comes out is recorded as the engine had it (T1, T4); a conversation that
+continues a recorded one continues its token stream and is not rendered again (T5); a request never asks for more than
+the context can hold (S5).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from loopwright.core.chains import chains_of
+from loopwright.core.seeds import derive_seed
+from loopwright.errors import AgentError, EngineError
+from loopwright.ports import Engine, Renderer, Reply
+from loopwright.types import Episode, FinishReason, GenerateRequest, Message, Sampling, StopReason, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A conversation up to and including a sampled reply, and the token stream behind it."""
+
+    messages: tuple[Message, ...]
+    stream: tuple[int, ...]
+
+
+class EnginePolicy:
+    """A `Policy` for one rollout; it is used once. Calls may overlap, as when an agent asks sub-agents at once."""
+
+    def __init__(
+        self, engine: Engine, renderer: Renderer, sampling: Sampling, request_prefix: str, max_context: int
+    ) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        stops = dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids))
+        self._sampling = replace(sampling, stop_token_ids=tuple(stops))
+        self._prefix = request_prefix
+        self._max_context = max_context
+        self._calls = 0
+        self._turns: dict[int, Turn] = {}
+        self._said: list[_Said] = []
+        self._transcript: tuple[Message, ...] = ()
+        self._finish = FinishReason.STOP
+        self._fault: Exception | None = None
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The model calls that were answered, in the order in which they were made."""
+        return tuple(turn for _, turn in sorted(self._turns.items()))
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The conversation of the latest call, with its reply if there was one."""
+        return self._transcript
+
+    @property
+    def fault(self) -> Exception | None:
+        """What the engine's latest call raised. An agent may have wrapped it in its own exception, or swallowed it."""
+        return self._fault
+
+    async def reply(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+        number, self._calls = self._calls, self._calls + 1
+        asked = copy.deepcopy(tuple(messages))
+        self._transcript = asked
+        prompt = self._prompt(asked)
+        limits = [self._sampling.max_new_tokens, self._max_context - len(prompt)]
+        budget = min(limits if max_new_tokens is None else [*limits, max_new_tokens])
+        if budget <= 0:
+            self._finish = FinishReason.LENGTH
+            return Reply("", FinishReason.LENGTH)
+        sampling = replace(self._sampling, max_new_tokens=budget, seed=derive_seed(self._sampling.seed, number))
+        turn = await self._sample(number, GenerateRequest(f"{self._prefix}/{number}", prompt, sampling))
+        reply = Reply(self._renderer.text(turn.ids), turn.finish)
+        self._transcript = (*asked, reply.message)
+        self._said.append(_Said(self._transcript, (*prompt, *turn.ids)))
+        return reply
+
+    def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
+        """The recorded tokens under the agent's transcript. Without `stop`, a last reply cut by length is a budget."""
+        cut = StopReason.BUDGET if self._finish is FinishReason.LENGTH else StopReason.DONE
+        return Episode(_checked(messages), chains_of(self.turns), stop or cut)
+
+    def _prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        continued = [said for said in self._said if messages[: len(said.messages)] == said.messages]
+        if continued:
+            longest = max(continued, key=lambda said: len(said.messages))
+            new = messages[len(longest.messages) :]
+            extended = self._renderer.extend(longest.stream, longest.messages, new)
+            if extended is not None:
+                return extended
+        return self._renderer.render(messages)
+
+    async def _sample(self, number: int, request: GenerateRequest) -> Turn:
+        try:
+            sampled = await self._engine.generate(request)
+            if sampled.finish is FinishReason.ABORT:
+                raise EngineError(
+                    f"request {request.id} was aborted", remedy="nothing to do: the rollout is tried again"
+                )
+            turn = Turn(request.prompt_ids, sampled.ids, sampled.logprobs, sampled.versions, sampled.finish)
+        except Exception as error:
+            self._fault = error
+            raise
+        self._fault = None
+        self._finish = turn.finish
+        self._turns[number] = turn
+        return turn
+
+
+def _checked(messages: object) -> tuple[Message, ...]:
+    """What an agent returned, which is the user's code and may be anything."""
+    if isinstance(messages, Sequence) and all(isinstance(m, Mapping) and "role" in m for m in messages):
+        return tuple(messages)
+    raise AgentError(
+        f"the agent returned {messages!r:.80}, which is no transcript",
+        remedy="return the list of messages, each a dict with `role` and `content`",
+    )

@@ -1,0 +1,29 @@
+"""A judger that fails where a test wants it to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from loopwright.errors import JudgeError
+from loopwright.ports import Judger
+from loopwright.types import Episode, Scored, Task
+
+
+class FlakyJudger:
+    """Passes calls on to `judger`, except those whose numbers (from 0) are in `faults`: they raise JudgeError."""
+
+    def __init__(self, judger: Judger, faults: Collection[int]) -> None:
+        self._judger = judger
+        self._faults = faults
+        self.calls = 0
+
+    @property
+    def name(self) -> str:
+        return self._judger.name
+
+    async def judge(self, task: Task, episode: Episode) -> Scored:
+        number = self.calls
+        self.calls += 1
+        if number in self._faults:
+            raise JudgeError(f"judger {self.name!r} failed at call {number}", remedy="none: the test asked for it")
+        return await self._judger.judge(task, episode)

@@ -1,0 +1,116 @@
+"""An engine that says what a test tells it to, and fails where the test wants it to.
+
+It keeps the engine's promises: one logprob and one version per token, a cut at `max_new_tokens`, a pause that holds new
+requests back, an abort that returns what was "sampled" so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from loopwright.errors import EngineError
+from loopwright.ports import PauseMode
+from loopwright.testing.chars import encode_chars
+from loopwright.types import FinishReason, GenerateRequest, Generation
+
+Answer = str | Sequence[int]
+"""A text, which the engine encodes, or the exact ids."""
+
+LOGPROB = -0.5
+"""What every scripted token claims as its logprob."""
+
+
+class ScriptedEngine:
+    """An `Engine` and a `Lockstep` for tests.
+
+    `answers` is a function of the request, or a sequence that is repeated in the order of the calls. `faults` are the
+    numbers of the calls (from 0) that raise EngineError. Each token takes `steps` turns of the event loop, so that
+    concurrent requests really overlap. `requests` and `expected` record what the engine was asked.
+    """
+
+    def __init__(
+        self,
+        answers: Callable[[GenerateRequest], Answer] | Sequence[Answer],
+        *,
+        encode: Callable[[str], Sequence[int]] = encode_chars,
+        faults: Collection[int] = (),
+        steps: int = 0,
+        version: int = 0,
+    ) -> None:
+        self._answers = answers
+        self._encode = encode
+        self._faults = frozenset(faults)
+        self._steps = steps
+        self._version = version
+        self._running = asyncio.Event()
+        self._running.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._aborted: set[str] = set()
+        self._live: set[str] = set()
+        self.requests: list[GenerateRequest] = []
+        self.expected: list[int] = []
+        self.most_live = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        number = len(self.requests)
+        self.requests.append(request)
+        await self._running.wait()
+        if number in self._faults:
+            raise EngineError(f"scripted fault at call {number}", remedy="none: the test asked for it")
+        self._live.add(request.id)
+        self._idle.clear()
+        self.most_live = max(self.most_live, len(self._live))
+        try:
+            return await self._sample(request, self._answer(number, request))
+        finally:
+            self._live.discard(request.id)
+            self._aborted.discard(request.id)
+            if not self._live:
+                self._idle.set()
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._live:
+            self._aborted.add(request_id)
+
+    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
+        self._running.clear()
+        if mode is PauseMode.ABORT:
+            self._aborted |= self._live
+        if mode is not PauseMode.KEEP:
+            await self._idle.wait()
+
+    async def resume(self) -> None:
+        self._running.set()
+
+    async def load(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
+        self._version = version
+
+    def expect(self, callers: int) -> None:
+        self.expected.append(callers)
+
+    def _answer(self, number: int, request: GenerateRequest) -> tuple[int, ...]:
+        answer = self._answers(request) if callable(self._answers) else self._answers[number % len(self._answers)]
+        return tuple(self._encode(answer) if isinstance(answer, str) else answer)
+
+    async def _sample(self, request: GenerateRequest, script: tuple[int, ...]) -> Generation:
+        versions: list[int] = []
+        finish = FinishReason.STOP
+        for _ in script:
+            if len(versions) == request.sampling.max_new_tokens:
+                finish = FinishReason.LENGTH
+                break
+            for _ in range(self._steps):
+                await asyncio.sleep(0)
+            if request.id in self._aborted:
+                finish = FinishReason.ABORT
+                break
+            versions.append(self._version)
+        count = len(versions)
+        return Generation(script[:count], (LOGPROB,) * count, tuple(versions), finish)
