@@ -1,8 +1,8 @@
-"""Packing plans: which tokens go into which forward pass, each shared prefix only once.
+"""Packing plans: which tokens go into which forward pass, each shared prompt only once.
 
 The chains of a group share their prompt. A packed row holds that prefix once and then each chain's own rest, with
-positions that restart after the prefix; attention lets a rest see the prefix and itself. The result is, token for
-token, what separate rows would have computed.
+positions that restart after the prefix; attention lets a rest see the prefix and itself. Token for token, that is
+what separate rows would compute. A chain's last token is left out: nothing is predicted from it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
-import numpy.typing as npt
+from loopwright.types import TokenChain
+
+SAME_PROMPT = 16
+"""Chains that agree in this many first tokens are packed together; where they part is then found exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One group of chains behind one prefix. `chains` are indices into the caller's list."""
+    """Chains behind one prefix. `chains` are indices into the caller's list; `rests` how many tokens each adds."""
 
     prefix: int
     chains: tuple[int, ...]
@@ -29,53 +31,30 @@ class Packed:
         return self.prefix + sum(self.rests)
 
 
-def shared_prefix(chains: Sequence[npt.NDArray[np.int32]], masks: Sequence[npt.NDArray[np.bool_]]) -> int:
-    """The longest prefix that all chains share and that holds no sampled token.
+def pack(groups: Sequence[Sequence[int]], chains: Sequence[TokenChain]) -> list[Packed]:
+    """One row per group; `groups` lists each group's chains as indices into `chains`.
 
-    It ends before the last token ahead of the first sampled one, because that token's logits differ in what they
-    are trained on: its copy stays with each rest.
-    """
-    limit = min(_context_length(mask) for mask in masks) - 1
-    if limit <= 0:
-        return 0
-    first = chains[0][:limit]
-    length = limit
-    for ids in chains[1:]:
-        differs = np.nonzero(ids[:length] != first[:length])[0]
-        if len(differs):
-            length = int(differs[0])
-    return length
-
-
-def _context_length(mask: npt.NDArray[np.bool_]) -> int:
-    return int(mask.argmax()) if mask.any() else len(mask)
-
-
-def pack(
-    groups: Sequence[Sequence[int]],
-    ids: Sequence[npt.NDArray[np.int32]],
-    masks: Sequence[npt.NDArray[np.bool_]],
-) -> list[Packed]:
-    """One row per group; `groups` lists each group's chains as indices into `ids` and `masks`.
-
-    Chains of a group that do not start alike (another tool set, a rewritten history) get rows of their own.
+    Chains of a group that start differently (other tools, a rewritten history) get rows of their own.
     """
     rows: list[Packed] = []
     for members in groups:
-        by_start = sorted(members, key=lambda i: (_start(ids[i]), i))
-        for _, alike in groupby(by_start, key=lambda i: _start(ids[i])):
-            chains = tuple(alike)
-            prefix = shared_prefix([ids[i] for i in chains], [masks[i] for i in chains])
-            rows.append(Packed(prefix, chains, tuple(len(ids[i]) - prefix for i in chains)))
+        alike = sorted(members, key=lambda i: (_start(chains[i]), i))
+        for _, together in groupby(alike, key=lambda i: _start(chains[i])):
+            indices = tuple(together)
+            prefix = shared_prefix([chains[i] for i in indices])
+            rows.append(Packed(prefix, indices, tuple(len(chains[i]) - 1 - prefix for i in indices)))
     return rows
 
 
-def _start(ids: npt.NDArray[np.int32]) -> bytes:
-    """Chains of one prompt agree in their first tokens; chains of different prompts soon differ."""
-    return ids[:SAME_PROMPT].tobytes()
-
-
-SAME_PROMPT = 16
+def shared_prefix(chains: Sequence[TokenChain]) -> int:
+    """How many first tokens all chains share, counting only context: sampled tokens belong to their chain."""
+    length = min(min(_context(chain), len(chain) - 1) for chain in chains)
+    first = chains[0].ids
+    for chain in chains[1:]:
+        differing = (chain.ids[:length] != first[:length]).nonzero()[0]
+        if len(differing):
+            length = int(differing[0])
+    return length
 
 
 def micro_batches(rows: Sequence[Packed], max_tokens: int) -> list[list[Packed]]:
@@ -89,3 +68,12 @@ def micro_batches(rows: Sequence[Packed], max_tokens: int) -> list[list[Packed]]
         batches[-1].append(row)
         room -= row.tokens
     return batches
+
+
+def _context(chain: TokenChain) -> int:
+    """Tokens before the first sampled one."""
+    return int(chain.mask.argmax()) if chain.mask.any() else len(chain)
+
+
+def _start(chain: TokenChain) -> bytes:
+    return chain.ids[:SAME_PROMPT].tobytes()

