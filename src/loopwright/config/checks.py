@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from loopwright.config.problems import KeyPath, Problem, dotted, suggest
 from loopwright.config.schema import Dtype, RunConfig
-from loopwright.config.task_sets import BUILT_IN_JUDGERS, SamplingOverrides, TaskSetConfig
+from loopwright.config.task_sets import BUILT_IN_JUDGERS, SamplingOverrides
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
@@ -33,19 +33,11 @@ def warnings(config: RunConfig) -> Iterator[Problem]:
     yield from _idle_evaluation(config)
 
 
-def task_sets(config: RunConfig) -> Iterator[tuple[KeyPath, TaskSetConfig]]:
-    """All task sets, of training and evaluation, with their places."""
-    for index, task_set in enumerate(config.task_sets):
-        yield ("task_sets", index), task_set
-    for index, task_set in enumerate(config.eval.task_sets if config.eval else ()):
-        yield ("eval", "task_sets", index), task_set
-
-
 def _task_sets(config: RunConfig) -> Iterator[Problem]:
     if not config.task_sets:
         yield Problem(("task_sets",), "empty", "add data and agent, or at least one task set")
     for split in ((), ("eval",)):
-        names = Counter(task_set.name for place, task_set in task_sets(config) if place[:-2] == split)
+        names = Counter(task_set.name for place, task_set in config.all_task_sets() if place[:-2] == split)
         for name, count in names.items():
             if count > 1:
                 yield Problem((*split, "task_sets"), f"{count} are named {name!r}", "give each a name of its own")
@@ -53,7 +45,7 @@ def _task_sets(config: RunConfig) -> Iterator[Problem]:
 
 def _judger_names(config: RunConfig) -> Iterator[Problem]:
     known = sorted({*config.judgers, *BUILT_IN_JUDGERS})
-    for place, task_set in task_sets(config):
+    for place, task_set in config.all_task_sets():
         name = task_set.agent.judger
         if name not in known:
             remedy = suggest(name, known, "declare it under judgers; known judgers")
@@ -62,7 +54,7 @@ def _judger_names(config: RunConfig) -> Iterator[Problem]:
 
 def _one_temperature(config: RunConfig) -> Iterator[Problem]:
     common = config.rollout.temperature
-    for place, task_set in task_sets(config):
+    for place, task_set in config.all_task_sets():
         own = task_set.sampling.temperature
         if own is not None and own != common:
             yield Problem(
@@ -78,7 +70,9 @@ def _lengths(config: RunConfig) -> Iterator[Problem]:
     if context is None:
         return
     fields: list[tuple[KeyPath, int | None]] = [(("rollout", "max_new_tokens"), config.rollout.max_new_tokens)]
-    fields += [((*place, "sampling", "max_new_tokens"), t.sampling.max_new_tokens) for place, t in task_sets(config)]
+    fields += [
+        ((*place, "sampling", "max_new_tokens"), t.sampling.max_new_tokens) for place, t in config.all_task_sets()
+    ]
     for path, length in fields:
         if length is not None and length >= context:
             yield Problem(
@@ -161,7 +155,7 @@ def _slow_numbers(config: RunConfig) -> Iterator[Problem]:
 
 
 def _unused_judgers(config: RunConfig) -> Iterator[Problem]:
-    used = {task_set.agent.judger for _, task_set in task_sets(config)}
+    used = {task_set.agent.judger for _, task_set in config.all_task_sets()}
     for name in config.judgers:
         if name not in used:
             yield Problem(
@@ -170,8 +164,8 @@ def _unused_judgers(config: RunConfig) -> Iterator[Problem]:
 
 
 def _idle_weights(config: RunConfig) -> Iterator[Problem]:
-    idle = [place for place, _ in task_sets(config) if place[0] == "eval" or len(config.task_sets) == 1]
-    for place, task_set in task_sets(config):
+    idle = [place for place, _ in config.all_task_sets() if place[0] == "eval" or len(config.task_sets) == 1]
+    for place, task_set in config.all_task_sets():
         if place in idle and "weight" in task_set.model_fields_set:
             reason = "evaluation runs every task" if place[0] == "eval" else "there is only one task set"
             yield Problem((*place, "weight"), f"has no effect: {reason}", "remove it")

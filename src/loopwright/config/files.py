@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from loopwright.config.checks import task_sets
 from loopwright.config.imports import split_symbol
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
@@ -33,7 +32,7 @@ def model_folder(path: str, base: Path) -> Path | None:
 def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
     """Everything on disk that is missing, unreadable or of the wrong kind."""
     yield from _model(config.model.path, base)
-    for place, task_set in task_sets(config):
+    for place, task_set in config.all_task_sets():
         if isinstance(task_set.data, JsonlData):
             yield from _file((*place, "data", "path"), base / task_set.data.path)
         elif isinstance(task_set.data, PythonData):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from loopwright.config.base import (
     Share,
     Text,
 )
+from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import JudgerConfig, TaskSetConfig
 
 
@@ -158,3 +160,10 @@ class RunConfig(Section):
     trainer: TrainerConfig
     eval: EvalConfig | None = None
     track: TrackConfig = TrackConfig()
+
+    def all_task_sets(self) -> Iterator[tuple[KeyPath, TaskSetConfig]]:
+        """The task sets of training and of evaluation, with their places in the config."""
+        for index, task_set in enumerate(self.task_sets):
+            yield ("task_sets", index), task_set
+        for index, task_set in enumerate(self.eval.task_sets if self.eval else ()):
+            yield ("eval", "task_sets", index), task_set

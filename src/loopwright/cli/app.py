@@ -1,0 +1,19 @@
+"""All commands of `loopwright`. Each lives in a module of its own and imports what is heavy only when it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from loopwright.cli.check import check
+from loopwright.cli.config_command import config
+
+app = typer.Typer(
+    name="loopwright",
+    help="Reinforcement learning for the LLM agent you already have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("check")(check)
+app.command("config")(config)

@@ -1,0 +1,77 @@
+"""`loopwright check`: everything that can be known to be wrong without loading a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from loopwright.cli.arguments import ConfigFile, Overrides
+from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
+from loopwright.config import JsonlData, Loaded, RunConfig, TaskSetConfig, load
+from loopwright.errors import DataError, LoopwrightError
+
+
+def check(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also import your Python, load the first tasks and call each judger once.")
+    ] = False,
+) -> None:
+    """Find every problem of a config before anything starts."""
+    loaded = load(file, overrides or [], os.environ, files=True)
+    for warning in loaded.warnings:
+        show_warning(warning)
+    errors = _deep_errors(loaded) if deep else list(_malformed_files(loaded))
+    for error in errors:
+        show_error(error)
+    if errors:
+        raise typer.Exit(MEND_THE_INPUT)
+    typer.secho(f"ok: {file}", fg=typer.colors.GREEN)
+    for line in _summary(loaded.config):
+        typer.echo(f"  {line}")
+
+
+def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
+    """The first malformed line of every JSONL file."""
+    from loopwright.data import open_source
+
+    data = [task_set.data for _, task_set in loaded.config.all_task_sets()]
+    for path in sorted({each.path for each in data if isinstance(each, JsonlData)}):
+        try:
+            open_source(JsonlData(path=path), loaded.base)
+        except DataError as error:
+            yield error
+
+
+def _deep_errors(loaded: Loaded) -> list[LoopwrightError]:
+    """Good news is shown at once; errors are kept for the end."""
+    from loopwright.cli.rehearsal import rehearse
+
+    errors = []
+    for finding in rehearse(loaded):
+        if isinstance(finding, LoopwrightError):
+            errors.append(finding)
+        else:
+            typer.echo(finding)
+    return errors
+
+
+def _summary(config: RunConfig) -> Iterator[str]:
+    trainer, samples = config.trainer, config.rollout.samples_per_task
+    yield f"model  {config.model.path}, {config.model.dtype}"
+    for task_set in config.task_sets:
+        yield f"train  {_described(task_set)}"
+    for task_set in config.eval.task_sets if config.eval else ():
+        yield f"eval   {_described(task_set)}"
+    rollouts = trainer.steps * trainer.groups_per_step * samples
+    yield f"run    {trainer.steps} steps x {trainer.groups_per_step} groups x {samples} samples = {rollouts:,} rollouts"
+    yield f"in     {trainer.run_dir}"
+
+
+def _described(task_set: TaskSetConfig) -> str:
+    agent = task_set.agent
+    return f"{task_set.name}: {task_set.data.path}, {agent.kind} agent, judged by {agent.judger}"
