@@ -16,7 +16,7 @@ def provoke() -> Exception:
 
 
 def test_the_place_is_the_innermost_frame_of_the_users_file() -> None:
-    words = blame(provoke(), __file__)
+    words = blame(provoke(), provoke)
     assert words.startswith("JSONDecodeError: Expecting property name")
     assert words.endswith(", in provoke)")
     assert "test_blame.py:" in words

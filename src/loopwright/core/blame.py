@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
-def blame(error: BaseException, file: str | None = None) -> str:
+def blame(error: BaseException, function: Callable[..., Any] | None = None) -> str:
     """`KeyError: 'truth' (judge.py:12, in judge)`.
 
-    The place is the innermost frame in `file`; without such a frame, the innermost of all.
+    The place is the innermost frame in the file of `function`; without such a frame, the innermost of all.
     """
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [(code, line) for code, line in frames if code.co_filename == file] or frames
+    own = [place for place in frames if code is not None and place[0].co_filename == code.co_filename] or frames
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if not own:
         return what
-    code, line = own[-1]
-    return f"{what} ({Path(code.co_filename).name}:{line}, in {code.co_name})"
+    where, line = own[-1]
+    return f"{what} ({Path(where.co_filename).name}:{line}, in {where.co_name})"

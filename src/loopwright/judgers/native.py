@@ -66,7 +66,7 @@ class NativeJudger:
         try:
             async with deadline:
                 value = await function(task, episode)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if deadline.expired():
                 raise self._signature.late(self._timeout) from error
             raise self._signature.raised(error, function) from error

@@ -5,7 +5,6 @@ Nothing is read into a wrong answer. A string, None or NaN is an error, not the 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ class Signature:
 
     def raised(self, error: BaseException, function: Callable[..., Any]) -> JudgeError:
         """The user's own exception, with the line of their file that raised it."""
-        return self.error(f"raised {blame(error, _file(function))}", remedy=DRY_RUN, error=type(error).__name__)
+        return self.error(f"raised {blame(error, function)}", remedy=DRY_RUN, error=type(error).__name__)
 
     def late(self, seconds: float) -> JudgeError:
         return self.error(
@@ -72,8 +71,3 @@ def _is_finite(number: object) -> bool:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _file(function: Callable[..., Any]) -> str | None:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code.co_filename if code else None

@@ -1,1 +1,20 @@
 """How groups are made: the boundary around user code, retries, refills and budgets."""
+
+from loopwright.produce.batch import Batch
+from loopwright.produce.rollout import Limits, OnAgentError, RecordingPolicy, run_rollout
+from loopwright.produce.runner import Job, PolicyFactory, RolloutRunner, TaskSetRuntime
+from loopwright.produce.sync import ProduceSettings, SyncProducer
+
+__all__ = [
+    "Batch",
+    "Job",
+    "Limits",
+    "OnAgentError",
+    "PolicyFactory",
+    "ProduceSettings",
+    "RecordingPolicy",
+    "RolloutRunner",
+    "SyncProducer",
+    "TaskSetRuntime",
+    "run_rollout",
+]

@@ -1,0 +1,66 @@
+"""Failures, counted by cause and told once (R2, R4).
+
+A run that fails again and again stops with the reason instead of refilling for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+from loopwright.errors import BudgetError
+from loopwright.types import Failed, FailureCause, Rollout
+
+log = logging.getLogger("loopwright")
+
+
+class FailureLedger:
+    """The failures of one task set. `budget` is how many of its groups may fail in a row."""
+
+    def __init__(self, task_set: str, judger: str, budget: int) -> None:
+        self._task_set = task_set
+        self._judger = judger
+        self._budget = budget
+        self._told: set[tuple[FailureCause, str]] = set()
+        self._causes: Counter[str] = Counter()
+        self._first_detail = ""
+        self._in_a_row = 0
+
+    def saw(self, rollout: Rollout) -> None:
+        """Tell of the first failure of each kind, as it happens."""
+        failed = rollout.reward
+        if not isinstance(failed, Failed) or (failed.cause, failed.error) in self._told:
+            return
+        self._told.add((failed.cause, failed.error))
+        log.warning(
+            "rollout %s: %s failure: %s (more of this kind are counted, not shown)",
+            rollout.key,
+            failed.cause,
+            failed.detail,
+        )
+
+    def group_completed(self) -> None:
+        self._in_a_row = 0
+        self._causes.clear()
+        self._first_detail = ""
+
+    def group_failed(self, members: Iterable[Rollout], step: int) -> None:
+        """One group more without enough scores. Raises when the budget is spent."""
+        for failed in (member.reward for member in members if isinstance(member.reward, Failed)):
+            self._first_detail = self._first_detail or failed.detail
+            self._causes[f"{failed.cause} {failed.error}"] += 1
+        self._in_a_row += 1
+        if self._in_a_row >= self._budget:
+            raise self._spent(step)
+
+    def _spent(self, step: int) -> BudgetError:
+        causes = ", ".join(f"{count} x {cause}" for cause, count in self._causes.most_common())
+        return BudgetError(
+            f"step {step}, task set {self._task_set!r}, judger {self._judger!r}: {self._in_a_row} groups in a row "
+            f"failed ({causes}). The first failure: {self._first_detail}",
+            remedy="mend what the first failure names; `produce.failure_budget` says how many groups may fail in a row",
+            task_set=self._task_set,
+            judger=self._judger,
+            causes=dict(self._causes),
+        )

@@ -1,0 +1,154 @@
+"""The boundary round user code (R1, R2).
+
+An agent's exception, a judger's and an engine's each become a typed outcome here, once. A failure is never a reward.
+Our own bugs are not outcomes: they leave through here and stop the run. So do cancellations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from loopwright.core.blame import blame
+from loopwright.errors import AgentError, EngineError, JudgeError, LoopwrightError
+from loopwright.ports import AgentLoop, Judger, Policy
+from loopwright.types import (
+    Episode,
+    Failed,
+    FailureCause,
+    Message,
+    Reward,
+    Rollout,
+    RolloutKey,
+    Scored,
+    StopReason,
+    Task,
+    Timing,
+    Turn,
+)
+
+OnAgentError = Literal["fail", "grade"] | float
+"""What an agent that raised is worth: nothing, what the judger says of what it did so far, or a fixed reward."""
+
+
+class RecordingPolicy(Policy, Protocol):
+    """A policy for one rollout that can tell afterwards what happened."""
+
+    @property
+    def turns(self) -> Sequence[Turn]: ...
+
+    @property
+    def transcript(self) -> Sequence[Message]:
+        """The latest conversation, with the model's reply."""
+        ...
+
+    @property
+    def fault(self) -> Exception | None:
+        """What the engine raised at its latest call, whatever the agent made of it."""
+        ...
+
+    def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long an agent may take, and how often one episode is put before its judger."""
+
+    agent_timeout_seconds: float = 600.0
+    judge_attempts: int = 2
+
+
+async def run_rollout(
+    key: RolloutKey,
+    task: Task,
+    *,
+    loop: AgentLoop,
+    policy: RecordingPolicy,
+    judger: Judger,
+    limits: Limits,
+    on_agent_error: OnAgentError = "fail",
+    slot: AbstractAsyncContextManager[object] | None = None,
+) -> Rollout:
+    """Run the agent once and score what it did. `slot` is held while the agent runs, not while it is judged."""
+    async with slot or nullcontext():
+        started, clock = time.time(), time.monotonic()
+        ended = await _run_agent(task, loop, policy, limits.agent_timeout_seconds, on_agent_error)
+        agent_seconds = time.monotonic() - clock
+    if isinstance(ended, _Settled):
+        return Rollout(key, task, ended.episode, ended.reward, Timing(started, agent_seconds))
+    clock = time.monotonic()
+    reward = await _judge(judger, task, ended, limits.judge_attempts)
+    return Rollout(key, task, ended, reward, Timing(started, agent_seconds, time.monotonic() - clock))
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A run whose reward needs no judge: it failed, or the config says what it is worth."""
+
+    reward: Reward
+    episode: Episode | None = None
+
+
+async def _run_agent(
+    task: Task, loop: AgentLoop, policy: RecordingPolicy, seconds: float, rule: OnAgentError
+) -> Episode | _Settled:
+    """Run the loop to its end, whatever that is; an Episode is to be judged."""
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            messages = await loop.run(task, policy)
+        if policy.fault is not None:
+            raise policy.fault
+        return policy.episode(messages)
+    except Exception as error:
+        # The engine's fault comes first: an agent may have wrapped it in an exception of its own.
+        reason = policy.fault or error
+        if isinstance(reason, EngineError):
+            return _Settled(Failed(FailureCause.INFRA, type(reason).__name__, reason.message))
+        if reason is policy.fault or _is_ours(reason):
+            raise reason from reason.__cause__
+        if deadline.expired():
+            return _out_of_time(task, policy, seconds)
+        return _agent_raised(error, task, loop, policy, rule)
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, LoopwrightError) and not isinstance(error, AgentError)
+
+
+def _out_of_time(task: Task, policy: RecordingPolicy, seconds: float) -> Episode | _Settled:
+    """Time is an agent's own budget, so it is graded; but a model that never answered is no work of the agent's."""
+    if policy.turns:
+        return policy.episode(policy.transcript, StopReason.BUDGET)
+    detail = f"task {task.id!r}: the model gave no reply within the agent's {seconds:g} s"
+    return _Settled(Failed(FailureCause.INFRA, "Timeout", detail))
+
+
+def _agent_raised(
+    error: Exception, task: Task, loop: AgentLoop, policy: RecordingPolicy, rule: OnAgentError
+) -> Episode | _Settled:
+    if isinstance(rule, int | float):
+        episode = policy.episode(policy.transcript or task.messages)
+        return _Settled(Scored(float(rule), {"agent_error": 1.0}), episode)
+    if rule == "grade" and policy.turns:
+        return policy.episode(policy.transcript)
+    words = error.message if isinstance(error, AgentError) else blame(error, loop.run)
+    detail = f"agent {type(loop).__name__} on task {task.id!r}: {words}"
+    return _Settled(Failed(FailureCause.AGENT, type(error).__name__, detail))
+
+
+async def _judge(judger: Judger, task: Task, episode: Episode, attempts: int) -> Reward:
+    """The judge alone is tried again; the episode is sound."""
+    for _ in range(attempts - 1):
+        try:
+            return await judger.judge(task, episode)
+        except JudgeError:
+            continue
+    try:
+        return await judger.judge(task, episode)
+    except JudgeError as error:
+        return Failed(FailureCause.JUDGE, str(error.facts.get("error", "JudgeError")), error.message)

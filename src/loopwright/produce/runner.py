@@ -1,0 +1,155 @@
+"""Running many rollouts at once, for training and for evaluation alike.
+
+Rollouts start in the order given, at most `concurrency` of their agents run at a time, and each is handed on the moment
+it is finished. With a lockstep engine the runner always says how many agents are about to ask something, so that the
+engine's batches, and with them the last bits of every logprob, are the same in every run (D3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from loopwright.core.seeds import derive_seed
+from loopwright.ports import AgentLoop, Judger, Lockstep, Sampler
+from loopwright.produce.rollout import Limits, OnAgentError, RecordingPolicy, run_rollout
+from loopwright.types import Failed, Rollout, RolloutKey, Sampling, Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSetRuntime:
+    """One task set, ready to run: where its tasks come from, who works on them, and who scores them."""
+
+    name: str
+    sampler: Sampler
+    loop: AgentLoop
+    judger: Judger
+    sampling: Sampling
+    weight: float = 1.0
+    on_agent_error: OnAgentError = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rollout to be made. `split` keeps the seeds of training and of each evaluation apart."""
+
+    key: RolloutKey
+    task: Task
+    task_set: TaskSetRuntime
+    split: str = "train"
+
+    def again(self) -> Job:
+        """The next attempt at the same member: with another seed, because the first one failed."""
+        return replace(self, key=replace(self.key, attempt=self.key.attempt + 1))
+
+
+PolicyFactory = Callable[[str, Sampling], RecordingPolicy]
+"""Makes the policy of one rollout from the prefix of its request ids and its seeded sampling."""
+
+OnRollout = Callable[[Rollout], Awaitable[None]]
+
+
+class RolloutRunner:
+    """Runs jobs. It holds no state between calls of `run`."""
+
+    def __init__(
+        self,
+        policies: PolicyFactory,
+        *,
+        seed: int,
+        limits: Limits,
+        concurrency: int,
+        max_attempts: int,
+        lockstep: Lockstep | None = None,
+    ) -> None:
+        self._policies = policies
+        self._seed = seed
+        self._limits = limits
+        self._concurrency = concurrency
+        self._max_attempts = max_attempts
+        self._lockstep = lockstep
+
+    async def run(self, jobs: Sequence[Job], on_rollout: OnRollout) -> list[Rollout]:
+        """The last attempt at each job, in the order of `jobs`. `on_rollout` sees every attempt as it ends.
+
+        Failed ones are tried again together, after the others: when a rollout starts does then not depend on how long
+        another one was judged.
+        """
+        done: dict[int, Rollout] = {}
+        todo = dict(enumerate(jobs))
+        while todo:
+            finished = await self._run_once(list(todo.values()), on_rollout)
+            done |= zip(todo, finished, strict=True)
+            todo = {i: job.again() for i, job in todo.items() if self.worth_another(done[i])}
+        return [done[i] for i in range(len(jobs))]
+
+    def worth_another(self, rollout: Rollout) -> bool:
+        """Whether the rollout failed and has attempts left."""
+        return isinstance(rollout.reward, Failed) and rollout.key.attempt + 1 < self._max_attempts
+
+    async def _run_once(self, jobs: Sequence[Job], on_rollout: OnRollout) -> list[Rollout]:
+        gate = _Gate(len(jobs), self._concurrency, self._lockstep)
+
+        async def one(job: Job) -> Rollout:
+            rollout = await self._rollout(job, gate)
+            await on_rollout(rollout)
+            return rollout
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(job), name=str(job.key)) for job in jobs]
+        except BaseExceptionGroup as failed:
+            # The first error is the reason; the group only adds that its siblings were cancelled.
+            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+        finally:
+            gate.close()
+        return [task.result() for task in tasks]
+
+    async def _rollout(self, job: Job, gate: _Gate) -> Rollout:
+        key = job.key
+        seed = derive_seed(self._seed, job.split, key.task_set, key.draw, key.member, key.attempt)
+        return await run_rollout(
+            key,
+            job.task,
+            loop=job.task_set.loop,
+            policy=self._policies(str(key), replace(job.task_set.sampling, seed=seed)),
+            judger=job.task_set.judger,
+            limits=self._limits,
+            on_agent_error=job.task_set.on_agent_error,
+            slot=gate.slot(),
+        )
+
+
+class _Gate:
+    """Lets agents run, `concurrency` at a time, and tells a lockstep engine how many to wait for.
+
+    An agent that ends while others wait for its slot does not lower that number: the next in line takes its place
+    before the engine may step again.
+    """
+
+    def __init__(self, agents: int, concurrency: int, lockstep: Lockstep | None) -> None:
+        self._left = agents
+        self._concurrency = concurrency
+        self._lockstep = lockstep
+        self._slots = asyncio.Semaphore(concurrency)
+        self._expect()
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        async with self._slots:
+            try:
+                yield
+            finally:
+                self._left -= 1
+                self._expect()
+
+    def close(self) -> None:
+        """Also when the batch was cancelled half-way: an engine must not wait for agents that are gone."""
+        self._left = 0
+        self._expect()
+
+    def _expect(self) -> None:
+        if self._lockstep is not None:
+            self._lockstep.expect(min(self._left, self._concurrency))
