@@ -1,0 +1,108 @@
+"""The user's function as a judger: a score or a JudgeError that names it, never anything else (R2)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from loopwright.core.chains import chains_of
+from loopwright.errors import ConfigError, JudgeError
+from loopwright.judgers import NativeJudger
+from loopwright.types import Episode, FinishReason, Scored, Task, Turn
+
+HERE = Path(__file__).parent
+TASK = Task.ask("t", "say something")
+
+
+def judger(function: str, timeout_seconds: float = 30.0, workers: int = 1) -> NativeJudger:
+    return NativeJudger(function, f"user_judgers.py:{function}", HERE, timeout_seconds, workers)
+
+
+def episode(answer: str = "{}") -> Episode:
+    chains = chains_of([Turn((1, 2), (3,), (-0.5,), (0,), FinishReason.STOP)])
+    return Episode(({"role": "assistant", "content": answer},), chains)
+
+
+async def test_a_sync_function_runs_in_another_process_without_torch() -> None:
+    async with judger("length") as length, judger("pid") as pid, judger("knows_torch") as knows_torch:
+        scored, other, torch = await asyncio.gather(
+            *(j.judge(TASK, episode("four")) for j in (length, pid, knows_torch))
+        )
+    assert scored == Scored(4.0)
+    assert other.value != os.getpid()
+    assert torch == Scored(0.0), "the worker imported torch"
+
+
+async def test_an_async_function_runs_in_the_event_loop() -> None:
+    async with judger("length_async") as length:
+        assert await length.judge(TASK, episode("four")) == Scored(4.0)
+
+
+async def test_parts_are_kept_and_a_bool_is_a_number() -> None:
+    async with judger("with_parts") as parts:
+        assert await parts.judge(TASK, episode()) == Scored(1.0, {"value": 2.0, "format": 0.5})
+
+
+async def test_wrong_returns_and_raises_name_judger_path_and_value() -> None:
+    async def error_of(function: str) -> JudgeError:
+        async with judger(function) as bad:
+            with pytest.raises(JudgeError) as caught:
+                await bad.judge(TASK, episode())
+        assert f"judger {function!r} (user_judgers.py:{function})" in caught.value.message
+        return caught.value
+
+    names = ["string", "none", "nan", "nan_part", "raises", "leaves", "raises_async"]
+    errors = dict(zip(names, await asyncio.gather(*map(error_of, names)), strict=True))
+    assert "returned '0.5' of type str" in errors["string"].message
+    assert "returned None of type NoneType" in errors["none"].message
+    assert "returned nan of type float" in errors["nan"].message
+    assert errors["nan_part"].facts["error"] == "WrongReturn"
+    assert "raised KeyError: 'score' (user_judgers.py:" in errors["raises"].message
+    assert errors["raises"].message.endswith("in raises)")
+    assert errors["raises"].facts["error"] == "KeyError"
+    assert "raised SystemExit: enough" in errors["leaves"].message
+    assert "raised TimeoutError: the grader's own" in errors["raises_async"].message
+
+
+async def test_a_function_past_its_deadline_is_killed_and_the_judger_goes_on() -> None:
+    async with judger("hangs", timeout_seconds=1.0) as hangs:
+        assert await hangs.judge(TASK, episode("quick")) == Scored(1.0)
+        with pytest.raises(JudgeError, match=r"no score within 1 s"):
+            await hangs.judge(TASK, episode("slow"))
+        assert await hangs.judge(TASK, episode("quick")) == Scored(1.0)
+
+
+async def test_an_async_function_has_a_deadline_too() -> None:
+    async with judger("hangs_async", timeout_seconds=0.05) as hangs:
+        with pytest.raises(JudgeError, match=r"no score within 0\.05 s"):
+            await hangs.judge(TASK, episode())
+
+
+async def test_a_worker_that_dies_is_a_judge_error_and_the_judger_goes_on() -> None:
+    async with judger("dies") as dies:
+        with pytest.raises(JudgeError, match="took its worker process down"):
+            await dies.judge(TASK, episode("die"))
+        assert await dies.judge(TASK, episode("quick")) == Scored(1.0)
+
+
+async def test_cancelling_a_call_frees_its_worker() -> None:
+    async with judger("hangs", timeout_seconds=50, workers=1) as hangs:
+        assert await hangs.judge(TASK, episode("quick")) == Scored(1.0)
+        call = asyncio.create_task(hangs.judge(TASK, episode("slow")))
+        await asyncio.sleep(0.3)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        started = time.monotonic()
+        assert await hangs.judge(TASK, episode("quick")) == Scored(1.0)
+        assert time.monotonic() - started < 30
+
+
+async def test_a_path_that_is_no_function_fails_before_the_first_call() -> None:
+    with pytest.raises(ConfigError, match="cannot be called"):
+        async with judger("NOT_A_FUNCTION"):
+            pass
