@@ -122,13 +122,13 @@ def _placed(problem: Problem, sources: Mapping[KeyPath, Source], places: frozens
 
 
 def _source_near(path: KeyPath, sources: Mapping[KeyPath, Source]) -> str:
-    """Of the field itself, of something in it, or of the section in which it is missing."""
+    """Of the field itself, or of the nearest thing round it when it is missing."""
     for depth in range(len(path), 0, -1):
         if path[:depth] in sources:
             return str(sources[path[:depth]])
-        for known, source in sources.items():
-            if depth == len(path) and known[:depth] == path:
-                return str(source)
+        inside = [source for known, source in sources.items() if known[:depth] == path[:depth]]
+        if inside:
+            return str(inside[0])
     return ""
 
 
