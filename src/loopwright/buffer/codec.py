@@ -1,0 +1,184 @@
+"""Values to storable bytes and text, and back: what is decoded equals what was encoded, or it raises.
+
+Token chains are binary, because they are most of a run's bytes. A blob is one format byte, the chains, and a checksum,
+so that damage is reported and never trained on. Each chain is a header (its start, its length) and its four streams,
+little-endian, one after the other; the mask takes one bit per token. All else is JSON, which a person can read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loopwright.errors import ChainError, DataError, RunError
+from loopwright.types import ChainStart, Failed, FailureCause, Message, Reward, Scored, Task, TokenChain, Unscored
+
+FORMAT = 1
+
+_HEADER = struct.Struct("<BI")
+"""A chain's start and length; also the blob's format and number of chains."""
+_CHECKSUM = struct.Struct("<I")
+_START_CODES = {ChainStart.FIRST: 0, ChainStart.REWRITTEN: 1, ChainStart.BRANCH: 2}
+_STARTS = {code: start for start, code in _START_CODES.items()}
+
+
+def encode_chains(chains: Sequence[TokenChain]) -> bytes:
+    """The chains of one rollout as one blob."""
+    body = _HEADER.pack(FORMAT, len(chains)) + b"".join(_encode_chain(chain) for chain in chains)
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def _encode_chain(chain: TokenChain) -> bytes:
+    return b"".join(
+        (
+            _HEADER.pack(_START_CODES[chain.start], len(chain)),
+            chain.ids.astype("<i4").tobytes(),
+            np.packbits(chain.mask).tobytes(),
+            chain.logprobs.astype("<f4").tobytes(),
+            chain.versions.astype("<i4").tobytes(),
+        )
+    )
+
+
+def decode_chains(blob: bytes) -> tuple[TokenChain, ...]:
+    """The chains that `encode_chains` was given. Anything else raises ChainError."""
+    if len(blob) < _HEADER.size + _CHECKSUM.size:
+        raise _damaged(f"{len(blob)} bytes are too few")
+    body, (checksum,) = blob[: -_CHECKSUM.size], _CHECKSUM.unpack(blob[-_CHECKSUM.size :])
+    if blob[0] != FORMAT:
+        raise _damaged(f"format {blob[0]}, expected {FORMAT}")
+    if zlib.crc32(body) != checksum:
+        raise _damaged("the checksum does not match")
+    cursor = _Cursor(body)
+    _, count = cursor.header()
+    chains = tuple(_decode_chain(cursor) for _ in range(count))
+    if cursor.position != len(body):
+        raise _damaged(f"{len(body) - cursor.position} bytes are left over")
+    return chains
+
+
+def _decode_chain(cursor: _Cursor) -> TokenChain:
+    code, length = cursor.header()
+    if code not in _STARTS:
+        raise _damaged(f"unknown chain start {code}")
+    ids = cursor.array("<i4", length)
+    bits = cursor.array("u1", (length + 7) // 8)
+    logprobs = cursor.array("<f4", length)
+    versions = cursor.array("<i4", length)
+    mask = np.unpackbits(bits, count=length).astype(np.bool_)
+    return TokenChain(ids, mask, logprobs, versions, _STARTS[code])
+
+
+class _Cursor:
+    """Reads a blob from front to back, and never past its end."""
+
+    def __init__(self, body: bytes) -> None:
+        self.position = 0
+        self._body = body
+
+    def header(self) -> tuple[int, int]:
+        code, count = _HEADER.unpack(self._take(_HEADER.size))
+        return code, count
+
+    def array(self, dtype: str, count: int) -> npt.NDArray[Any]:
+        return np.frombuffer(self._take(np.dtype(dtype).itemsize * count), dtype)
+
+    def _take(self, size: int) -> bytes:
+        piece = self._body[self.position : self.position + size]
+        if len(piece) < size:
+            raise _damaged("it ends in the middle of a chain")
+        self.position += size
+        return piece
+
+
+def _damaged(why: str) -> ChainError:
+    return ChainError(
+        f"stored token chains cannot be read: {why}",
+        remedy="the database is damaged or of another version; restore a copy of it, or start over with --fresh",
+    )
+
+
+def encode_task(task: Task) -> str:
+    return _to_json(
+        {
+            "id": task.id,
+            "messages": _plain(task.messages),
+            "truth": task.truth,
+            "tools": _plain(task.tools),
+            "metadata": dict(task.metadata),
+        },
+        f"task {task.id!r}",
+    )
+
+
+def decode_task(text: str) -> Task:
+    fields = _from_json(text, "task")
+    return Task(
+        fields["id"], tuple(fields["messages"]), fields["truth"], tuple(fields["tools"]), metadata=fields["metadata"]
+    )
+
+
+def encode_messages(messages: Sequence[Message]) -> str:
+    return _to_json(_plain(messages), "a rollout's transcript")
+
+
+def decode_messages(text: str) -> tuple[Message, ...]:
+    return tuple(_from_json(text, "transcript"))
+
+
+def encode_reward(reward: Reward) -> str:
+    match reward:
+        case Scored(value, parts):
+            fields: dict[str, Any] = {"kind": "scored", "value": value, "parts": dict(parts)}
+        case Failed(cause, error, detail):
+            fields = {"kind": "failed", "cause": cause.value, "error": error, "detail": detail}
+        case Unscored():
+            fields = {"kind": "unscored"}
+    return _to_json(fields, "a reward")
+
+
+def decode_reward(text: str) -> Reward:
+    match _from_json(text, "reward"):
+        case {"kind": "scored", "value": value, "parts": parts}:
+            return Scored(value, parts)
+        case {"kind": "failed", "cause": cause, "error": error, "detail": detail}:
+            return Failed(FailureCause(cause), error, detail)
+        case {"kind": "unscored"}:
+            return Unscored()
+        case _:
+            raise _unreadable("reward", text)
+
+
+def _plain(mappings: Iterable[Message]) -> list[dict[str, Any]]:
+    return [dict(mapping) for mapping in mappings]
+
+
+def _to_json(value: Any, what: str) -> str:
+    # ASCII only: byte-level tokenizers can yield lone surrogates, which UTF-8 cannot hold and an escape can.
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{what} holds a value that cannot be stored as JSON: {error}",
+            remedy="use strings, finite numbers, booleans, None, lists and dicts",
+        ) from error
+
+
+def _from_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise _unreadable(what, text) from error
+
+
+def _unreadable(what: str, text: str) -> RunError:
+    return RunError(
+        f"a stored {what} cannot be read: {text[:80]!r}",
+        remedy="the database is damaged or of another version; restore a copy of it, or start over with --fresh",
+    )

@@ -1,0 +1,97 @@
+"""A run's rollouts for people: read-only, also while the run is writing, and never in its way."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from loopwright.buffer.codec import decode_task
+from loopwright.buffer.rows import RolloutRow, from_row
+from loopwright.buffer.storage import ledger
+from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, reading, storage_error
+from loopwright.errors import RunError
+from loopwright.types import GroupStatus, Rollout, RolloutKey
+
+
+class Evaluation(NamedTuple):
+    """Names one stored evaluation: after which train step, of which task set, sampled how."""
+
+    step: int
+    task_set: str
+    mode: str
+
+
+class StoredRun:
+    """The database of a run. Each call reads what is committed at that moment, and holds nothing afterwards."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def steps(self) -> tuple[int, ...]:
+        """The train steps that consumed groups, in order."""
+        with self._reading() as db:
+            found = db.execute("SELECT DISTINCT step FROM groups WHERE step IS NOT NULL ORDER BY step").fetchall()
+        return tuple(step for (step,) in found)
+
+    def rollouts(self, step: int) -> tuple[Rollout, ...]:
+        """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
+        with self._reading() as db:
+            groups = db.execute(
+                "SELECT task_set, draw, round, task FROM groups WHERE step = ? ORDER BY task_set, draw", (step,)
+            ).fetchall()
+            return tuple(
+                rollout
+                for task_set, draw, round, task in groups
+                for rollout in ledger.members_of(db, task_set, draw, round, decode_task(task))
+            )
+
+    def find(self, key: RolloutKey) -> Rollout | None:
+        """One train rollout of any group, trained or not; None when there is none of that name."""
+        with self._reading() as db:
+            found = db.execute(
+                f"SELECT task, {ROLLOUT_COLUMNS} FROM rollouts JOIN groups USING (task_set, draw, round)"
+                " WHERE task_set = ? AND draw = ? AND member = ? AND attempt = ? ORDER BY round DESC LIMIT 1",
+                (key.task_set, key.draw, key.member, key.attempt),
+            ).fetchone()
+        if found is None:
+            return None
+        task, *columns = found
+        return from_row(RolloutRow._make(columns), key.task_set, key.draw, decode_task(task))
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Every evaluation that is stored, in the order of their steps."""
+        with self._reading() as db:
+            found = db.execute("SELECT DISTINCT step, task_set, mode FROM eval_rollouts ORDER BY 1, 2, 3").fetchall()
+        return tuple(Evaluation._make(row) for row in found)
+
+    def eval_rollouts(self, step: int, task_set: str, mode: str) -> tuple[Rollout, ...]:
+        """The rollouts of one evaluation, by draw and member."""
+        with self._reading() as db:
+            found = db.execute(
+                f"SELECT draw, task, {ROLLOUT_COLUMNS} FROM eval_rollouts"
+                " WHERE step = ? AND task_set = ? AND mode = ? ORDER BY draw, member, attempt",
+                (step, task_set, mode),
+            ).fetchall()
+        return tuple(
+            from_row(RolloutRow._make(columns), task_set, draw, decode_task(task)) for draw, task, *columns in found
+        )
+
+    def counts(self) -> Mapping[str, Mapping[GroupStatus, int]]:
+        """Groups by task set and status."""
+        with self._reading() as db:
+            return ledger.count_groups(db)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        if not self._path.is_file():
+            raise RunError(f"there are no rollouts at {self._path}", remedy="name the folder of a run that has started")
+        try:
+            with reading(self._path) as db:
+                # One snapshot per call: a run that commits in between cannot make an answer disagree with itself.
+                db.execute("BEGIN")
+                yield db
+        except sqlite3.Error as error:
+            raise storage_error(error, self._path) from error

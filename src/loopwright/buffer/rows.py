@@ -1,0 +1,66 @@
+"""A rollout as the columns that describe it. Every adapter stores these, so all of them keep and lose the same."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from loopwright.buffer.codec import (
+    decode_chains,
+    decode_messages,
+    decode_reward,
+    encode_chains,
+    encode_messages,
+    encode_reward,
+)
+from loopwright.types import Episode, Rollout, RolloutKey, StopReason, Task, Timing
+
+
+class RolloutRow(NamedTuple):
+    """What is stored of a rollout beside its group. `stop`, `messages` and `chains` are None without an episode."""
+
+    member: int
+    attempt: int
+    stop: str | None
+    messages: str | None
+    chains: bytes | None
+    reward: str
+    started: float
+    agent_seconds: float
+    judge_seconds: float
+
+
+def to_row(rollout: Rollout) -> RolloutRow:
+    episode = rollout.episode
+    return RolloutRow(
+        member=rollout.key.member,
+        attempt=rollout.key.attempt,
+        stop=episode.stop.value if episode else None,
+        messages=encode_messages(episode.messages) if episode else None,
+        chains=encode_chains(episode.chains) if episode else None,
+        reward=encode_reward(rollout.reward),
+        started=rollout.timing.started,
+        agent_seconds=rollout.timing.agent_seconds,
+        judge_seconds=rollout.timing.judge_seconds,
+    )
+
+
+def from_row(row: RolloutRow, task_set: str, draw: int, task: Task) -> Rollout:
+    return Rollout(
+        key=RolloutKey(task_set, draw, row.member, row.attempt),
+        task=task,
+        episode=_episode(row),
+        reward=decode_reward(row.reward),
+        timing=Timing(row.started, row.agent_seconds, row.judge_seconds),
+    )
+
+
+def _episode(row: RolloutRow) -> Episode | None:
+    if row.stop is None or row.messages is None or row.chains is None:
+        return None
+    return Episode(decode_messages(row.messages), decode_chains(row.chains), StopReason(row.stop))
+
+
+def newest_version(rollout: Rollout) -> int:
+    """The version of the newest sampled token, or -1: weights that a resumed run must still have to train on it."""
+    chains = rollout.episode.chains if rollout.episode else ()
+    return max((int(chain.versions.max(initial=-1)) for chain in chains), default=-1)

@@ -1,0 +1,63 @@
+"""What no adapter stores, said in the same words by all of them.
+
+Each of these would break the ledger: a group in two states, a rollout without a group, or one rollout over another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loopwright.errors import RunError
+from loopwright.ports import GroupRow
+from loopwright.types import GroupStatus, Rollout
+
+DRAWN_AGAIN = frozenset({GroupStatus.ROLLED_BACK, GroupStatus.DISCARDED})
+"""Only a draw whose last round ended so may be drawn again."""
+
+
+def still_live(task_set: str, draw: int, status: GroupStatus) -> RunError:
+    return RunError(
+        f"draw {draw} of task set {task_set!r} was already made and is {status.value}",
+        remedy="continue from `resume`: it lists the draws to make again and the next new one",
+    )
+
+
+def never_drawn(task_set: str, draw: int) -> RunError:
+    return RunError(
+        f"draw {draw} of task set {task_set!r} was never recorded",
+        remedy="call `draw` and wait for it before storing or marking the group",
+    )
+
+
+def already_stored(rollout: str) -> RunError:
+    return RunError(
+        f"rollout {rollout} is stored already",
+        remedy="give another try of the same member the next attempt number",
+    )
+
+
+def check_belongs(row: GroupRow, rollout: Rollout) -> None:
+    key = rollout.key
+    if (key.task_set, key.draw) != (row.task_set, row.draw):
+        raise _stranger(str(key), f"draw {row.draw} of task set {row.task_set!r}")
+
+
+def check_evaluates(task_set: str, rollouts: Sequence[Rollout]) -> None:
+    keys = [rollout.key for rollout in rollouts]
+    for key in keys:
+        if key.task_set != task_set:
+            raise _stranger(str(key), f"the evaluation of {task_set!r}")
+    if len(set(keys)) < len(keys):
+        raise already_stored(next(str(key) for key in keys if keys.count(key) > 1))
+
+
+def check_step(status: GroupStatus, step: int | None) -> None:
+    if (status is GroupStatus.CONSUMED) != (step is not None):
+        raise RunError(
+            f"groups cannot be marked {status.value} with step {step}",
+            remedy="give the train step with `consumed`, and with no other status",
+        )
+
+
+def _stranger(key: str, home: str) -> RunError:
+    return RunError(f"rollout {key} does not belong to {home}", remedy="store a rollout under its own key")

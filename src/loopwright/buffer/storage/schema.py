@@ -1,0 +1,111 @@
+"""The tables of a run's database, and the two ways to open it.
+
+A database of another schema version is refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from loopwright.buffer.rows import RolloutRow
+from loopwright.errors import RunError
+
+VERSION = 1
+
+ROLLOUT_COLUMNS = ", ".join(RolloutRow._fields)
+
+_ROLLOUT_COLUMNS_TYPED = """
+    member        INTEGER NOT NULL,
+    attempt       INTEGER NOT NULL,
+    stop          TEXT,
+    messages      TEXT,
+    chains        BLOB,
+    reward        TEXT    NOT NULL,
+    started       REAL    NOT NULL,
+    agent_seconds REAL    NOT NULL,
+    judge_seconds REAL    NOT NULL,
+"""
+
+_TABLES = f"""
+CREATE TABLE groups (
+    task_set TEXT    NOT NULL,
+    draw     INTEGER NOT NULL,
+    round    INTEGER NOT NULL,
+    task     TEXT    NOT NULL,
+    version  INTEGER NOT NULL,
+    newest   INTEGER NOT NULL,  -- the newest weights behind it: `version`, or a later one that sampled a token
+    status   TEXT    NOT NULL,
+    step     INTEGER,           -- the train step that consumed it
+    PRIMARY KEY (task_set, draw, round)
+);
+CREATE INDEX groups_by_step ON groups (step);
+
+CREATE TABLE rollouts (
+    task_set TEXT    NOT NULL,
+    draw     INTEGER NOT NULL,
+    round    INTEGER NOT NULL,
+    {_ROLLOUT_COLUMNS_TYPED}
+    PRIMARY KEY (task_set, draw, round, member, attempt),
+    FOREIGN KEY (task_set, draw, round) REFERENCES groups
+);
+
+CREATE TABLE eval_rollouts (
+    step     INTEGER NOT NULL,
+    task_set TEXT    NOT NULL,
+    mode     TEXT    NOT NULL,
+    draw     INTEGER NOT NULL,
+    task     TEXT    NOT NULL,
+    {_ROLLOUT_COLUMNS_TYPED}
+    PRIMARY KEY (step, task_set, mode, draw, member, attempt)
+);
+
+CREATE TABLE schema (version INTEGER NOT NULL);
+INSERT INTO schema VALUES ({VERSION});
+"""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """The connection that may write: write-ahead log, so that readers never wait and a kill loses no commit."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise RunError(
+                f"{path} cannot use SQLite's write-ahead log (journal mode {mode})",
+                remedy="put trainer.run_dir on a local disk",
+            )
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
+        _check_version(connection, path)
+        yield connection
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that can only read, also while another process writes."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+        _check_version(connection, path)
+        yield connection
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema'").fetchone()
+    found = connection.execute("SELECT max(version) FROM schema").fetchone()[0] if known else None
+    if found != VERSION:
+        raise RunError(
+            f"{path} has schema version {found}, this Loopwright reads version {VERSION}",
+            remedy="use the Loopwright version that wrote it, or start over with --fresh",
+        )
+
+
+def storage_error(error: sqlite3.Error, path: Path) -> RunError:
+    """What SQLite says, with what to do about it."""
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    remedy = "free some disk space" if full else "check that the file is readable, writable and on a sound local disk"
+    return RunError(f"{path}: {error}", remedy=f"{remedy}; then the same command goes on from what was stored")

@@ -1,0 +1,73 @@
+"""Storage in one SQLite file: the truth for what was drawn and produced (D1).
+
+Whatever has returned is committed, and survives `kill -9`. One thread writes, another reads, and the event loop does
+neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+from loopwright.buffer.codec import encode_task
+from loopwright.buffer.rows import newest_version, to_row
+from loopwright.buffer.storage import ledger
+from loopwright.buffer.storage.refusals import check_belongs, check_evaluates, check_step
+from loopwright.buffer.storage.schema import reading, writing
+from loopwright.buffer.storage.thread import SqliteThread
+from loopwright.ports import GroupRow, ResumePlan
+from loopwright.types import GroupStatus, Rollout, Task
+
+
+class SqliteStorage:
+    """The storage port over the file at `path`. Use it as `async with SqliteStorage(path) as storage`, once."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = SqliteThread("loopwright-storage-writer", path, writing)
+        self._reader = SqliteThread("loopwright-storage-reader", path, reading)
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> SqliteStorage:
+        async with AsyncExitStack() as opening:
+            # The writer first: it makes the tables that the reader checks.
+            for thread in (self._writer, self._reader):
+                opening.push_async_callback(thread.stop)
+                await thread.start()
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
+        text = encode_task(task)
+        round = await self._writer.do(lambda db: ledger.draw_group(db, task_set, draw, text, version))
+        return GroupRow(task_set, draw, round, task, version, GroupStatus.PENDING)
+
+    async def put(self, row: GroupRow, rollout: Rollout) -> None:
+        check_belongs(row, rollout)
+        columns, newest = to_row(rollout), newest_version(rollout)
+        await self._writer.do(lambda db: ledger.put_rollout(db, rollout.key, row.round, columns, newest))
+
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, step: int | None = None) -> None:
+        check_step(status, step)
+        named = tuple(rows)
+        await self._writer.do(lambda db: ledger.mark_groups(db, named, status, step))
+
+    async def put_eval(self, step: int, task_set: str, mode: str, rollouts: Sequence[Rollout]) -> None:
+        check_evaluates(task_set, rollouts)
+        rows = [(rollout.key.draw, encode_task(rollout.task), to_row(rollout)) for rollout in rollouts]
+        await self._writer.do(lambda db: ledger.put_evaluation(db, step, task_set, mode, rows))
+
+    async def resume(self, task_set: str, *, step: int, next_draw: int | None) -> ResumePlan:
+        return await self._writer.do(lambda db: ledger.resume_at(db, task_set, step, next_draw))
+
+    async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
+        return await self._reader.do(lambda db: ledger.current_members(db, task_set, draw))
+
+    async def counts(self) -> Mapping[str, Mapping[GroupStatus, int]]:
+        return await self._reader.do(ledger.count_groups)

@@ -1,0 +1,128 @@
+"""A SQLite connection that lives in a thread of its own, with group commit.
+
+Work that has been submitted is done, whether or not its caller still waits. All work that is waiting when the thread
+comes round goes into one transaction, and nobody hears of success before that transaction is on disk. When it cannot
+be committed, everyone in it is told so, nothing of it is stored, and the thread goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Generic, TypeVar
+
+from loopwright.buffer.storage.schema import storage_error
+from loopwright.errors import RunError
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+Opener = Callable[[Path], AbstractContextManager[sqlite3.Connection]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job(Generic[T]):
+    work: Work[T]
+    future: Future[T] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        # From here on a cancelled caller can no longer cancel the work itself.
+        self.future.set_running_or_notify_cancel()
+
+
+class SqliteThread:
+    """Runs work on one connection, in the order in which it was submitted."""
+
+    def __init__(self, name: str, path: Path, opener: Opener) -> None:
+        self._path = path
+        self._opener = opener
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._opened: Future[None] = Future()
+        self._accepting = False
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    async def start(self) -> None:
+        """Open the connection; returns when it is usable, or raises."""
+        self._opened.set_running_or_notify_cancel()
+        self._thread.start()
+        await asyncio.wrap_future(self._opened)
+        self._accepting = True
+
+    async def stop(self) -> None:
+        """Finish what was submitted, and close."""
+        self._accepting = False
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def do(self, work: Work[T]) -> T:
+        """The work's result, once it is committed."""
+        if not self._accepting:
+            raise RunError(f"{self._path} is not open", remedy="use the storage inside its `async with` block")
+        job = _Job(work)
+        self._jobs.put(job)
+        return await asyncio.wrap_future(job.future)
+
+    def _run(self) -> None:
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(self._opener(self._path))
+            except Exception as error:  # handed to the caller of `start`, who raises it
+                known = storage_error(error, self._path) if isinstance(error, sqlite3.Error) else error
+                self._opened.set_exception(known)
+                return
+            self._opened.set_result(None)
+            while batch := self._next_batch():
+                self._commit(connection, batch)
+
+    def _next_batch(self) -> list[_Job[Any]]:
+        """All jobs that wait, at least one; empty when the thread is to end."""
+        batch: list[_Job[Any]] = []
+        job = self._jobs.get()
+        while job is not None:
+            batch.append(job)
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return batch
+        if batch:
+            self._jobs.put(None)
+        return batch
+
+    def _commit(self, connection: sqlite3.Connection, batch: list[_Job[Any]]) -> None:
+        try:
+            connection.execute("BEGIN")
+            outcomes = [_attempt(connection, job) for job in batch]
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            for job in batch:
+                job.future.set_exception(storage_error(error, self._path))
+            return
+        for job, outcome in zip(batch, outcomes, strict=True):
+            outcome(job.future)
+
+
+def _attempt(connection: sqlite3.Connection, job: _Job[T]) -> Callable[[Future[T]], None]:
+    """Do one job inside the transaction, and say how its future is to end after the commit.
+
+    A job that is refused leaves no trace and does not disturb the others; trouble with the database ends them all.
+    """
+    connection.execute("SAVEPOINT job")
+    try:
+        result = job.work(connection)
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # handed to the caller, who is waiting for it in another thread
+        connection.execute("ROLLBACK TO job")
+        connection.execute("RELEASE job")
+        refused = error
+        return lambda future: future.set_exception(refused)
+    connection.execute("RELEASE job")
+    return lambda future: future.set_result(result)

@@ -1,0 +1,127 @@
+"""What is decoded equals what was encoded, and damage never passes unnoticed."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.buffer import codec
+from loopwright.errors import ChainError, DataError, RunError
+from loopwright.types import ChainStart, Failed, FailureCause, Scored, Task, TokenChain, Unscored
+
+INT32 = st.integers(0, 2**31 - 1)
+LOGPROB = st.floats(-65536.0, 0.0, width=32)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+OBJECT = st.dictionaries(st.text(), JSON, max_size=3)
+
+
+@st.composite
+def token_chains(draw: st.DrawFn) -> TokenChain:
+    tokens = draw(st.lists(st.tuples(INT32, st.booleans(), LOGPROB, INT32), max_size=20))
+    return TokenChain(
+        np.array([token for token, _, _, _ in tokens], dtype=np.int32),
+        np.array([sampled for _, sampled, _, _ in tokens], dtype=np.bool_),
+        np.array([logprob if sampled else 0.0 for _, sampled, logprob, _ in tokens], dtype=np.float32),
+        np.array([version if sampled else -1 for _, sampled, _, version in tokens], dtype=np.int32),
+        draw(st.sampled_from(ChainStart)),
+    )
+
+
+def assert_same(left: TokenChain, right: TokenChain) -> None:
+    for name in ("ids", "mask", "logprobs", "versions"):
+        ours, theirs = getattr(left, name), getattr(right, name)
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+    assert left.start is right.start
+
+
+@given(st.lists(token_chains(), max_size=4))
+def test_chains_survive_the_round_trip(chains: list[TokenChain]) -> None:
+    decoded = codec.decode_chains(codec.encode_chains(chains))
+    assert len(decoded) == len(chains)
+    for before, after in zip(chains, decoded, strict=True):
+        assert_same(before, after)
+
+
+@given(st.lists(token_chains(), max_size=2), st.data())
+def test_any_changed_byte_is_a_chain_error(chains: list[TokenChain], data: st.DataObject) -> None:
+    blob = bytearray(codec.encode_chains(chains))
+    blob[data.draw(st.integers(0, len(blob) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(ChainError):
+        codec.decode_chains(bytes(blob))
+
+
+@given(st.lists(token_chains(), max_size=2), st.data())
+def test_a_truncated_blob_is_a_chain_error(chains: list[TokenChain], data: st.DataObject) -> None:
+    blob = codec.encode_chains(chains)
+    with pytest.raises(ChainError):
+        codec.decode_chains(blob[: data.draw(st.integers(0, len(blob) - 1))])
+
+
+@given(st.binary(max_size=64))
+def test_bytes_with_a_right_checksum_are_still_not_trusted(body: bytes) -> None:
+    body = bytes([codec.FORMAT]) + body
+    try:
+        chains = codec.decode_chains(body + zlib.crc32(body).to_bytes(4, "little"))
+    except ChainError:
+        return
+    assert codec.encode_chains(chains)[:-4] == body or any(len(chain) % 8 for chain in chains)  # unused mask bits
+
+
+def test_a_chain_takes_about_twelve_bytes_per_token() -> None:
+    size = 1000
+    chain = TokenChain(np.zeros(size), np.ones(size), np.zeros(size), np.zeros(size))  # type: ignore[arg-type]
+    assert len(codec.encode_chains([chain])) < 12.2 * size
+
+
+TASKS = st.builds(
+    Task, st.text(), st.lists(OBJECT, max_size=3).map(tuple), JSON, st.lists(OBJECT, max_size=2).map(tuple), OBJECT
+)
+
+
+@given(TASKS)
+def test_tasks_survive_the_round_trip(task: Task) -> None:
+    assert codec.decode_task(codec.encode_task(task)) == task
+
+
+@given(st.lists(OBJECT, max_size=3))
+def test_messages_survive_the_round_trip(messages: list[dict[str, object]]) -> None:
+    assert codec.decode_messages(codec.encode_messages(messages)) == tuple(messages)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        Scored(0.1 + 0.2, {"format": 1.0}),
+        Scored(0.0),
+        Failed(FailureCause.JUDGE, "ValueError", "judge.py, line 3: \ud800"),
+        Unscored(),
+    ],
+)
+def test_rewards_survive_the_round_trip(reward: Scored | Failed | Unscored) -> None:
+    assert codec.decode_reward(codec.encode_reward(reward)) == reward
+
+
+def test_what_json_cannot_hold_is_named() -> None:
+    with pytest.raises(DataError, match=r"task '3\+4' holds a value that cannot be stored as JSON: .* set "):
+        codec.encode_task(Task.ask("3+4", "?", truth={1, 2}))
+    with pytest.raises(DataError, match="a reward"):
+        codec.encode_reward(Scored(float("nan")))
+
+
+@pytest.mark.parametrize("text", ["{", '{"kind": "guessed"}', "[]"])
+def test_a_damaged_reward_is_a_run_error(text: str) -> None:
+    with pytest.raises(RunError, match="stored reward"):
+        codec.decode_reward(text)

@@ -1,0 +1,222 @@
+"""The storage port, over every adapter: the same calls, the same answers, the same refusals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stored_values import TASK, facts_of, make_failure, make_rollout
+
+from loopwright.buffer.storage.memory import MemoryStorage
+from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.errors import DataError, RunError
+from loopwright.ports import GroupRow, Storage
+from loopwright.types import Failed, FailureCause, GroupStatus, RolloutKey, Task
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storage]:
+    if request.param == "memory":
+        yield MemoryStorage()
+    else:
+        async with SqliteStorage(tmp_path / "rollouts.sqlite") as opened:
+            yield opened
+
+
+async def complete(storage: Storage, draw: int, *, version: int = 0, members: int = 2) -> GroupRow:
+    row = await storage.draw("train", draw, TASK, version)
+    for member in range(members):
+        await storage.put(row, make_rollout(draw, member, version=version))
+    await storage.mark([("train", draw)], GroupStatus.COMPLETED)
+    return row
+
+
+async def consume(storage: Storage, draw: int, *, step: int) -> None:
+    await complete(storage, draw, version=step - 1)
+    await storage.mark([("train", draw)], GroupStatus.CONSUMED, step)
+
+
+async def statuses(storage: Storage) -> dict[GroupStatus, int]:
+    return {status: count for status, count in (await storage.counts())["train"].items() if count}
+
+
+async def test_a_drawn_group_is_pending(storage: Storage) -> None:
+    row = await storage.draw("train", 3, TASK, 7)
+    assert row == GroupRow("train", 3, 0, TASK, 7, GroupStatus.PENDING)
+    assert await storage.rollouts_of("train", 3) == ()
+    assert await statuses(storage) == {GroupStatus.PENDING: 1}
+
+
+async def test_rollouts_come_back_as_they_were(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    put = [make_failure(0, 1), make_rollout(0, 0)]
+    for rollout in put:
+        await storage.put(row, rollout)
+    stored = await storage.rollouts_of("train", 0)
+    assert [facts_of(rollout) for rollout in stored] == [facts_of(put[1]), facts_of(put[0])]
+
+
+async def test_only_the_latest_attempt_of_a_member_counts(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    for attempt in (2, 0, 1):
+        await storage.put(row, make_rollout(0, 0, attempt))
+    assert [rollout.key.attempt for rollout in await storage.rollouts_of("train", 0)] == [2]
+
+
+async def test_a_live_draw_cannot_be_drawn_again(storage: Storage) -> None:
+    await storage.draw("train", 0, TASK, 0)
+    with pytest.raises(RunError, match="draw 0 of task set 'train' was already made and is pending"):
+        await storage.draw("train", 0, TASK, 0)
+    assert await statuses(storage) == {GroupStatus.PENDING: 1}
+
+
+async def test_a_rollout_is_never_overwritten(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    await storage.put(row, make_rollout(0, 0))
+    with pytest.raises(RunError, match="train/000000/00/0 is stored already"):
+        await storage.put(row, make_failure(0, 0))
+    assert [facts_of(r) for r in await storage.rollouts_of("train", 0)] == [facts_of(make_rollout(0, 0))]
+
+
+async def test_a_rollout_needs_its_own_group(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    with pytest.raises(RunError, match="does not belong to draw 0"):
+        await storage.put(row, make_rollout(1, 0))
+    with pytest.raises(RunError, match="never recorded"):
+        await storage.put(replace(row, round=1), make_rollout(0, 0))
+    with pytest.raises(RunError, match="never recorded"):
+        await storage.rollouts_of("train", 9)
+
+
+async def test_marking_is_all_or_nothing(storage: Storage) -> None:
+    await storage.draw("train", 0, TASK, 0)
+    with pytest.raises(RunError, match="draw 5 of task set 'train' was never recorded"):
+        await storage.mark([("train", 0), ("train", 5)], GroupStatus.FAILED)
+    assert await statuses(storage) == {GroupStatus.PENDING: 1}
+
+
+async def test_only_consumption_has_a_step(storage: Storage) -> None:
+    await storage.draw("train", 0, TASK, 0)
+    with pytest.raises(RunError, match="cannot be marked consumed with step None"):
+        await storage.mark([("train", 0)], GroupStatus.CONSUMED)
+    with pytest.raises(RunError, match="cannot be marked failed with step 3"):
+        await storage.mark([("train", 0)], GroupStatus.FAILED, 3)
+
+
+async def test_what_json_cannot_hold_is_refused_at_once(storage: Storage) -> None:
+    with pytest.raises(DataError):
+        await storage.draw("train", 0, Task.ask("a", "?", truth=object()), 0)
+    assert await storage.counts() == {}
+
+
+async def test_an_empty_ledger_starts_at_draw_zero(storage: Storage) -> None:
+    plan = await storage.resume("train", step=0, next_draw=None)
+    assert (plan.pending, plan.completed, plan.redraw, plan.next_draw) == ((), (), (), 0)
+
+
+async def test_resume_undoes_what_came_after_the_checkpoint(storage: Storage) -> None:
+    await consume(storage, 0, step=1)
+    await consume(storage, 1, step=2)  # sampled by version 1, trained after the checkpoint
+    await consume(storage, 2, step=3)  # sampled by version 2, which is lost
+    await complete(storage, 3, version=1)
+    pending = await storage.draw("train", 4, TASK, 1)
+    await storage.put(pending, make_rollout(4, 1, version=1))
+    await storage.draw("train", 5, TASK, 2)
+    await storage.draw("train", 6, TASK, 2)
+    await storage.mark([("train", 6)], GroupStatus.FAILED)
+
+    plan = await storage.resume("train", step=1, next_draw=None)
+
+    assert plan.pending == (pending,)
+    assert [rollout.key.member for rollout in await storage.rollouts_of("train", 4)] == [1]
+    assert [group.draw for group in plan.completed] == [1, 3]
+    assert [facts_of(r) for r in plan.completed[0].rollouts] == [
+        facts_of(make_rollout(1, m, version=1)) for m in (0, 1)
+    ]
+    assert (plan.redraw, plan.next_draw) == ((2, 5), 7)
+    assert await statuses(storage) == {
+        GroupStatus.CONSUMED: 1,
+        GroupStatus.COMPLETED: 2,
+        GroupStatus.PENDING: 1,
+        GroupStatus.ROLLED_BACK: 2,
+        GroupStatus.FAILED: 1,
+    }
+
+
+async def test_a_redraw_is_a_new_round_and_the_old_one_stays(storage: Storage) -> None:
+    await consume(storage, 0, step=2)
+    await storage.resume("train", step=0, next_draw=None)
+    again = await storage.resume("train", step=0, next_draw=None)
+    assert again.redraw == (0,), "a redraw that did not happen yet is still to be made"
+
+    row = await storage.draw("train", 0, TASK, 0)
+    assert row.round == 1
+    assert await storage.rollouts_of("train", 0) == ()
+    await storage.put(row, make_rollout(0, 0))
+    await storage.mark([("train", 0)], GroupStatus.FAILED)
+    assert await statuses(storage) == {GroupStatus.ROLLED_BACK: 1, GroupStatus.FAILED: 1}
+    assert (await storage.resume("train", step=0, next_draw=None)).redraw == ()
+
+
+async def test_completed_groups_come_oldest_first(storage: Storage) -> None:
+    for draw, version in ((0, 2), (1, 0), (2, 1), (3, 0)):
+        await complete(storage, draw, version=version)
+    plan = await storage.resume("train", step=2, next_draw=None)
+    assert [group.draw for group in plan.completed] == [1, 3, 2, 0]
+
+
+async def test_a_completed_group_holds_scored_members_only(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    unlucky = Failed(FailureCause.JUDGE, "ValueError", "no number")
+    await storage.put(row, make_rollout(0, 0, reward=unlucky))
+    await storage.put(row, make_rollout(0, 1))
+    await storage.mark([("train", 0)], GroupStatus.COMPLETED)
+    plan = await storage.resume("train", step=0, next_draw=None)
+    assert [rollout.key.member for rollout in plan.completed[0].rollouts] == [1]
+
+
+async def test_a_group_finished_by_lost_weights_is_rolled_back(storage: Storage) -> None:
+    """Drawn at version 1, but one member was sampled by version 3: that member cannot be trained at step 3."""
+    row = await storage.draw("train", 0, TASK, 1)
+    await storage.put(row, make_rollout(0, 0, version=1))
+    await storage.put(row, make_rollout(0, 1, version=3))
+    await storage.mark([("train", 0)], GroupStatus.COMPLETED)
+    assert (await storage.resume("train", step=2, next_draw=None)).redraw == (0,)
+
+
+async def test_a_deterministic_resume_discards_all_later_draws(storage: Storage) -> None:
+    await consume(storage, 0, step=1)
+    await consume(storage, 1, step=2)
+    await complete(storage, 2, version=1)
+    await storage.draw("train", 3, TASK, 1)
+    await storage.draw("train", 4, TASK, 1)
+    await storage.mark([("train", 4)], GroupStatus.FAILED)
+
+    plan = await storage.resume("train", step=1, next_draw=1)
+
+    assert (plan.pending, plan.completed, plan.redraw, plan.next_draw) == ((), (), (), 1)
+    assert await statuses(storage) == {GroupStatus.CONSUMED: 1, GroupStatus.DISCARDED: 4}
+    assert (await storage.draw("train", 1, TASK, 1)).round == 1
+
+
+async def test_task_sets_do_not_disturb_each_other(storage: Storage) -> None:
+    await consume(storage, 0, step=2)
+    await storage.draw("other", 0, TASK, 2)
+    plan = await storage.resume("train", step=0, next_draw=None)
+    assert plan.redraw == (0,)
+    counts = await storage.counts()
+    assert counts["other"][GroupStatus.PENDING] == 1
+    assert sum(counts["other"].values()) == sum(counts["train"].values()) == 1
+
+
+async def test_an_evaluation_is_stored_under_its_own_name(storage: Storage) -> None:
+    with pytest.raises(RunError, match="does not belong to the evaluation of 'eval'"):
+        await storage.put_eval(0, "eval", "greedy", [make_rollout(task_set="train")])
+    with pytest.raises(RunError, match=r"eval/000000/00/0 is stored already"):
+        await storage.put_eval(0, "eval", "greedy", [make_rollout(task_set="eval"), make_rollout(task_set="eval")])
+
+
+def test_keys_print_as_they_are_named_in_messages() -> None:
+    assert str(RolloutKey("train", 12, 3, 1)) == "train/000012/03/1"

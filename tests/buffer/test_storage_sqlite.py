@@ -1,0 +1,228 @@
+"""What only a file can show: reopening, kills, full disks, strangers, readers beside a writer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from stored_values import TASK, facts_of, make_failure, make_rollout
+
+from loopwright.buffer.reader import Evaluation, StoredRun
+from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.errors import RunError
+from loopwright.types import GroupStatus, RolloutKey
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rollouts.sqlite"
+
+
+async def test_a_reopened_run_goes_on_where_it_was(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        row = await storage.draw("train", 0, TASK, 0)
+        await storage.put(row, make_rollout(0, 0))
+    async with SqliteStorage(path) as storage:
+        plan = await storage.resume("train", step=0, next_draw=None)
+        assert plan.pending == (row,)
+        await storage.put(plan.pending[0], make_rollout(0, 1))
+        assert len(await storage.rollouts_of("train", 0)) == 2
+
+
+async def test_many_puts_at_once_share_commits(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        row = await storage.draw("train", 0, TASK, 0)
+        await asyncio.gather(*(storage.put(row, make_rollout(0, member)) for member in range(200)))
+        assert len(await storage.rollouts_of("train", 0)) == 200
+
+
+async def test_a_refused_job_does_not_take_its_neighbours_down(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        row = await storage.draw("train", 0, TASK, 0)
+        puts = [make_rollout(0, 0), make_failure(0, 0), make_rollout(0, 1)]
+        outcomes = await asyncio.gather(*(storage.put(row, rollout) for rollout in puts), return_exceptions=True)
+        assert outcomes[0] is None
+        assert isinstance(outcomes[1], RunError)
+        assert outcomes[2] is None
+        assert len(await storage.rollouts_of("train", 0)) == 2
+
+
+async def test_a_cancelled_caller_does_not_lose_the_write(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        row = await storage.draw("train", 0, TASK, 0)
+        puts = [asyncio.create_task(storage.put(row, make_rollout(0, member))) for member in range(50)]
+        await asyncio.sleep(0)
+        for put in puts:
+            put.cancel()
+        await asyncio.gather(*puts, return_exceptions=True)
+        await storage.put(row, make_rollout(0, 50))
+        assert len(await storage.rollouts_of("train", 0)) == 51
+
+
+async def test_a_full_disk_is_reported_and_nothing_is_half_stored(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        row = await storage.draw("train", 0, TASK, 0)
+        await storage.put(row, make_rollout(0, 0))
+        await _limit_pages(storage, extra=20)
+        puts = [storage.put(row, make_rollout(0, 1 + member, size=4000)) for member in range(4)]
+        outcomes = await asyncio.gather(*puts, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        assert errors
+        for error in errors:
+            assert isinstance(error, RunError)
+            assert "full" in error.message
+            assert "free some disk space" in error.remedy
+        stored = {rollout.key.member for rollout in await storage.rollouts_of("train", 0)}
+        assert stored == {0} | {1 + member for member, outcome in enumerate(outcomes) if outcome is None}
+
+        await _limit_pages(storage, extra=10_000)
+        missing = next(1 + member for member, outcome in enumerate(outcomes) if outcome is not None)
+        await storage.put(row, make_rollout(0, missing, size=4000))
+        assert missing in {rollout.key.member for rollout in await storage.rollouts_of("train", 0)}
+
+
+async def _limit_pages(storage: SqliteStorage, extra: int) -> None:
+    """A page limit is how SQLite lets a test fill the disk."""
+
+    def limit(db: sqlite3.Connection) -> None:
+        (used,) = db.execute("PRAGMA page_count").fetchone()
+        db.execute(f"PRAGMA max_page_count = {used + extra}")
+
+    await storage._writer.do(limit)
+
+
+async def test_a_closed_storage_says_so(path: Path) -> None:
+    storage = SqliteStorage(path)
+    with pytest.raises(RunError, match="is not open"):
+        await storage.counts()
+    async with storage:
+        await storage.draw("train", 0, TASK, 0)
+    with pytest.raises(RunError, match="is not open"):
+        await storage.draw("train", 1, TASK, 0)
+
+
+@pytest.mark.parametrize(
+    ("tables", "found"), [("CREATE TABLE schema AS SELECT 99 AS version", "99"), ("CREATE TABLE other (x)", "None")]
+)
+async def test_a_database_of_another_kind_is_refused(path: Path, tables: str, found: str) -> None:
+    stranger = sqlite3.connect(path)
+    stranger.execute(tables)
+    stranger.close()
+    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads version 1"):
+        async with SqliteStorage(path):
+            pass
+    with pytest.raises(RunError, match=f"schema version {found}"):
+        StoredRun(path).steps()
+
+
+async def test_a_file_that_is_no_database_is_refused() -> None:
+    path = Path(__file__)
+    with pytest.raises(RunError, match="file is not a database"):
+        async with SqliteStorage(path):
+            pass
+
+
+async def test_a_missing_folder_is_a_run_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="unable to open database file"):
+        async with SqliteStorage(tmp_path / "missing" / "rollouts.sqlite"):
+            pass
+
+
+async def test_the_reader_sees_a_run_while_it_writes(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        run = StoredRun(path)
+        assert run.steps() == ()
+        for draw in (0, 1):
+            row = await storage.draw("train", draw, TASK, 0)
+            for member in (1, 0):
+                await storage.put(row, make_failure(draw, member))
+                await storage.put(row, make_rollout(draw, member, 1))
+            await storage.mark([("train", draw)], GroupStatus.CONSUMED, 1 + draw)
+        await storage.draw("train", 2, TASK, 0)
+
+        assert run.steps() == (1, 2)
+        expected = [facts_of(make_rollout(1, member, 1)) for member in (0, 1)]
+        assert [facts_of(rollout) for rollout in run.rollouts(2)] == expected
+        assert run.rollouts(3) == ()
+        first_try = run.find(RolloutKey("train", 0, 1, 0))
+        assert first_try is not None
+        assert facts_of(first_try) == facts_of(make_failure(0, 1))
+        assert run.find(RolloutKey("train", 0, 7, 0)) is None
+        assert run.counts() == await storage.counts()
+
+
+async def test_a_second_evaluation_replaces_the_first_and_resume_drops_later_ones(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        await storage.put_eval(0, "eval", "greedy", [make_rollout(draw, task_set="eval") for draw in (1, 0)])
+        await storage.put_eval(5, "eval", "greedy", [make_rollout(draw, task_set="eval") for draw in (0, 1)])
+        await storage.put_eval(5, "eval", "greedy", [make_rollout(2, task_set="eval")])
+        await storage.put_eval(5, "eval", "sampled", [make_rollout(3, task_set="eval")])
+        run = StoredRun(path)
+        assert run.evaluations() == (
+            Evaluation(0, "eval", "greedy"),
+            Evaluation(5, "eval", "greedy"),
+            Evaluation(5, "eval", "sampled"),
+        )
+        assert [rollout.key.draw for rollout in run.eval_rollouts(0, "eval", "greedy")] == [0, 1]
+        assert [facts_of(r) for r in run.eval_rollouts(5, "eval", "greedy")] == [
+            facts_of(make_rollout(2, task_set="eval"))
+        ]
+        await storage.resume("train", step=4, next_draw=None)
+        assert run.evaluations() == (Evaluation(0, "eval", "greedy"),)
+
+
+def test_a_run_without_rollouts_is_a_run_error(path: Path) -> None:
+    with pytest.raises(RunError, match="there are no rollouts at"):
+        StoredRun(path).steps()
+
+
+CHILD = """
+    import asyncio, pathlib, sys
+    from stored_values import TASK, make_rollout
+    from loopwright.buffer.storage.sqlite import SqliteStorage
+
+    async def produce(storage, row, member):
+        for attempt in range(100_000):
+            await storage.put(row, make_rollout(row.draw, member, attempt, size=200))
+            print(f"{member} {attempt}\\n", end="", flush=True)
+
+    async def main():
+        async with SqliteStorage(pathlib.Path(sys.argv[1])) as storage:
+            row = await storage.draw("train", 0, TASK, 0)
+            await asyncio.gather(*(produce(storage, row, member) for member in range(8)))
+
+    asyncio.run(main())
+"""
+
+
+def test_every_acknowledged_rollout_survives_kill_9(path: Path) -> None:
+    """D1."""
+    acknowledged = _put_until_killed(path)
+    run = StoredRun(path)
+    assert len(acknowledged) >= 100
+    for member, attempt in acknowledged:
+        stored = run.find(RolloutKey("train", 0, member, attempt))
+        assert stored is not None
+        assert facts_of(stored) == facts_of(make_rollout(0, member, attempt, size=200))
+    assert run.counts()["train"][GroupStatus.PENDING] == 1
+
+
+def _put_until_killed(path: Path) -> list[tuple[int, int]]:
+    """Kill a writing child with SIGKILL; returns the (member, attempt) pairs whose `put` had returned."""
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        lines = [next(child.stdout) for _ in range(100)]
+        child.kill()
+        lines += child.stdout
+    assert child.returncode == -signal.SIGKILL
+    pairs = [line.split() for line in lines if line.endswith("\n")]
+    return [(int(member), int(attempt)) for member, attempt in pairs]

@@ -1,0 +1,131 @@
+"""Random histories: SQLite and memory never disagree, and no drawn group is ever lost or in two places (R3, D1)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from stored_values import TASK, facts_of, make_failure, make_rollout
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.buffer.storage.memory import MemoryStorage
+from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.errors import RunError
+from loopwright.ports import GroupRow, ResumePlan, Storage
+from loopwright.types import GroupStatus, Rollout
+
+DRAWS = st.integers(0, 3)
+MEMBERS = st.integers(0, 2)
+VERSIONS = st.integers(0, 3)
+STEPS = st.integers(0, 4)
+
+
+class Walk(RuleBasedStateMachine):
+    """Does everything to both, and compares what they answer."""
+
+    @initialize(history=st.lists(st.tuples(VERSIONS, VERSIONS, st.sampled_from(GroupStatus), STEPS), max_size=4))
+    def open(self, history: list[tuple[int, int, GroupStatus, int]]) -> None:
+        """Start with some history, so that already the first resume has something to undo."""
+        self.folder = Path(tempfile.mkdtemp())
+        self.runner = asyncio.Runner()
+        self.memory = MemoryStorage()
+        self.sqlite = SqliteStorage(self.folder / "rollouts.sqlite")
+        self.runner.run(self.sqlite.__aenter__())
+        self.rows: dict[int, GroupRow] = {}
+        self.drawn = 0
+        for draw, (version, later, status, step) in enumerate(history):
+            self.draw(draw, version)
+            self.put(draw, 0, 0, max(version, later), False)
+            self.mark([draw], status, step)
+
+    def teardown(self) -> None:
+        self.runner.run(self.sqlite.__aexit__(None, None, None))
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+    def both(self, call: Callable[[Storage], Awaitable[Any]]) -> Any:
+        """The answer of both, which is the same; a refusal is an answer too."""
+
+        async def answer(storage: Storage) -> Any:
+            try:
+                return await call(storage)
+            except RunError as error:
+                return str(error)
+
+        ours, theirs = (self.runner.run(answer(storage)) for storage in (self.memory, self.sqlite))
+        assert comparable(ours) == comparable(theirs)
+        return ours
+
+    @rule(draw=DRAWS, version=VERSIONS)
+    def draw(self, draw: int, version: int) -> None:
+        row = self.both(lambda storage: storage.draw("train", draw, TASK, version))
+        if isinstance(row, GroupRow):
+            self.rows[draw] = row
+            self.drawn += 1
+
+    @rule(draw=DRAWS, member=MEMBERS, attempt=st.integers(0, 1), version=VERSIONS, fails=st.booleans())
+    def put(self, draw: int, member: int, attempt: int, version: int, fails: bool) -> None:
+        row = self.rows.get(draw, GroupRow("train", draw, 0, TASK, 0, GroupStatus.PENDING))
+        rollout = make_failure(draw, member, attempt) if fails else make_rollout(draw, member, attempt, version=version)
+        self.both(lambda storage: storage.put(row, rollout))
+
+    @rule(draws=st.lists(DRAWS, max_size=3, unique=True), status=st.sampled_from(GroupStatus), step=STEPS)
+    def mark(self, draws: list[int], status: GroupStatus, step: int) -> None:
+        at = step if status is GroupStatus.CONSUMED else None
+        self.both(lambda storage: storage.mark([("train", draw) for draw in draws], status, at))
+
+    @rule(step=STEPS, draws=st.lists(DRAWS, max_size=3, unique=True))
+    def evaluate(self, step: int, draws: list[int]) -> None:
+        rollouts = [make_rollout(draw, task_set="eval") for draw in draws]
+        self.both(lambda storage: storage.put_eval(step, "eval", "greedy", rollouts))
+
+    @rule(step=STEPS, next_draw=st.none() | DRAWS)
+    def resume(self, step: int, next_draw: int | None) -> None:
+        plan = self.both(lambda storage: storage.resume("train", step=step, next_draw=next_draw))
+        again = self.both(lambda storage: storage.resume("train", step=step, next_draw=next_draw))
+        assert comparable(plan) == comparable(again), "resuming twice is resuming once"
+
+    @rule()
+    def reopen(self) -> None:
+        self.runner.run(self.sqlite.__aexit__(None, None, None))
+        self.sqlite = SqliteStorage(self.folder / "rollouts.sqlite")
+        self.runner.run(self.sqlite.__aenter__())
+
+    @invariant()
+    def every_drawn_group_is_in_exactly_one_status(self) -> None:
+        counts = self.both(lambda storage: storage.counts())
+        assert sum(counts.get("train", {}).values()) == self.drawn
+
+    @invariant()
+    def the_same_is_stored(self) -> None:
+        for draw in range(4):
+            self.both(lambda storage, draw=draw: storage.rollouts_of("train", draw))  # type: ignore[misc]
+        run = StoredRun(self.folder / "rollouts.sqlite")
+        for step in range(5):
+            stored = run.eval_rollouts(step, "eval", "greedy")
+            assert comparable(stored) == comparable(self.memory.eval_rollouts(step, "eval", "greedy"))
+
+
+def comparable(answer: Any) -> Any:
+    if isinstance(answer, Rollout):
+        return facts_of(answer)
+    if isinstance(answer, tuple):
+        return [comparable(part) for part in answer]
+    if isinstance(answer, ResumePlan):
+        groups = [(group.draw, comparable(group.rollouts)) for group in answer.completed]
+        return replace(answer, completed=()), groups
+    return answer
+
+
+# Shrinking a history takes minutes, and a history is readable as it is.
+UNSHRUNK = set(Phase) - {Phase.shrink, Phase.explain}
+Walk.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None, phases=UNSHRUNK)
+test_sqlite_and_memory_walk_together = Walk.TestCase
