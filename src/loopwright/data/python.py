@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,12 @@ class PythonSource:
     def open(cls, path: str, args: Mapping[str, Any], base: Path) -> PythonSource:
         """Call the function that `path` names with `args`; it gives Tasks, or records as in a JSONL file."""
         function = load_symbol(path, base)
-        if not callable(function):
-            raise DataError(f"{path} is not a function", remedy="name a function that returns tasks", function=path)
+        if not callable(function) or iscoroutinefunction(function):
+            raise DataError(
+                f"{path} is not a plain function",
+                remedy="name a function, not async, that returns tasks",
+                function=path,
+            )
         try:
             # The boundary round the user's code; a generator runs, and may raise, only while it is listed.
             items = _listed(path, function(**args))

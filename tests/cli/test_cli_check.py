@@ -1,0 +1,206 @@
+"""`check` and `config` as a user types them: exit codes, what is said, and what is not loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from loopwright.cli import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
+CONFIG = """
+model: {path: smollm2}
+data: {kind: jsonl, path: tasks.jsonl}
+agent: {kind: single_turn, judger: mine}
+judgers: {mine: {kind: native, path: "mine.py:judge"}}
+trainer: {run_dir: runs/x, steps: 10}
+"""
+JUDGERS = """
+from loopwright import Scored
+
+def judge(task, episode): return episode.answer == str(task.truth)
+async def patient(task, episode): return Scored(0.25, {"style": 1.0})
+def wordy(task, episode): return "good"
+def empty(task, episode): return None
+def nan(task, episode): return float("nan")
+def broken(task, episode):
+    return task.truth["answer"]
+def quits(task, episode): raise SystemExit("bye")
+class Loop:
+    def __init__(self, turns): self.turns = turns
+    async def run(self, task, policy): return []
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "tasks.jsonl").write_text(
+        '{"id": "first", "prompt": "2+2?", "truth": 4}\n{"prompt": "3+3?", "truth": 6}\n'
+    )
+    (tmp_path / "mine.py").write_text(JUDGERS)
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    return tmp_path / "run.yaml"
+
+
+@pytest.fixture
+def run(capfd):
+    """Run a command line; gives exit code, stdout and stderr."""
+
+    def run_it(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run_it
+
+
+def test_a_sound_config_is_ok(run, file):
+    code, out, err = run("check", file, "trainer.steps=5")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"ok: {file}")
+    assert "5 steps x 8 groups x 8 samples = 320 rollouts" in out
+    assert "tasks.jsonl, single_turn agent, judged by mine" in out
+
+
+def test_problems_exit_with_2_and_no_traceback(run, file):
+    code, out, err = run("check", file, "rollout.temprature=1", "data.path=taks.jsonl")
+    assert (code, out) == (2, "")
+    assert "has 2 problems" in err
+    assert "did you mean 'temperature'?" in err
+    assert "did you mean 'tasks.jsonl'?" in err
+    assert "Traceback" not in err
+
+
+def test_warnings_are_shown_and_do_not_fail(run, file):
+    code, _, err = run("check", file, "rollout.top_k=50")
+    assert code == 0
+    assert "warning: rollout.top_k: is 50" in err
+
+
+def test_the_environment_is_a_layer(run, file, monkeypatch):
+    monkeypatch.setenv("LOOPWRIGHT_TRAINER__STEPS", "none")
+    code, _, err = run("check", file)
+    assert code == 2
+    assert "trainer.steps: is 'none', must be a whole number (env LOOPWRIGHT_TRAINER__STEPS)" in err
+
+
+@pytest.mark.parametrize("deep", [(), ("--deep",)])
+def test_a_malformed_line_of_every_data_file_is_reported(run, file, deep):
+    (file.parent / "tasks.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    (file.parent / "held.jsonl").write_text('{"question": "a"}\n')
+    evaluation = "eval={data: {kind: jsonl, path: held.jsonl}, agent: {kind: single_turn, judger: mine}}"
+    code, out, err = run("check", file, evaluation, *deep)
+    assert code == 2
+    assert "ok:" not in out
+    assert err.count("tasks.jsonl:2: this line is not valid JSON") == 1
+    assert err.count("held.jsonl:1: there is neither messages nor prompt") == 1
+
+
+def test_deep_shows_a_task_and_calls_the_judger(run, file):
+    code, out, err = run("check", "--deep", file)
+    assert (code, err) == (0, "")
+    assert "2 tasks; the first is first:" in out
+    assert "user: 2+2?" in out
+    assert "judger mine gives 1 to the made-up answer '4'" in out
+
+
+def test_deep_awaits_an_async_judger_and_knows_the_built_in(run, file):
+    _, out, _ = run("check", "--deep", file, "judgers.mine.path=mine.py:patient")
+    assert "judger mine gives 0.25" in out
+    _, out, _ = run("check", "--deep", file, "agent.judger=integer_answer")
+    assert "judger integer_answer gives 1" in out
+
+
+@pytest.mark.parametrize(
+    ("judger", "words"),
+    [
+        ("wordy", "returned 'good' of type str"),
+        ("empty", "returned None"),
+        ("nan", "returned nan"),
+        ("broken", 'return task.truth["answer"]'),
+        ("broken", "TypeError: 'int' object is not subscriptable"),
+        ("quits", "SystemExit: bye"),
+    ],
+)
+def test_deep_names_a_judger_that_gives_no_number(run, file, judger, words):
+    code, out, err = run("check", "--deep", file, f"judgers.mine.path=mine.py:{judger}")
+    assert code == 2
+    assert "ok:" not in out
+    assert f"judger 'mine' (mine.py:{judger})" in err
+    assert words in err
+    assert "rehearsal.py" not in err, "only the user's own frames are shown"
+
+
+def test_deep_makes_the_agent(run, file):
+    agent = "agent={kind: python, path: 'mine.py:Loop', judger: mine, args: {turns: 3}}"
+    code, out, _ = run("check", "--deep", file, agent)
+    assert code == 0
+    assert "agent mine.py:Loop can be made" in out
+    code, _, err = run("check", "--deep", file, agent.replace("turns", "tuns"))
+    assert code == 2
+    assert "unexpected keyword argument 'tuns'" in err
+
+
+def test_config_shows_every_field_with_its_source(run, file, monkeypatch):
+    monkeypatch.setenv("LOOPWRIGHT_ROLLOUT__TOP_P", "0.9")
+    code, out, _ = run("config", file, "rollout.temperature=0.7")
+    assert code == 0
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
+    assert [part.strip() for part in rows["rollout.temperature"]] == ["0.7", "command line"]
+    assert [part.strip() for part in rows["rollout.top_p"]] == ["0.9", "env LOOPWRIGHT_ROLLOUT__TOP_P"]
+    assert [part.strip() for part in rows["trainer.steps"]] == ["10", "run.yaml:6"]
+    assert [part.strip() for part in rows["learner.lr"]] == ["1e-05", "default"]
+
+
+def test_config_as_yaml_is_a_config_again(run, file):
+    code, out, _ = run("config", "--yaml", file, "rollout.stop=[x]")
+    assert code == 0
+    assert yaml.safe_load(out)["rollout"]["stop"] == ["x"]
+    (file.parent / "merged.yaml").write_text(out)
+    assert run("check", file.parent / "merged.yaml")[0] == 0
+
+
+def test_checking_deeply_loads_nothing_heavy():
+    """In a process of its own, because other tests may have loaded torch into this one."""
+    code = (
+        "import sys\n"
+        "from loopwright.cli import main\n"
+        "try: main(['check', '--deep', sys.argv[1]])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'transformers', 'ray', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tasks; the first is" in done.stdout
+
+
+def test_a_typo_is_reported_in_under_a_second():
+    command = [
+        sys.executable,
+        "-c",
+        "from loopwright.cli import main; main()",
+        "check",
+        EXAMPLE,
+        "rollout.temprature=1",
+    ]
+    seconds = []
+    for _ in range(5):  # the machine may be busy: one quick answer shows what the program needs
+        started = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        seconds.append(time.perf_counter() - started)
+        assert done.returncode == 2
+        assert "did you mean 'temperature'?" in done.stderr
+        if seconds[-1] < 1:
+            return
+    pytest.fail(f"it took {min(seconds):.2f} s")
