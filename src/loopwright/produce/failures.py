@@ -58,8 +58,8 @@ class FailureLedger:
         causes = ", ".join(f"{count} x {cause}" for cause, count in self._causes.most_common())
         return BudgetError(
             f"step {step}, task set {self._task_set!r}, judger {self._judger!r}: {self._in_a_row} groups in a row "
-            f"failed ({causes}). The first failure: {self._first_detail}",
-            remedy="mend what the first failure names; `produce.failure_budget` says how many groups may fail in a row",
+            f"failed ({causes}). The first of them: {self._first_detail}",
+            remedy="mend what it names; `produce.failure_budget` says how many groups may fail in a row",
             task_set=self._task_set,
             judger=self._judger,
             causes=dict(self._causes),

@@ -1,0 +1,220 @@
+"""The boundary round user code: every way to fail has its own outcome, and none of them is a reward (R1, R2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from loopwright.agents import EnginePolicy, SingleTurn
+from loopwright.errors import ChainError, EngineError
+from loopwright.judgers import IntegerAnswer
+from loopwright.ports import AgentLoop, Judger, Policy
+from loopwright.produce import Limits, OnAgentError, run_rollout
+from loopwright.testing import CharRenderer, FlakyJudger, ScriptedEngine
+from loopwright.types import (
+    Failed,
+    FailureCause,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    Message,
+    Rollout,
+    RolloutKey,
+    Sampling,
+    Scored,
+    StopReason,
+    Task,
+)
+
+TASK = Task.ask("sum", "12+7?", truth=19)
+KEY = RolloutKey("math", 3, 1)
+
+
+class Odd:
+    """An agent that asks once and then does something odd."""
+
+    def __init__(self, then: str, ask_first: bool = True) -> None:
+        self.then, self.ask_first = then, ask_first
+
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+        messages = list(task.messages)
+        if self.ask_first:
+            messages.append((await policy.reply(messages)).message)
+        match self.then:
+            case "raise":
+                raise KeyError("tool")
+            case "hang":
+                await asyncio.sleep(60)
+            case "own timeout":
+                async with asyncio.timeout(0):
+                    await asyncio.sleep(60)
+            case "nothing":
+                return None  # type: ignore[return-value]
+        return messages
+
+
+class Wraps:
+    """An agent that hides what its model call raised, behind its own exception or altogether."""
+
+    def __init__(self, swallow: bool) -> None:
+        self.swallow = swallow
+
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+        try:
+            await policy.reply(task.messages)
+        except Exception:
+            if not self.swallow:
+                raise ValueError("my model is broken") from None
+        return task.messages
+
+
+async def run(
+    loop: AgentLoop,
+    engine: ScriptedEngine | None = None,
+    *,
+    judger: Judger | None = None,
+    on_agent_error: OnAgentError = "fail",
+    seconds: float = 30.0,
+    judge_attempts: int = 2,
+) -> Rollout:
+    policy = EnginePolicy(engine or ScriptedEngine(["19"]), CharRenderer(), Sampling(), str(KEY), 1000)
+    limits = Limits(seconds, judge_attempts)
+    return await run_rollout(
+        KEY,
+        TASK,
+        loop=loop,
+        policy=policy,
+        judger=judger or IntegerAnswer(),
+        limits=limits,
+        on_agent_error=on_agent_error,
+    )
+
+
+async def test_a_good_run_is_scored_on_its_episode() -> None:
+    rollout = await run(SingleTurn())
+    assert (rollout.key, rollout.task, rollout.reward) == (KEY, TASK, Scored(1.0))
+    assert rollout.episode is not None
+    assert rollout.episode.answer == "19"
+    assert rollout.timing.started > 0
+
+
+async def test_an_engine_failure_is_infrastructure() -> None:
+    rollout = await run(SingleTurn(), ScriptedEngine(["19"], faults={0}))
+    assert rollout.reward == Failed(FailureCause.INFRA, "EngineError", "scripted fault at call 0")
+    assert rollout.episode is None
+
+
+@pytest.mark.parametrize("swallow", [True, False])
+@pytest.mark.parametrize("rule", ["fail", "grade", 0.0])
+async def test_an_engine_failure_stays_one_whatever_the_agent_makes_of_it(swallow: bool, rule: OnAgentError) -> None:
+    rollout = await run(Wraps(swallow), ScriptedEngine(["19"], faults={0}), on_agent_error=rule)
+    assert isinstance(rollout.reward, Failed)
+    assert rollout.reward.cause is FailureCause.INFRA
+
+
+@pytest.mark.parametrize(
+    ("then", "error", "words"),
+    [("raise", "KeyError", "'tool' (test_rollout.py:"), ("own timeout", "TimeoutError", "in run)"),
+     ("nothing", "AgentError", "returned None")],
+)  # fmt: skip
+async def test_an_agent_that_raises_fails_by_default(then: str, error: str, words: str) -> None:
+    rollout = await run(Odd(then))
+    assert isinstance(rollout.reward, Failed)
+    assert (rollout.reward.cause, rollout.reward.error) == (FailureCause.AGENT, error)
+    assert "agent Odd on task 'sum'" in rollout.reward.detail
+    assert words in rollout.reward.detail
+
+
+async def test_an_agent_that_raises_can_be_graded_on_what_it_did() -> None:
+    rollout = await run(Odd("raise"), on_agent_error="grade")
+    assert rollout.reward == Scored(1.0)
+    assert rollout.episode is not None
+    assert rollout.episode.messages[-1] == {"role": "assistant", "content": "19"}
+
+
+async def test_an_agent_that_did_nothing_cannot_be_graded() -> None:
+    rollout = await run(Odd("raise", ask_first=False), on_agent_error="grade")
+    assert isinstance(rollout.reward, Failed)
+
+
+async def test_an_agent_that_raises_can_have_a_fixed_reward() -> None:
+    rollout = await run(Odd("raise"), on_agent_error=-1.0)
+    assert rollout.reward == Scored(-1.0, {"agent_error": 1.0})
+    assert rollout.episode is not None
+    assert rollout.episode.sampled_tokens == 3
+
+
+async def test_an_agent_out_of_time_is_graded_on_what_it_did() -> None:
+    rollout = await run(Odd("hang"), seconds=0.05)
+    assert rollout.reward == Scored(1.0)
+    assert rollout.episode is not None
+    assert rollout.episode.stop is StopReason.BUDGET
+
+
+async def test_a_model_that_never_answers_is_infrastructure() -> None:
+    rollout = await run(Odd("hang", ask_first=False), seconds=0.05)
+    assert isinstance(rollout.reward, Failed)
+    assert (rollout.reward.cause, rollout.reward.error) == (FailureCause.INFRA, "Timeout")
+
+
+async def test_the_judge_alone_is_tried_again() -> None:
+    engine = ScriptedEngine(["19"])
+    judger = FlakyJudger(IntegerAnswer(), {0})
+    rollout = await run(SingleTurn(), engine, judger=judger, judge_attempts=2)
+    assert rollout.reward == Scored(1.0)
+    assert (judger.calls, len(engine.requests)) == (2, 1)
+
+
+async def test_a_judge_that_keeps_failing_is_a_failure_with_its_episode_kept() -> None:
+    judger = FlakyJudger(IntegerAnswer(), {0, 1, 2})
+    rollout = await run(SingleTurn(), judger=judger, judge_attempts=3)
+    assert isinstance(rollout.reward, Failed)
+    assert rollout.reward.cause is FailureCause.JUDGE
+    assert "integer_answer" in rollout.reward.detail
+    assert rollout.episode is not None
+    assert judger.calls == 3
+
+
+class Broken(ScriptedEngine):
+    """An engine with a bug of ours."""
+
+    def __init__(self, bug: Exception | None = None) -> None:
+        super().__init__([])
+        self.bug = bug
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if self.bug:
+            raise self.bug
+        return Generation((1,), (), (0,), FinishReason.STOP)
+
+
+@pytest.mark.parametrize("loop", [SingleTurn(), Wraps(True), Wraps(False)])
+@pytest.mark.parametrize(("bug", "error"), [(None, ChainError), (ZeroDivisionError("ours"), ZeroDivisionError)])
+async def test_our_own_bugs_crash_even_when_the_agent_hides_them(
+    loop: AgentLoop, bug: Exception | None, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await run(loop, Broken(bug), on_agent_error="grade")
+
+
+async def test_cancellation_is_no_outcome() -> None:
+    task = asyncio.create_task(run(Odd("hang")))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_engine_error_inside_a_task_group_is_infrastructure() -> None:
+    class Parallel:
+        async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(2):
+                    group.create_task(policy.reply(task.messages))
+            return task.messages
+
+    rollout = await run(Parallel(), ScriptedEngine(["19"], faults={1}))
+    assert isinstance(rollout.reward, Failed)
+    assert rollout.reward.error == EngineError.__name__

@@ -1,0 +1,279 @@
+"""The sync producer: full batches, bounded failure, nothing drawn twice or lost (R2, R3, R4, D1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopwright.agents import EnginePolicy, SingleTurn
+from loopwright.buffer.storage.memory import MemoryStorage
+from loopwright.errors import BudgetError, ChainError
+from loopwright.judgers import IntegerAnswer
+from loopwright.ports import Policy, ResumePlan
+from loopwright.produce import Limits, ProduceSettings, RolloutRunner, SyncProducer, TaskSetRuntime
+from loopwright.testing import CharRenderer, FlakyJudger, ScriptedEngine
+from loopwright.types import GenerateRequest, GroupStatus, Message, Rollout, Sampling, Task
+
+
+class Counting:
+    """The n-th task asks for n."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def task(self, draw: int) -> Task:
+        return Task.ask(f"t{draw}", f"say {draw}", truth=draw)
+
+
+class RaisesOn:
+    """An agent that cannot work on some tasks."""
+
+    def __init__(self, *ids: str) -> None:
+        self.ids = ids
+
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+        if task.id in self.ids:
+            raise KeyError("tool")
+        return await SingleTurn().run(task, policy)
+
+
+def echo(request: GenerateRequest) -> str:
+    """Answers with the number in the prompt: always right."""
+    return "".join(c for c in CharRenderer().text(request.prompt_ids) if c.isdigit())
+
+
+def task_set(name: str = "math", **changes: Any) -> TaskSetRuntime:
+    return replace(TaskSetRuntime(name, Counting(), SingleTurn(), IntegerAnswer(), Sampling()), **changes)
+
+
+@dataclass
+class House:
+    """A producer with everything it needs."""
+
+    engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(echo, steps=1))
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    task_sets: Sequence[TaskSetRuntime] = field(default_factory=lambda: [task_set()])
+    groups: int = 3
+    members: int = 2
+    min_members: int | None = None
+    budget: int = 4
+    concurrency: int = 100
+    max_attempts: int = 2
+    lockstep: bool = False
+    seen: list[Rollout] = field(default_factory=list)
+
+    def producer(self, plans: dict[str, ResumePlan] | None = None) -> SyncProducer:
+        runner = RolloutRunner(
+            lambda prefix, sampling: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, 500),
+            seed=1,
+            limits=Limits(judge_attempts=1),
+            concurrency=self.concurrency,
+            max_attempts=self.max_attempts,
+            lockstep=self.engine if self.lockstep else None,
+        )
+        chosen = ProduceSettings(self.groups, self.members, self.min_members, self.budget)
+        return SyncProducer(self.task_sets, runner, self.storage, chosen, plans=plans, on_rollout=self.seen.append)
+
+    async def counts(self, name: str = "math") -> dict[GroupStatus, int]:
+        return {status: count for status, count in (await self.storage.counts())[name].items() if count}
+
+
+async def test_a_batch_has_full_groups_in_order_and_is_stored() -> None:
+    house = House()
+    producer = house.producer()
+    batch = await producer.produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 1, 2]
+    assert all(group.rewards == (1.0, 1.0) for group in batch.groups)
+    assert [rollout.key.member for rollout in batch.groups[0].rollouts] == [0, 1]
+    assert await house.counts() == {GroupStatus.COMPLETED: 3}
+    assert len(house.seen) == 6
+    assert batch.metrics["reward/mean"] == 1.0
+    assert batch.metrics["reward/std"] == 0.0
+    assert batch.metrics["response/tokens"] == 2.0
+    assert batch.metrics["response/truncated"] == 0.0
+    assert batch.metrics["failures/infra"] == batch.metrics["groups/failed"] == 0.0
+    await producer.consume(batch.groups, 1)
+    assert await house.counts() == {GroupStatus.CONSUMED: 3}
+    assert [group.draw for group in (await producer.produce_batch(2, 1)).groups] == [3, 4, 5]
+    assert producer.next_draws == {"math": 6}
+
+
+async def test_seeds_differ_by_draw_member_and_attempt_and_repeat_in_another_run() -> None:
+    async def seeds() -> dict[str, int]:
+        house = House(engine=ScriptedEngine(echo, faults={1}))
+        await house.producer().produce_batch(1, 0)
+        return {request.id: request.sampling.seed for request in house.engine.requests}
+
+    first = await seeds()
+    assert len(set(first.values())) == len(first) == 7
+    assert first == await seeds()
+
+
+async def test_failed_members_are_tried_again() -> None:
+    house = House(engine=ScriptedEngine(echo, faults={0, 3}))
+    batch = await house.producer().produce_batch(1, 0)
+    assert [len(group.rollouts) for group in batch.groups] == [2, 2, 2]
+    assert sorted(r.key.attempt for group in batch.groups for r in group.rollouts) == [0, 0, 0, 0, 1, 1]
+    assert batch.metrics["failures/infra"] == 2.0
+
+
+async def test_a_group_that_cannot_be_filled_is_replaced_by_another_draw() -> None:
+    house = House(task_sets=[task_set(loop=RaisesOn("t1"))])
+    batch = await house.producer().produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 2, 3]
+    assert await house.counts() == {GroupStatus.COMPLETED: 3, GroupStatus.FAILED: 1}
+    assert batch.metrics["groups/failed"] == 1.0
+    assert batch.metrics["failures/agent"] == 4.0
+
+
+async def test_min_members_lets_a_smaller_group_pass() -> None:
+    judger = FlakyJudger(IntegerAnswer(), {0})
+    house = House(task_sets=[task_set(judger=judger)], groups=1, members=3, min_members=2, max_attempts=1)
+    batch = await house.producer().produce_batch(1, 0)
+    assert [len(group.rollouts) for group in batch.groups] == [2]
+    assert batch.metrics["failures/judge"] == 1.0
+
+
+async def test_a_spent_budget_stops_the_run_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    judger = FlakyJudger(IntegerAnswer("strict"), range(10_000))
+    house = House(task_sets=[task_set(judger=judger)], budget=5)
+    with caplog.at_level(logging.WARNING, "loopwright"), pytest.raises(BudgetError) as caught:
+        await house.producer().produce_batch(7, 6)
+    message = caught.value.message
+    for words in (
+        "step 7",
+        "'math'",
+        "'strict'",
+        "5 groups in a row",
+        "judge JudgeError",
+        "The first of them: judger 'strict' failed at call",
+    ):
+        assert words in message
+    assert len(caplog.records) == 1, "the first failure of a kind is told, the others are counted"
+    assert "strict" in caplog.text
+    assert GroupStatus.PENDING not in await house.counts()
+
+
+async def test_failures_between_successes_do_not_spend_the_budget() -> None:
+    odd = tuple(f"t{n}" for n in range(1, 100, 2))
+    house = House(task_sets=[task_set(loop=RaisesOn(*odd))], groups=8, budget=2, max_attempts=1)
+    batch = await house.producer().produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == list(range(0, 16, 2))
+
+
+async def test_rollouts_in_flight_are_bounded() -> None:
+    house = House(engine=ScriptedEngine(echo, steps=2), groups=4, members=4, concurrency=3)
+    await house.producer().produce_batch(1, 0)
+    assert house.engine.most_live == 3
+
+
+async def test_a_lockstep_engine_knows_how_many_agents_are_to_come() -> None:
+    house = House(groups=2, members=2, concurrency=3, lockstep=True)
+    await house.producer().produce_batch(1, 0)
+    assert house.engine.expected == [3, 3, 2, 1, 0, 0]
+
+
+async def test_a_lockstep_engine_is_released_when_the_batch_breaks() -> None:
+    class Bug:
+        name = "bug"
+
+        async def judge(self, task: Task, episode: object) -> Any:
+            raise ChainError("a bug of ours", remedy="mend it")
+
+    house = House(task_sets=[task_set(judger=Bug())], lockstep=True)
+    with pytest.raises(ChainError):
+        await house.producer().produce_batch(1, 0)
+    assert house.engine.expected[-1] == 0
+
+
+async def test_several_task_sets_share_the_batch_by_weight_and_keep_their_own_settings() -> None:
+    short = task_set("short", weight=1.0, sampling=Sampling(max_new_tokens=1))
+    long = task_set("long", weight=3.0)
+    house = House(task_sets=[short, long], groups=8, members=1)
+    batch = await house.producer().produce_batch(1, 0)
+    assert [group.task_set for group in batch.groups] == ["short"] * 2 + ["long"] * 6
+    assert {r.id.split("/")[0]: r.sampling.max_new_tokens for r in house.engine.requests} == {"short": 1, "long": 256}
+    assert batch.metrics["response/truncated"] == 0.25
+
+
+class KilledError(Exception):
+    """Stands for kill -9."""
+
+
+class Mortal(MemoryStorage):
+    """Storage that dies before its n-th write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes_left: int | None = None
+
+    def write(self) -> None:
+        if self.writes_left is not None:
+            if self.writes_left == 0:
+                raise KilledError
+            self.writes_left -= 1
+
+    async def draw(self, *args: Any) -> Any:
+        self.write()
+        return await super().draw(*args)
+
+    async def put(self, *args: Any) -> None:
+        self.write()
+        await super().put(*args)
+
+    async def mark(self, rows: Any, status: GroupStatus, step: int | None = None) -> None:
+        self.write()
+        await super().mark(rows, status, step)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 25), st.sets(st.integers(0, 12)))
+async def test_after_a_kill_every_draw_is_finished_once(writes: int, faults: set[int]) -> None:
+    """D1, R3: wherever the run dies, the next one completes what was drawn, in order, and skips nothing."""
+    storage = Mortal()
+    first = House(storage=storage, engine=ScriptedEngine(echo, faults=faults), budget=100)
+    storage.writes_left = writes
+    producer = first.producer()
+    try:
+        await producer.produce_batch(1, 0)
+    except KilledError:
+        storage.writes_left = None
+    stored = {rollout.key for rollout in first.seen}
+    plan = await storage.resume("math", step=0, next_draw=None)
+    second = House(storage=storage)
+    batch = await second.producer({"math": plan}).produce_batch(1, 0)
+    assert not stored & {rollout.key for rollout in second.seen}, "no stored rollout is made again"
+    draws = [group.draw for group in batch.groups]
+    counts = await second.counts()
+    assert counts.pop(GroupStatus.COMPLETED) == len(draws) == 3
+    assert len(set(draws)) == 3
+    assert set(counts) <= {GroupStatus.FAILED}
+    assert max(draws) + 1 == len(draws) + sum(counts.values()), "no draw was skipped"
+
+
+async def test_completed_groups_of_a_resumed_run_are_used_before_anything_is_made() -> None:
+    house = House()
+    await house.producer().produce_batch(1, 0)
+    plan = await house.storage.resume("math", step=0, next_draw=None)
+    again = House(storage=house.storage)
+    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 1, 2]
+    assert again.seen == []
+    assert batch.metrics["reward/mean"] == 1.0
+
+
+async def test_discarded_draws_are_made_again_with_the_same_seeds() -> None:
+    house = House()
+    await house.producer().produce_batch(1, 0)
+    plan = await house.storage.resume("math", step=0, next_draw=0)
+    again = House(storage=house.storage)
+    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 1, 2]
+    first, second = ({request.sampling.seed for request in h.engine.requests} for h in (house, again))
+    assert first == second
