@@ -62,6 +62,7 @@ def test_a_file_may_import_its_neighbours(tmp_path):
         ("json:laods", "did you mean json:loads?"),
         ("raises.py:x", "raises.py failed at raises.py:3: ZeroDivisionError"),
         ("needs.py:x", "needs.py failed at needs.py:1: ModuleNotFoundError"),
+        ("quits.py:x", "quits.py failed at quits.py:2: SystemExit: 3"),
         ("syntax.py:x", "syntax.py failed at syntax.py:2: SyntaxError"),
     ],
 )
@@ -69,6 +70,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path, path, words):
     (tmp_path / "tasks.py").write_text("train = 1\n")
     (tmp_path / "raises.py").write_text("def f():\n    pass\nx = 1 / 0\n")
     (tmp_path / "needs.py").write_text("import no_such_thing_at_all\n")
+    (tmp_path / "quits.py").write_text("import sys\nsys.exit(3)\n")
     (tmp_path / "syntax.py").write_text("a = 1\nx = = 2\n")
     with pytest.raises(ConfigError) as caught:
         load_symbol(path, tmp_path)

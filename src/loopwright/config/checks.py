@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from loopwright.config.problems import KeyPath, Problem, dotted, suggest
-from loopwright.config.schema import Dtype, RunConfig
+from loopwright.config.schema import Dtype, RolloutConfig, RunConfig
 from loopwright.config.task_sets import BUILT_IN_JUDGERS, SamplingOverrides
 
 
@@ -122,22 +122,16 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
 
 
 def _truncated_sampling(config: RunConfig) -> Iterator[Problem]:
-    places: list[tuple[KeyPath, SamplingOverrides | None]] = [(("rollout",), None)]
-    places += [(("task_sets", index, "sampling"), task_set.sampling) for index, task_set in enumerate(config.task_sets)]
-    for place, sampling in places:
-        settings = config.rollout if sampling is None else sampling
-        if settings.top_k:
-            yield _truncates((*place, "top_k"), settings.top_k, 0)
-        if settings.top_p is not None and settings.top_p < 1:
-            yield _truncates((*place, "top_p"), settings.top_p, 1)
+    yield from _truncates(("rollout",), config.rollout)
+    for index, task_set in enumerate(config.task_sets):
+        yield from _truncates(("task_sets", index, "sampling"), task_set.sampling)
 
 
-def _truncates(path: KeyPath, value: float, off: int) -> Problem:
-    return Problem(
-        path,
-        f"is {value}: it changes what is sampled but not the logprobs that are trained on",
-        f"for training, leave it at {off}",
-    )
+def _truncates(place: KeyPath, settings: RolloutConfig | SamplingOverrides) -> Iterator[Problem]:
+    for name, value, off in (("top_k", settings.top_k, 0), ("top_p", settings.top_p, 1)):
+        if value is not None and value != off:
+            text = f"is {value}: it changes what is sampled but not the logprobs that are trained on"
+            yield Problem((*place, name), text, f"for training, leave it at {off}")
 
 
 def _no_signal(config: RunConfig) -> Iterator[Problem]:

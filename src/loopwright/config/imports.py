@@ -54,12 +54,12 @@ def load_symbol(path: str, base: Path) -> object:
 
 
 def user_line(error: BaseException) -> str:
-    """`file.py:12: ZeroDivisionError: division by zero`: the innermost line of the user's own code."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(PACKAGE)]
-    reason = "".join(traceback.format_exception_only(error)).strip()
+    """`file.py:12: ZeroDivisionError: division by zero`: the innermost line that is neither ours nor the importer's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    own = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    reason = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((PACKAGE, "<frozen"))]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {reason}" if own else reason
 
 
@@ -76,7 +76,7 @@ def _import_file(file: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _broken(file.name, error) from error
     return module
@@ -93,7 +93,7 @@ def _import_module(name: str, base: Path) -> ModuleType:
                 remedy=f"install it into this environment, or name a file: {name.replace('.', '/')}.py",
             ) from None
         raise _broken(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(name, error) from error
 
 
@@ -103,5 +103,5 @@ def _let_import_from(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _broken(place: str, error: Exception) -> ConfigError:
+def _broken(place: str, error: BaseException) -> ConfigError:
     return ConfigError(f"importing {place} failed at {user_line(error)}", remedy="mend that line, or what it needs")
