@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -106,3 +108,39 @@ async def test_a_path_that_is_no_function_fails_before_the_first_call() -> None:
     with pytest.raises(ConfigError, match="cannot be called"):
         async with judger("NOT_A_FUNCTION"):
             pass
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from loopwright.judgers import NativeJudger
+from loopwright.types import Episode, Task
+
+if __name__ == "__main__":
+    judger = NativeJudger("j", "user_judgers.py:hangs_loudly", Path(sys.argv[1]), 60)
+    asyncio.run(judger.judge(Task.ask("t", "?"), Episode((), ())))
+"""
+
+
+@pytest.mark.real
+def test_a_hanging_judge_dies_with_a_killed_run(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(HERE)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while _alive(worker):
+        assert time.monotonic() < deadline, "the worker outlived its run"
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -58,6 +58,12 @@ def hangs(task: Task, episode: Episode) -> float:
     return 0.0
 
 
+def hangs_loudly(task: Task, episode: Episode) -> float:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    return 0.0
+
+
 def dies(task: Task, episode: Episode) -> float:
     if episode.answer == "quick":
         return 1.0

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
@@ -93,7 +95,7 @@ class NativeJudger:
         if self._pool is None:
             # Spawned, not forked: a fork would copy the engine's threads and torch's state into the worker.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPool(max_workers=self._workers, context=context)
+            self._pool = ProcessPool(max_workers=self._workers, initializer=die_with_parent, context=context)
         return self._pool
 
     async def _close(self, pool: ProcessPool) -> None:
@@ -113,6 +115,18 @@ def load_judger(path: str, base: Path) -> Callable[..., Any]:
             remedy="name a function `judge(task, episode)` that returns a number",
         )
     return function
+
+
+def die_with_parent() -> None:
+    """Runs in the worker as it starts: a run that was killed must leave no judge behind, not even a hanging one."""
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def call_in_worker(signature: Signature, base: Path, task: Task, episode: Episode) -> Scored:
