@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -89,6 +90,13 @@ async def test_a_worker_that_dies_is_a_judge_error_and_the_judger_goes_on() -> N
         with pytest.raises(JudgeError, match="took its worker process down"):
             await dies.judge(TASK, episode("die"))
         assert await dies.judge(TASK, episode("quick")) == Scored(1.0)
+
+
+async def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
+    async with judger("pid") as pid:
+        os.kill(int((await pid.judge(TASK, episode())).value), signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        assert (await pid.judge(TASK, episode())).value > 0
 
 
 async def test_cancelling_a_call_frees_its_worker() -> None:

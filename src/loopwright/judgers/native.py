@@ -75,7 +75,7 @@ class NativeJudger:
         return self._signature.scored(value)
 
     async def _in_worker(self, task: Task, episode: Episode) -> Scored:
-        pool = self._started_pool()
+        pool = await self._started_pool()
         call = pool.schedule(call_in_worker, args=(self._signature, self._base, task, episode), timeout=self._timeout)
         try:
             # Cancelling this await cancels the call, and pebble then kills its worker.
@@ -87,11 +87,12 @@ class NativeJudger:
         except ProcessExpired as error:
             raise self._signature.died(error) from error
         except BrokenProcessPool as error:
-            # The pool is broken as a whole and takes no more calls: the next call starts a fresh one.
-            await self._close(pool)
             raise self._signature.died(error) from error
 
-    def _started_pool(self) -> ProcessPool:
+    async def _started_pool(self) -> ProcessPool:
+        if self._pool is not None and not self._pool.active:
+            # It broke as a whole, as when an idle worker was killed, and takes no more calls.
+            await self._close(self._pool)
         if self._pool is None:
             # Spawned, not forked: a fork would copy the engine's threads and torch's state into the worker.
             context = multiprocessing.get_context("spawn")
