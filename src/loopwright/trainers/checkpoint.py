@@ -1,0 +1,122 @@
+"""Checkpoints that are complete or not there (D2).
+
+A checkpoint is filled under another name, forced to disk and then renamed, so a folder called `step-…` is whole.
+Deleting goes the other way round: renamed first, then removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import CheckpointError
+from loopwright.trainers.durable import flush, flush_tree
+
+FORMAT = 1
+STATE = "state.json"
+
+_NAME = re.compile(r"step-(\d{6,})")
+_UNFINISHED = ".unfinished-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: the folder that its writer filled, and the state that was saved with it."""
+
+    step: int
+    path: Path
+    state: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in `folder`, of which the newest `keep` stay."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def write(self, step: int, writer: Callable[[Path], None], state: Mapping[str, Any]) -> Checkpoint:
+        """Let `writer` fill a folder, save `state` (plain JSON) beside it, and make both the checkpoint of `step`.
+
+        A step that has a checkpoint keeps it: a run that is back at a step is in the state that was saved there.
+        """
+        target = self._folder / f"step-{step:06d}"
+        if target.exists():
+            return _read(target, step, fallback=None)
+        unfinished = self._folder / f"{_UNFINISHED}{target.name}"
+        try:
+            _discard(unfinished)
+            unfinished.mkdir(parents=True)
+            writer(unfinished)
+            (unfinished / STATE).write_text(
+                json.dumps({"format": FORMAT, "step": step, "state": dict(state)}, indent=1)
+            )
+            flush_tree(unfinished)
+            unfinished.rename(target)
+            flush(self._folder)
+        except Exception as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise _not_written(step, error) from error
+        self._prune(spare=step)
+        return Checkpoint(step, target, dict(state))
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint, or None. Clears away what a crash left unfinished."""
+        for leftover in self._folder.glob(f"{_UNFINISHED}*"):
+            _discard(leftover)
+        found = self._found()
+        if not found:
+            return None
+        (step, path), *older = reversed(found)
+        return _read(path, step, fallback=older[0][1].name if older else None)
+
+    def _found(self) -> list[tuple[int, Path]]:
+        """Steps and folders, oldest first."""
+        if not self._folder.is_dir():
+            return []
+        named = ((_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in named if match)
+
+    def _prune(self, spare: int) -> None:
+        found = self._found()
+        for step, path in found[: max(0, len(found) - self._keep)]:
+            if step == spare:
+                continue
+            # Half a checkpoint must not keep the name of a whole one.
+            doomed = path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
+            _discard(doomed)
+
+
+def _discard(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _read(path: Path, step: int, fallback: str | None) -> Checkpoint:
+    try:
+        saved = json.loads((path / STATE).read_text())
+        if saved["format"] != FORMAT:
+            raise _damaged(path, f"it has format {saved['format']}, this Loopwright reads format {FORMAT}", fallback)
+        if saved["step"] != step:
+            raise _damaged(path, f"its {STATE} is that of step {saved['step']}", fallback)
+        return Checkpoint(step, path, dict(saved["state"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, f"its {STATE} cannot be read ({error})", fallback) from error
+
+
+def _damaged(path: Path, why: str, fallback: str | None) -> CheckpointError:
+    way_out = f"to go on from {fallback}, delete the folder {path}" if fallback else "start over with --fresh"
+    return CheckpointError(f"checkpoint {path} cannot be used: {why}", remedy=way_out, path=str(path))
+
+
+def _not_written(step: int, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}",
+        remedy="free some disk space; earlier checkpoints are intact, and the same command goes on from the newest one",
+        step=step,
+    )

@@ -1,0 +1,46 @@
+"""Whether a run may go on under another config: it may, if the difference changes nothing that was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FREE = ("trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.run_dir", "trainer.export", "track.")
+"""Settings that may differ when a run goes on; one that ends in a dot stands for all below it."""
+
+_UNSET = object()
+
+
+def config_changes(previous: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """What stands in the way of going on, as `key: old -> new`. Free settings and more steps do not."""
+    old, new = _flat(previous), _flat(config)
+    changed = [key for key in {**old, **new} if old.get(key, _UNSET) != new.get(key, _UNSET)]
+    return [
+        f"{key}: {_shown(old.get(key, _UNSET))} -> {_shown(new.get(key, _UNSET))}"
+        for key in changed
+        if not _may_change(key, old.get(key), new.get(key))
+    ]
+
+
+def _may_change(key: str, old: Any, new: Any) -> bool:
+    if key == "trainer.steps":
+        return isinstance(old, int) and isinstance(new, int) and new >= old
+    return any(key.startswith(free) if free.endswith(".") else key == free for free in FREE)
+
+
+def _shown(value: Any) -> str:
+    return "(not set)" if value is _UNSET else repr(value)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by their dotted path. An empty list or mapping is a leaf."""
+    if isinstance(value, Mapping) and value:
+        pairs = [(str(key), inner) for key, inner in value.items()]
+    elif isinstance(value, list) and value:
+        pairs = [(str(index), inner) for index, inner in enumerate(value)]
+    else:
+        return {prefix: value}
+    leaves: dict[str, Any] = {}
+    for key, inner in pairs:
+        leaves |= _flat(inner, f"{prefix}.{key}" if prefix else key)
+    return leaves

@@ -1,0 +1,37 @@
+"""Files that are whole or not there: what a rename reveals has reached the disk before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put `text` at `path` in one step: a crash leaves the old file or the new one."""
+    draft = draft_of(path)
+    draft.write_text(text)
+    flush(draft)
+    draft.replace(path)
+    flush(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Where a file waits until it is whole. A crash may leave it there."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def flush_tree(folder: Path) -> None:
+    """Force every file and folder below `folder`, and the folder itself, to disk."""
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            flush(Path(parent, name))
+        flush(Path(parent))
+
+
+def flush(path: Path) -> None:
+    """Force one file, or the entries of one folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,184 @@
+"""The folder of a run: its layout, its lock, and the config that it belongs to. docs/run-folder.md describes it.
+
+At most one process uses a run folder, and a folder that is not a run is never written to or emptied.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loopwright.errors import ConfigChangedError, RunError, RunLockedError
+from loopwright.trainers.config_changes import config_changes
+from loopwright.trainers.durable import draft_of, write_whole
+
+HEADER = "# The config of this Loopwright run. Written by Loopwright; edit your own config file instead.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where a run keeps what. Naming a path does not make it."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts.sqlite"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @staticmethod
+    @contextmanager
+    def open(
+        path: Path, config_snapshot: Mapping[str, Any], *, fresh: bool = False, allow_config_change: bool = False
+    ) -> Iterator[RunFolder]:
+        """Hold the folder for a new run or for one that goes on, until the block ends.
+
+        `fresh` empties it first. Otherwise a config that differs from the run's raises ConfigChangedError, unless
+        only free settings differ or `allow_config_change` is set.
+        """
+        folder = RunFolder(path)
+        config = _plain(config_snapshot)
+        _require_run_or_empty(folder)
+        with _locked(folder):
+            previous = None if fresh else folder.stored_config()
+            if previous is None:
+                _empty(folder)
+            elif not allow_config_change:
+                _require_same(folder, previous, config)
+            write_whole(folder.config, HEADER + yaml.safe_dump(config, sort_keys=False))
+            yield folder
+
+    def stored_config(self) -> dict[str, Any] | None:
+        """The config of the run in this folder, or None when there is no run yet."""
+        if not self.config.is_file():
+            return None
+        try:
+            config = yaml.safe_load(self.config.read_text())
+        except yaml.YAMLError as error:
+            raise RunError(
+                f"{self.config} cannot be read: {error}",
+                remedy="restore it from your config file, or start over with --fresh",
+            ) from error
+        return config if isinstance(config, dict) else None
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as it will be read back, so that a tuple and a list compare equal."""
+    plain = yaml.safe_load(yaml.safe_dump(dict(config), sort_keys=False))
+    return dict(plain)
+
+
+def _require_run_or_empty(folder: RunFolder) -> None:
+    if folder.path.exists() and not folder.path.is_dir():
+        raise RunError(f"{folder.path} is not a folder", remedy="choose another trainer.run_dir")
+    if not folder.path.exists() or _is_run(folder):
+        return
+    ours = {folder.lock, draft_of(folder.config)}  # all that a run leaves that died while it began
+    strangers = sorted(entry.name for entry in folder.path.iterdir() if entry not in ours)
+    if strangers:
+        raise RunError(
+            f"{folder.path} is not a Loopwright run, and it is not empty: it holds {', '.join(strangers[:3])}",
+            remedy="choose another trainer.run_dir, or empty the folder yourself",
+        )
+
+
+def _is_run(folder: RunFolder) -> bool:
+    if not folder.config.is_file():
+        return False
+    with folder.config.open("rb") as file:
+        return file.read(len(HEADER.encode())) == HEADER.encode()
+
+
+def _empty(folder: RunFolder) -> None:
+    """Remove everything but the lock that we hold.
+
+    The config loses its content first and its place last: if we are interrupted, what is left is still known as a
+    run, and as one that was to be removed.
+    """
+    if folder.config.exists():
+        write_whole(folder.config, HEADER)
+    for entry in folder.path.iterdir():
+        if entry in (folder.lock, folder.config):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+@contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder's lock. The kernel lets go of it when the process dies, however that happens."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        file = folder.lock.open("a+")
+    except OSError as error:
+        raise RunError(
+            f"{folder.path} cannot be written: {error}",
+            remedy="choose another trainer.run_dir, or mend its permissions",
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise _taken(folder.path, file.read().strip()) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _taken(path: Path, pid: str) -> RunLockedError:
+    return RunLockedError(
+        f"{path} is in use by process {pid or 'unknown'}",
+        remedy="wait for that run or stop it, or choose another trainer.run_dir",
+        pid=int(pid) if pid.isdigit() else None,
+    )
+
+
+def _require_same(folder: RunFolder, previous: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    changes = config_changes(previous, config)
+    if changes:
+        raise ConfigChangedError(
+            f"the config differs from the one that the run in {folder.path} was started with:\n  "
+            + "\n  ".join(changes),
+            remedy="undo the changes, choose another trainer.run_dir, start over with --fresh, "
+            "or accept them with --allow-config-change",
+            changes=changes,
+        )
