@@ -1,0 +1,206 @@
+"""A run on the terminal: what it does now as live bars, and one line for good after each step.
+
+On anything but a terminal only the lines are written, each as soon as it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import rich.console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from loopwright.track.console_text import EVAL, Tally, eval_line, evaluations, step_line
+from loopwright.track.report_data import RunSummary, duration, edges, mean
+from loopwright.types import Rollout
+
+LABELS = {
+    "rollout": "rollouts",
+    "train": "training",
+    "sync": "new weights",
+    "evaluate": "evaluating",
+    "checkpoint": "saving a checkpoint",
+    "export": "exporting the model",
+}
+
+
+class _Phase(NamedTuple):
+    """The work under way: its bar, and what it has produced."""
+
+    bar: TaskID
+    tally: Tally
+
+
+class Console:
+    """A `Tracker` that draws. Use it as `with Console(...) as console`; `on_rollout` feeds the live reward."""
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        rollouts_per_step: int,
+        first_step: int = 1,
+        title: str,
+        out: rich.console.Console | None = None,
+    ) -> None:
+        self._steps = steps
+        self._rollouts_per_step = rollouts_per_step
+        self._first_step = first_step
+        self._title = title
+        self._out = out or rich.console.Console(highlight=False)
+        self._rewards: list[float] = []
+        self._first_eval: dict[tuple[str, str], float] = {}
+        self._bars = _bars(self._out)
+        self._whole = self._bars.add_task("steps", total=steps, completed=first_step - 1)
+        self._phase: _Phase | None = None
+
+    def __enter__(self) -> Console:
+        resumed = f", from step {self._first_step}" if self._first_step > 1 else ""
+        self._print(Text.assemble((self._title, "bold"), (f"  {self._steps} steps{resumed}", "dim")))
+        if self._out.is_interactive:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._out.is_interactive:
+            self._bars.stop()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the line of a step, or of each evaluation in `metrics`."""
+        for place, numbers in evaluations(metrics).items():
+            self._print(eval_line(step, place, numbers, self._first_eval.get(place)))
+            if "reward" in numbers:
+                self._first_eval.setdefault(place, numbers["reward"])
+        trained = {name: value for name, value in metrics.items() if not name.startswith(EVAL)}
+        if not trained:
+            return
+        if "reward/mean" in trained:
+            self._rewards.append(trained["reward/mean"])
+        self._print(step_line(step, self._steps, trained, self._rewards))
+        self._bars.update(self._whole, completed=step)
+
+    @contextmanager
+    def span(self, name: str, *, step: int, **facts: Any) -> Iterator[None]:
+        """Show a piece of work while it lasts: a bar if its rollouts are counted, a spinner otherwise."""
+        outer = self._phase
+        about = [str(facts[key]) for key in ("task_set", "mode") if key in facts]
+        expected = {"rollout": self._rollouts_per_step, "evaluate": facts.get("tasks")}.get(name)
+        tally = Tally()
+        bar = self._bars.add_task(" ".join([LABELS.get(name, name), *about]), total=expected, tally=tally)
+        self._phase = _Phase(bar, tally)
+        try:
+            yield
+        finally:
+            self._bars.remove_task(bar)
+            self._phase = outer
+
+    def on_rollout(self, rollout: Rollout) -> None:
+        """Count one finished rollout, scored or failed, for the work that is under way."""
+        if self._phase is not None:
+            self._phase.tally.add(rollout)
+            self._bars.update(self._phase.bar, completed=len(self._phase.tally.seen))
+
+    def _print(self, line: Text) -> None:
+        # A line is one line also where nobody knows the width: a file, a pipe.
+        self._out.print(line, soft_wrap=not self._out.is_terminal)
+
+
+class _Count(ProgressColumn):
+    """How much of how many, where that is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.completed:.0f}/{task.total:.0f}" if task.total else "", style="progress.download")
+
+
+class _Detail(ProgressColumn):
+    """What the rollouts of a phase were worth so far; for the whole run, how long it will still take."""
+
+    def render(self, task: Task) -> Text:
+        tally = task.fields.get("tally")
+        if tally is not None:
+            return Text(str(tally))
+        return Text(f"about {duration(task.time_remaining)} left" if task.time_remaining else "", style="dim")
+
+
+def _bars(out: rich.console.Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        _Count(),
+        TimeElapsedColumn(),
+        _Detail(),
+        console=out,
+        transient=True,
+        # Drawing must not compete with the work that is drawn, and a step may last minutes.
+        refresh_per_second=4,
+        speed_estimate_period=1800.0,
+    )
+
+
+def summary(run: RunSummary, out: rich.console.Console | None = None) -> None:
+    """Print what a run achieved, where its results are, and what to do with them."""
+    out = out or rich.console.Console(highlight=False)
+    if run.evaluations:
+        out.print()
+        out.print(_before_and_after(run))
+    out.print()
+    for label, text in _results(run):
+        out.print(Text.assemble((f"{label:<14}", "dim"), text), soft_wrap=True)
+
+
+def _before_and_after(run: RunSummary) -> Table:
+    table = Table("held-out tasks", "sampling", box=None, pad_edge=False, header_style="dim")
+    for heading in ("before", "after", "change", "failed"):
+        table.add_column(heading, justify="right")
+    for progress in run.progress():
+        before, after = progress.before, progress.after
+        last = after or before
+        table.add_row(
+            before.task_set,
+            before.mode,
+            run.measure.shown(before.reward),
+            Text(run.measure.shown(after.reward), style="bold") if after else "",
+            run.measure.difference(before.reward, after.reward) if after else "",
+            str(last.failed) if last.failed else "",
+        )
+    table.title = Text(f"{run.measure.capitalize()} before and after", style="bold")
+    table.title_justify = "left"
+    return table
+
+
+def _results(run: RunSummary) -> Iterator[tuple[str, str]]:
+    first, last = edges(run.series("reward/mean"))
+    if last:
+        yield (
+            "train reward",
+            f"{mean(first):.3f} in the first {len(first)}, {mean(last):.3f} in the last {len(last)} steps",
+        )
+    elif first:
+        yield "train reward", f"{mean(first):.3f}"
+    spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in run.phases.items() if seconds >= 1)
+    yield "time", duration(run.seconds) + (f" ({spent})" if spent else "")
+    if run.report:
+        yield "report", str(run.report)
+    if run.export:
+        yield "model", str(run.export)
+    yield "run folder", str(run.folder)
+    yield "look at it", f"loopwright show {run.folder}"
+    if run.export:
+        yield "talk to it", f"loopwright chat {run.folder}"

@@ -1,0 +1,105 @@
+"""The permanent lines of the console, as pure functions. A metric that is missing leaves a gap, nothing worse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.text import Text
+
+from loopwright.track.report_data import duration
+from loopwright.types import Failed, FailureCause, Rollout
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+TREND = 12
+"""Steps that the trend shows."""
+
+EVAL = "eval/"
+
+
+@dataclass(slots=True)
+class Tally:
+    """The rollouts of one phase so far. Failed attempts are counted apart: they have no reward (R2)."""
+
+    rewards: list[float] = field(default_factory=list)
+    failed: int = 0
+    seen: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def add(self, rollout: Rollout) -> None:
+        # A retry is another attempt at the same rollout: it does not count twice.
+        self.seen.add((rollout.key.task_set, rollout.key.draw, rollout.key.member))
+        if rollout.score is not None:
+            self.rewards.append(rollout.score)
+        elif isinstance(rollout.reward, Failed):
+            self.failed += 1
+
+    def __str__(self) -> str:
+        parts = [f"reward {sum(self.rewards) / len(self.rewards):.3f}"] if self.rewards else []
+        parts += [f"{self.failed} failed"] if self.failed else []
+        return ", ".join(parts)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One block per value. Values within 0 and 1 are drawn on that scale, so that noise does not look like a trend."""
+    if not values:
+        return ""
+    low, high = min(0.0, *values), max(1.0, *values)
+    if low < 0.0 or high > 1.0:
+        low, high = min(values), max(values)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] for value in values)
+
+
+def step_line(step: int, steps: int, metrics: Mapping[str, float], rewards: Sequence[float]) -> Text:
+    """One step; `rewards` are those of the last steps, this one included."""
+    width = len(str(steps))
+    line = Text.assemble((f"step {step:>{width}}/{steps}", "bold"))
+    if "reward/mean" in metrics:
+        line.append(f"  reward {metrics['reward/mean']:6.3f} ", style="not bold")
+        line.append(f"{sparkline(rewards[-TREND:]):<{TREND}}", style="cyan")
+    for text, style in _remarks(metrics):
+        line.append(f"  {text}", style=style)
+    return line
+
+
+def _remarks(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    if "response/tokens" in metrics:
+        yield f"{metrics['response/tokens']:6.1f} tokens", ""
+    if cut := metrics.get("response/truncated"):
+        yield f"{cut:.0%} cut", "yellow"
+    failures = {cause: int(metrics.get(f"failures/{cause}", 0)) for cause in FailureCause}
+    if any(failures.values()):
+        yield "failed: " + ", ".join(f"{count} {cause}" for cause, count in failures.items() if count), "red"
+    if lost := int(metrics.get("groups/failed", 0)):
+        yield f"{lost} {'group' if lost == 1 else 'groups'} given up", "red"
+    for name, label in (("time/rollout", "rollouts"), ("time/train", "training")):
+        if name in metrics:
+            yield f"{label} {duration(metrics[name])}", "dim"
+
+
+def evaluations(metrics: Mapping[str, float]) -> dict[tuple[str, str], dict[str, float]]:
+    """`eval/<task set>/<mode>/<name>`, taken apart. A task set's name may have slashes of its own."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for metric, value in metrics.items():
+        place = metric.removeprefix(EVAL).rsplit("/", 2)
+        if metric.startswith(EVAL) and len(place) == 3:
+            task_set, mode, name = place
+            found.setdefault((task_set, mode), {})[name] = value
+    return found
+
+
+def eval_line(step: int, place: tuple[str, str], numbers: Mapping[str, float], before: float | None) -> Text:
+    """One evaluation; `before` is the reward of the first one."""
+    task_set, mode = place
+    when = f"after step {step}" if step else "before training"
+    line = Text.assemble((f"eval {task_set}, {mode}", "bold magenta"))
+    line.append(f", {when}:")
+    if "reward" in numbers:
+        line.append(f" reward {numbers['reward']:.3f}")
+        if before is not None:
+            line.append(f" ({numbers['reward'] - before:+.3f})")
+    if "scored" in numbers:
+        line.append(f"  {int(numbers['scored'])} scored", style="dim")
+    if failed := int(numbers.get("failed", 0)):
+        line.append(f"  {failed} failed", style="red")
+    return line
