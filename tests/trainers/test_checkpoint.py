@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,8 @@ class CrashedError(BaseException):
     """The process dies here: no handler of ours runs."""
 
 
-def weights(text: str = "weights") -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
+def weights(text: str = "weights") -> Callable[[Path], Awaitable[None]]:
+    async def write(folder: Path) -> None:
         (folder / "model").mkdir()
         (folder / "model" / "weights.bin").write_text(text)
 
@@ -35,10 +35,10 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_the_latest_checkpoint_has_what_was_written(folder: Path) -> None:
+async def test_the_latest_checkpoint_has_what_was_written(folder: Path) -> None:
     checkpoints = Checkpoints(folder, keep=2)
     assert checkpoints.latest() is None
-    written = checkpoints.write(10, weights(), {"next_draw": {"train": 80}})
+    written = await checkpoints.write(10, weights(), {"next_draw": {"train": 80}})
     assert checkpoints.latest() == written
     assert written.step == 10
     assert written.state == {"next_draw": {"train": 80}}
@@ -46,86 +46,86 @@ def test_the_latest_checkpoint_has_what_was_written(folder: Path) -> None:
     assert json.loads((written.path / "state.json").read_text())["format"] == 1
 
 
-def test_old_ones_are_pruned(folder: Path) -> None:
+async def test_old_ones_are_pruned(folder: Path) -> None:
     checkpoints = Checkpoints(folder, keep=2)
     for step in (5, 10, 999_999, 1_000_000):
-        checkpoints.write(step, weights(), {})
+        await checkpoints.write(step, weights(), {})
     assert names(folder) == ["step-1000000", "step-999999"]
     latest = checkpoints.latest()
     assert latest is not None
     assert latest.step == 1_000_000
 
 
-def test_the_one_just_written_is_never_pruned(folder: Path) -> None:
-    Checkpoints(folder, keep=0).write(1, weights(), {})
+async def test_the_one_just_written_is_never_pruned(folder: Path) -> None:
+    await Checkpoints(folder, keep=0).write(1, weights(), {})
     assert names(folder) == ["step-000001"]
 
 
-def test_a_step_keeps_the_checkpoint_it_has(folder: Path) -> None:
+async def test_a_step_keeps_the_checkpoint_it_has(folder: Path) -> None:
     checkpoints = Checkpoints(folder, keep=2)
-    checkpoints.write(1, weights("first"), {"n": 1})
-    again = checkpoints.write(1, weights("second"), {"n": 1})
+    await checkpoints.write(1, weights("first"), {"n": 1})
+    again = await checkpoints.write(1, weights("second"), {"n": 1})
     assert (again.path / "model" / "weights.bin").read_text() == "first"
     assert again.state == {"n": 1}
 
 
 @pytest.mark.parametrize("stage", ["writer", "flush_tree", "rename"])
-def test_a_crash_before_the_rename_leaves_the_previous_one(
+async def test_a_crash_before_the_rename_leaves_the_previous_one(
     folder: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: object) -> None:
         raise CrashedError
 
     checkpoints = Checkpoints(folder, keep=1)
-    checkpoints.write(1, weights(), {})
+    await checkpoints.write(1, weights(), {})
     with monkeypatch.context() as patch:
         if stage == "flush_tree":
             patch.setattr(checkpoint, "flush_tree", crash)
         if stage == "rename":
             patch.setattr(Path, "rename", crash)
         with pytest.raises(CrashedError):
-            checkpoints.write(2, crash if stage == "writer" else weights(), {})
+            await checkpoints.write(2, crash if stage == "writer" else weights(), {})
     assert len(names(folder)) == 2, "the crash left something behind"
 
     latest = checkpoints.latest()
     assert latest is not None
     assert latest.step == 1
     assert names(folder) == ["step-000001"]
-    assert checkpoints.write(2, weights(), {}).step == 2
+    assert (await checkpoints.write(2, weights(), {})).step == 2
 
 
-def test_a_crash_after_the_rename_keeps_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_after_the_rename_keeps_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(_: Path) -> None:
         raise CrashedError
 
     checkpoints = Checkpoints(folder, keep=1)
-    checkpoints.write(1, weights(), {})
+    await checkpoints.write(1, weights(), {})
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "flush", crash)
         with pytest.raises(CrashedError):
-            checkpoints.write(2, weights(), {})
+            await checkpoints.write(2, weights(), {})
     latest = checkpoints.latest()
     assert latest is not None
     assert latest.step == 2
 
 
-def test_a_crash_while_pruning_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_while_pruning_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise CrashedError
 
     checkpoints = Checkpoints(folder, keep=1)
-    checkpoints.write(1, weights(), {})
+    await checkpoints.write(1, weights(), {})
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.shutil, "rmtree", crash)
         with pytest.raises(CrashedError):
-            checkpoints.write(2, weights(), {})
+            await checkpoints.write(2, weights(), {})
     latest = checkpoints.latest()
     assert latest is not None
     assert latest.step == 2
     assert names(folder) == ["step-000002"]
 
 
-def test_everything_is_flushed_before_the_rename(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_everything_is_flushed_before_the_rename(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     flush, rename = checkpoint.flush_tree, Path.rename
 
@@ -139,26 +139,26 @@ def test_everything_is_flushed_before_the_rename(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(checkpoint, "flush_tree", flushed)
     monkeypatch.setattr(Path, "rename", renamed)
-    Checkpoints(folder, keep=1).write(1, weights(), {})
+    await Checkpoints(folder, keep=1).write(1, weights(), {})
     assert order == ["flush ['model', 'state.json', 'weights.bin']", "rename"]
 
 
-def test_a_full_disk_leaves_the_previous_one_and_says_so(folder: Path) -> None:
+async def test_a_full_disk_leaves_the_previous_one_and_says_so(folder: Path) -> None:
     def full(target: Path) -> None:
         (target / "weights.bin").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     checkpoints = Checkpoints(folder, keep=1)
-    checkpoints.write(1, weights(), {})
+    await checkpoints.write(1, weights(), {})
     with pytest.raises(CheckpointError, match=r"step 2 could not be written: OSError.*No space left") as caught:
-        checkpoints.write(2, full, {})
+        await checkpoints.write(2, full, {})
     assert "disk space" in caught.value.remedy
     assert names(folder) == ["step-000001"]
 
 
-def test_a_state_that_is_not_json_is_refused(folder: Path) -> None:
+async def test_a_state_that_is_not_json_is_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="not JSON serializable"):
-        Checkpoints(folder, keep=1).write(1, weights(), {"rng": object()})
+        await Checkpoints(folder, keep=1).write(1, weights(), {"rng": object()})
     assert names(folder) == []
 
 
@@ -172,10 +172,10 @@ def test_a_state_that_is_not_json_is_refused(folder: Path) -> None:
         ('{"format": 1, "step": 7, "state": {}}', "that of step 7"),
     ],
 )
-def test_a_damaged_newest_one_is_named_with_a_way_back(folder: Path, state: str | None, why: str) -> None:
+async def test_a_damaged_newest_one_is_named_with_a_way_back(folder: Path, state: str | None, why: str) -> None:
     checkpoints = Checkpoints(folder, keep=2)
-    checkpoints.write(1, weights(), {})
-    damaged = checkpoints.write(2, weights(), {}).path / "state.json"
+    await checkpoints.write(1, weights(), {})
+    damaged = (await checkpoints.write(2, weights(), {})).path / "state.json"
     damaged.unlink() if state is None else damaged.write_text(state)
     with pytest.raises(CheckpointError, match=why) as caught:
         checkpoints.latest()
@@ -183,9 +183,9 @@ def test_a_damaged_newest_one_is_named_with_a_way_back(folder: Path, state: str 
     assert caught.value.remedy == f"to go on from step-000001, delete the folder {damaged.parent}"
 
 
-def test_without_an_older_one_the_way_back_is_the_beginning(folder: Path) -> None:
+async def test_without_an_older_one_the_way_back_is_the_beginning(folder: Path) -> None:
     checkpoints = Checkpoints(folder, keep=2)
-    (checkpoints.write(2, weights(), {}).path / "state.json").unlink()
+    ((await checkpoints.write(2, weights(), {})).path / "state.json").unlink()
     with pytest.raises(CheckpointError) as caught:
         checkpoints.latest()
     assert caught.value.remedy == "start over with --fresh"

@@ -6,6 +6,7 @@ import typer
 
 from loopwright.cli.check import check
 from loopwright.cli.config_command import config
+from loopwright.cli.train import train
 
 app = typer.Typer(
     name="loopwright",
@@ -15,5 +16,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("train")(train)
 app.command("check")(check)
 app.command("config")(config)

@@ -6,7 +6,6 @@ from loopwright.config.layers import Layer, Source
 from loopwright.config.loading import Loaded, Setting, load
 from loopwright.config.schema import (
     AdvantageKind,
-    Aggregate,
     Dtype,
     EvalConfig,
     LearnerConfig,
@@ -15,7 +14,6 @@ from loopwright.config.schema import (
     ProduceConfig,
     RolloutConfig,
     RunConfig,
-    Schedule,
     TorchEngineConfig,
     TrackConfig,
     TrainerConfig,
@@ -41,7 +39,6 @@ __all__ = [
     "BUNDLED_MODEL",
     "AdvantageKind",
     "AgentConfig",
-    "Aggregate",
     "DataConfig",
     "Dtype",
     "EvalConfig",
@@ -61,7 +58,6 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "SamplingOverrides",
-    "Schedule",
     "Setting",
     "SingleTurnAgent",
     "Source",

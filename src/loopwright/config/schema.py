@@ -21,6 +21,7 @@ from loopwright.config.base import (
 )
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import JudgerConfig, TaskSetConfig
+from loopwright.types import Aggregate, Schedule
 
 
 class Dtype(StrEnum):
@@ -70,26 +71,11 @@ class ProduceConfig(Section):
     agent_timeout_seconds: Positive = 600.0
 
 
-class Schedule(StrEnum):
-    """How the learning rate moves after its warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
-
-
 class AdvantageKind(StrEnum):
     """How much better a member did than its group."""
 
     GRPO = "grpo"
     GRPO_NO_STD = "grpo_no_std"
-
-
-class Aggregate(StrEnum):
-    """What weighs the same in the loss: every token, or every rollout."""
-
-    TOKEN = "token"
-    SEQUENCE = "sequence"
 
 
 class PpoClipConfig(Section):
@@ -98,7 +84,7 @@ class PpoClipConfig(Section):
     kind: Literal["ppo_clip"] = "ppo_clip"
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     clip_high: NotNegative = 0.2
-    aggregate: FromYaml[Aggregate] = Aggregate.TOKEN
+    aggregate: FromYaml[Aggregate] = Aggregate.SEQUENCE
 
 
 class LearnerConfig(Section):

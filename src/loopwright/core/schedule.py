@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 
-
-class Schedule(StrEnum):
-    """What happens after the warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    """Down to zero at the last step."""
-    COSINE = "cosine"
-    """Down to zero along half a cosine."""
+from loopwright.types import Schedule
 
 
 def learning_rate(step: int, *, peak: float, schedule: Schedule, warmup: int, steps: int) -> float:

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 
-
-class Aggregate(StrEnum):
-    """How token losses become one number."""
-
-    SEQUENCE = "sequence"
-    """The mean over each rollout's tokens, then over rollouts: every rollout counts the same."""
-    TOKEN = "token"
-    """The mean over all tokens of the mini-batch: every token counts the same."""
+from loopwright.types import Aggregate
 
 
 def token_weights(sampled: Sequence[int], aggregate: Aggregate) -> list[float]:

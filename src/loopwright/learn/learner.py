@@ -7,9 +7,7 @@ computed once, before the first update.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,16 @@ import torch
 
 from loopwright.core.advantage import Advantage
 from loopwright.core.packing import Packed, micro_batches, pack
-from loopwright.core.schedule import Schedule, learning_rate
-from loopwright.core.weighting import Aggregate
+from loopwright.core.schedule import learning_rate
 from loopwright.learn import state
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.losses import importance
 from loopwright.learn.meter import Meter
 from loopwright.learn.samples import Sample, Tensors, samples_of, tensors_of
+from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.ports.learner import StepReport
-from loopwright.types import Group
+from loopwright.types import Aggregate, Group, Schedule
 
 TokenLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(logprobs, old logprobs, advantages) of each token -> loss of each token."""
@@ -64,12 +62,13 @@ class _Micro:
 
 
 class TorchLearner:
-    """Trains the parameters of `loaded` in place. Steps run in one thread of their own, off the event loop."""
+    """Trains the parameters of `loaded` in place, in the compute thread."""
 
-    def __init__(self, loaded: LoadedModel, recipe: Recipe) -> None:
+    def __init__(self, loaded: LoadedModel, recipe: Recipe, compute: ComputeThread) -> None:
         self._loaded = loaded
         self._model: Any = loaded.model
         self._recipe = recipe
+        self._compute = compute
         self._version = 0
         self._optimizer = torch.optim.AdamW(
             loaded.model.parameters(),
@@ -79,22 +78,30 @@ class TorchLearner:
             weight_decay=recipe.weight_decay,
             fused=True,
         )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loopwright-learner")
 
     @property
     def version(self) -> int:
         return self._version
 
     async def step(self, groups: Sequence[Group]) -> StepReport:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._step, groups)
+        return await self._compute.run(self._step, groups)
 
-    def save(self, folder: Path) -> None:
+    async def save(self, folder: Path) -> None:
+        await self._compute.run(self._save, folder)
+
+    async def load(self, folder: Path) -> None:
+        self._version = await self._compute.run(state.load, folder, self._model, self._optimizer)
+
+    async def export(self, folder: Path) -> None:
+        await self._compute.run(self._export, folder)
+
+    def _save(self, folder: Path) -> None:
         state.save(folder, self._model, self._optimizer, self._version)
+        # With these two the checkpoint is also a model folder that transformers loads.
+        self._model.config.save_pretrained(folder)
+        self._loaded.tokenizer.save_pretrained(folder)
 
-    def load(self, folder: Path) -> None:
-        self._version = state.load(folder, self._model, self._optimizer)
-
-    def export(self, folder: Path) -> None:
+    def _export(self, folder: Path) -> None:
         self._model.save_pretrained(folder)
         self._loaded.tokenizer.save_pretrained(folder)
 

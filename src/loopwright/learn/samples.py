@@ -10,9 +10,9 @@ import torch
 
 from loopwright.core.advantage import Advantage
 from loopwright.core.packing import Packed
-from loopwright.core.weighting import Aggregate, token_weights
+from loopwright.core.weighting import token_weights
 from loopwright.learn.attention import packed_positions
-from loopwright.types import Episode, Group, TokenChain
+from loopwright.types import Aggregate, Episode, Group, TokenChain
 
 
 @dataclass(frozen=True, slots=True)

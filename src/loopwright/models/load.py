@@ -34,7 +34,7 @@ def load_model(
 ) -> LoadedModel:
     """Load from a folder, a Hugging Face name, or `smollm2`; raise ModelError when it could not be trained."""
     source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
-    tokenizer = _load_tokenizer(source)
+    tokenizer = load_tokenizer(source)
     config = _from_pretrained(AutoConfig, source, "config")
     _check_architecture(config)
     model = _from_pretrained(
@@ -58,7 +58,8 @@ def _from_pretrained(factory: Any, source: str, what: str, **options: Any) -> An
         ) from error
 
 
-def _load_tokenizer(source: str) -> Any:
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer in a folder, or of a Hugging Face name."""
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ModelError(

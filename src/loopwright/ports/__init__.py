@@ -8,9 +8,11 @@ from loopwright.ports.renderer import Renderer
 from loopwright.ports.sampler import Sampler, TaskSource
 from loopwright.ports.storage import GroupRow, ResumePlan, Storage
 from loopwright.ports.tracker import Tracker
+from loopwright.ports.weights import CheckpointEngine
 
 __all__ = [
     "AgentLoop",
+    "CheckpointEngine",
     "Engine",
     "GroupRow",
     "Judger",

@@ -6,10 +6,11 @@ Deleting goes the other way round: renamed first, then removed.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
 
-    def write(self, step: int, writer: Callable[[Path], None], state: Mapping[str, Any]) -> Checkpoint:
+    async def write(self, step: int, writer: Callable[[Path], Awaitable[None]], state: Mapping[str, Any]) -> Checkpoint:
         """Let `writer` fill a folder, save `state` (plain JSON) beside it, and make both the checkpoint of `step`.
 
         A step that has a checkpoint keeps it: a run that is back at a step is in the state that was saved there.
@@ -52,11 +53,11 @@ class Checkpoints:
         try:
             _discard(unfinished)
             unfinished.mkdir(parents=True)
-            writer(unfinished)
+            await writer(unfinished)
             (unfinished / STATE).write_text(
                 json.dumps({"format": FORMAT, "step": step, "state": dict(state)}, indent=1)
             )
-            flush_tree(unfinished)
+            await asyncio.to_thread(flush_tree, unfinished)
             unfinished.rename(target)
             flush(self._folder)
         except Exception as error:

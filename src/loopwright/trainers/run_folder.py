@@ -54,6 +54,10 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
     def export(self) -> Path:
         return self.path / "export"
 

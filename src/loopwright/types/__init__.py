@@ -1,6 +1,7 @@
 """Frozen values that flow through the rooms. Standard library and numpy only; no behaviour beyond their own
 consistency: an impossible value cannot be built."""
 
+from loopwright.types.choices import Aggregate, Schedule
 from loopwright.types.group import Group, GroupStatus
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
@@ -9,6 +10,7 @@ from loopwright.types.task import Message, Task
 from loopwright.types.tokens import ChainStart, TokenChain, Turn
 
 __all__ = [
+    "Aggregate",
     "ChainStart",
     "Episode",
     "Failed",
@@ -23,6 +25,7 @@ __all__ = [
     "Rollout",
     "RolloutKey",
     "Sampling",
+    "Schedule",
     "Scored",
     "StopReason",
     "Task",

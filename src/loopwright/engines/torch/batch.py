@@ -8,7 +8,6 @@ Requests join and leave at every step. Each token is stamped with the version of
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -36,7 +35,7 @@ class Batch:
 
     def __init__(self, loaded: LoadedModel, *, max_batch: int, version: int = 0) -> None:
         self.version = version
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.live: list[Sequence] = []
         self._model: Any = loaded.model
         self._max_batch = max_batch
@@ -107,7 +106,7 @@ class Batch:
 
     def _admit(self) -> list[Sequence]:
         free = self._max_batch - len(self.live)
-        joined = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        joined, self.waiting = self.waiting[:free], self.waiting[free:]
         for sequence in joined:
             if sequence.limit <= 0:
                 sequence.finish = FinishReason.LENGTH

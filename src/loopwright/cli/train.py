@@ -1,0 +1,80 @@
+"""`loopwright train`: start a run, or go on with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loopwright.cli.arguments import ConfigFile, Overrides
+from loopwright.cli.show_errors import show_warning
+from loopwright.config import Loaded, load
+
+STOPPED = 130
+"""The exit code of a process that was told twice to stop."""
+
+
+def train(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run in the folder and start over.")] = False,
+    allow_config_change: Annotated[
+        bool, typer.Option("--allow-config-change", help="Go on although the config differs from the run's.")
+    ] = False,
+) -> None:
+    """Train. The same command again goes on where the run was stopped, killed or interrupted."""
+    loaded = load(file, overrides or [], os.environ, files=True)
+    for warning in loaded.warnings:
+        show_warning(warning)
+    asyncio.run(_train(loaded, fresh, allow_config_change))
+
+
+async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None:
+    # Heavy imports wait until the config is known to be sound.
+    from loopwright.build import open_run
+    from loopwright.track.console import Console, print_summary
+    from loopwright.trainers.report import gather
+
+    config = loaded.config
+    console = None
+    if config.track.console:
+        console = Console(
+            steps=config.trainer.steps,
+            rollouts_per_step=config.trainer.groups_per_step * config.rollout.samples_per_task,
+            title=str(config.trainer.run_dir),
+        )
+    opened = open_run(
+        loaded,
+        cache=models_folder(),
+        stop=_stop_on_signals(),
+        fresh=fresh,
+        allow_config_change=allow_config_change,
+        console=console,
+    )
+    async with opened as run:
+        finished = await run.train()
+    if console is not None:
+        print_summary(gather(run.folder), finished=finished)
+
+
+def models_folder() -> Path:
+    """Where converted models are cached."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loopwright" / "models"
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(STOPPED)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return stop
