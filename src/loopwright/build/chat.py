@@ -1,0 +1,65 @@
+"""Talking to the model of a run, and reading its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from loopwright.agents import EnginePolicy
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.errors import RunError
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import LoadedModel, load_model, load_tokenizer
+from loopwright.models.runtime import configure
+from loopwright.ports import Renderer, Reply
+from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import Message, Sampling
+
+
+class ChatModel:
+    """One conversation with a model. Each reply is drawn with another seed."""
+
+    def __init__(self, engine: TorchEngine, model: LoadedModel) -> None:
+        self._engine = engine
+        self._renderer = ChatTemplateRenderer(model.tokenizer)
+        self._max_context = model.max_context
+        self._replies = 0
+
+    async def reply(self, messages: Sequence[Message], *, temperature: float, max_new_tokens: int) -> Reply:
+        self._replies += 1
+        sampling = Sampling(temperature=temperature, max_new_tokens=max_new_tokens, seed=self._replies)
+        policy = EnginePolicy(self._engine, self._renderer, sampling, f"chat/{self._replies}", self._max_context)
+        return await policy.reply(messages)
+
+
+@asynccontextmanager
+async def open_chat(folder: RunFolder) -> AsyncIterator[ChatModel]:
+    """The run's model: the exported one, or that of its latest checkpoint."""
+    weights = _weights(folder)
+    with ComputeThread() as compute:
+        await compute.run(configure, threads=None, deterministic=False)
+        model = await compute.run(load_model, str(weights), cache=folder.path)
+        async with TorchEngine(model, compute, max_batch=1) as engine:
+            yield ChatModel(engine, model)
+
+
+def run_renderer(folder: RunFolder) -> Renderer:
+    """The run's tokenizer and chat template."""
+    if not folder.tokenizer.exists():
+        raise RunError(
+            f"{folder.path} has no tokenizer yet", remedy="wait until the run has loaded its model, then try again"
+        )
+    return ChatTemplateRenderer(load_tokenizer(str(folder.tokenizer)))
+
+
+def _weights(folder: RunFolder) -> Path:
+    if (folder.export / "config.json").exists():
+        return folder.export
+    if (latest := Checkpoints(folder.checkpoints, keep=1).latest()) is not None:
+        return latest.path
+    raise RunError(
+        f"{folder.path} has no weights yet", remedy="wait for its first checkpoint (trainer.checkpoint_every)"
+    )

@@ -1,0 +1,145 @@
+"""Each section of the config, turned into the object that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from loopwright.agents import EnginePolicy, SingleTurn, load_agent
+from loopwright.config import (
+    Loaded,
+    NativeJudgerConfig,
+    PythonAgent,
+    RolloutConfig,
+    RunConfig,
+    SamplingOverrides,
+    TaskSetConfig,
+    model_folder,
+)
+from loopwright.core.advantage import ADVANTAGES
+from loopwright.core.seeds import derive_seed
+from loopwright.data import EpochSampler, open_source
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.judgers import IntegerAnswer, NativeJudger
+from loopwright.learn.learner import Recipe
+from loopwright.learn.losses import ppo_clip
+from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.runtime import configure
+from loopwright.ports import AgentLoop, Judger
+from loopwright.produce import Limits, ProduceSettings, RecordingPolicy, RolloutRunner, TaskSetRuntime
+from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.trainers.colocate import Intervals
+from loopwright.types import Sampling
+
+
+def judger_names(config: RunConfig) -> list[str]:
+    """The judgers that some task set names, each once."""
+    return list(dict.fromkeys(task_set.agent.judger for _, task_set in config.all_task_sets()))
+
+
+def make_judger(loaded: Loaded, name: str) -> AbstractAsyncContextManager[Judger]:
+    described = loaded.config.judgers.get(name)
+    if isinstance(described, NativeJudgerConfig):
+        return NativeJudger(
+            name, described.path, loaded.base, timeout_seconds=described.timeout_seconds, workers=described.workers
+        )
+    return nullcontext(IntegerAnswer(name))
+
+
+def train_sets(loaded: Loaded, judgers: Mapping[str, Judger]) -> list[TaskSetRuntime]:
+    return [_task_set(loaded, described, judgers, shuffle=True) for described in loaded.config.task_sets]
+
+
+def eval_sets(loaded: Loaded, judgers: Mapping[str, Judger]) -> list[TaskSetRuntime]:
+    """Evaluation runs every task once, so their order is the source's own."""
+    described = loaded.config.eval.task_sets if loaded.config.eval else ()
+    return [_task_set(loaded, task_set, judgers, shuffle=False) for task_set in described]
+
+
+def _task_set(
+    loaded: Loaded, described: TaskSetConfig, judgers: Mapping[str, Judger], *, shuffle: bool
+) -> TaskSetRuntime:
+    source = open_source(described.data, loaded.base)
+    seed = derive_seed(loaded.config.trainer.seed, "order", described.name)
+    return TaskSetRuntime(
+        name=described.name,
+        sampler=EpochSampler(source, seed, shuffle=shuffle and described.data.shuffle),
+        loop=_agent(loaded, described),
+        judger=judgers[described.agent.judger],
+        sampling=_sampling(loaded.config.rollout, described.sampling),
+        weight=described.weight,
+        on_agent_error=described.agent.on_agent_error,
+    )
+
+
+def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
+    if isinstance(described.agent, PythonAgent):
+        return load_agent(described.agent.path, loaded.base, described.agent.args)
+    return SingleTurn(described.agent.system)
+
+
+def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:
+    changed = own.model_dump(exclude_none=True)
+    names = ("temperature", "max_new_tokens", "top_k", "top_p", "stop")
+    return Sampling(**{name: changed.get(name, getattr(rollout, name)) for name in names})
+
+
+def make_model(loaded: Loaded, cache: Path) -> LoadedModel:
+    model = loaded.config.model
+    configure(threads=model.threads, deterministic=loaded.config.trainer.deterministic)
+    folder = model_folder(model.path, loaded.base)
+    source = model.path if folder is None else str(folder)
+    return load_model(source, cache=cache, dtype=model.dtype, max_context=model.max_context)
+
+
+def make_runner(config: RunConfig, engine: TorchEngine, model: LoadedModel) -> RolloutRunner:
+    renderer = ChatTemplateRenderer(model.tokenizer)
+
+    def policy(prefix: str, sampling: Sampling) -> RecordingPolicy:
+        return EnginePolicy(engine, renderer, sampling, prefix, model.max_context)
+
+    return RolloutRunner(
+        policy,
+        seed=config.trainer.seed,
+        limits=Limits(config.produce.agent_timeout_seconds, config.produce.judge_attempts),
+        concurrency=config.rollout.concurrency,
+        max_attempts=config.produce.max_attempts,
+        lockstep=engine if config.trainer.deterministic else None,
+    )
+
+
+def produce_settings(config: RunConfig) -> ProduceSettings:
+    return ProduceSettings(
+        groups_per_step=config.trainer.groups_per_step,
+        samples_per_task=config.rollout.samples_per_task,
+        min_members=config.produce.min_members,
+        failure_budget=config.produce.failure_budget,
+    )
+
+
+def intervals(config: RunConfig) -> Intervals:
+    evaluate = config.eval.every if config.eval else 0
+    return Intervals(steps=config.trainer.steps, evaluate=evaluate, checkpoint=config.trainer.checkpoint_every)
+
+
+def recipe(config: RunConfig) -> Recipe:
+    learner, loss = config.learner, config.learner.loss
+    return Recipe(
+        advantage=ADVANTAGES[learner.advantage],
+        loss=partial(ppo_clip, clip_low=loss.clip_low, clip_high=loss.clip_high),
+        temperature=config.rollout.temperature,
+        steps=config.trainer.steps,
+        lr=learner.lr,
+        betas=learner.betas,
+        eps=learner.eps,
+        weight_decay=learner.weight_decay,
+        schedule=learner.schedule,
+        warmup_steps=learner.warmup_steps,
+        max_grad_norm=learner.max_grad_norm,
+        aggregate=loss.aggregate,
+        importance_cap=learner.importance_cap,
+        mini_batches=learner.mini_batches,
+        micro_batch_tokens=learner.micro_batch_tokens,
+    )
