@@ -53,24 +53,21 @@ class Console:
         *,
         steps: int,
         rollouts_per_step: int,
-        first_step: int = 1,
         title: str,
         out: rich.console.Console | None = None,
     ) -> None:
         self._steps = steps
         self._rollouts_per_step = rollouts_per_step
-        self._first_step = first_step
         self._title = title
         self._out = out or rich.console.Console(highlight=False)
         self._rewards: list[float] = []
         self._first_eval: dict[tuple[str, str], float] = {}
         self._bars = _bars(self._out)
-        self._whole = self._bars.add_task("steps", total=steps, completed=first_step - 1)
+        self._whole = self._bars.add_task("steps", total=steps)
         self._phase: _Phase | None = None
 
     def __enter__(self) -> Console:
-        resumed = f", from step {self._first_step}" if self._first_step > 1 else ""
-        self._print(Text.assemble((self._title, "bold"), (f"  {self._steps} steps{resumed}", "dim")))
+        self._print(Text.assemble((self._title, "bold"), (f"  {self._steps} steps", "dim")))
         if self._out.is_interactive:
             self._bars.start()
         return self
@@ -104,6 +101,9 @@ class Console:
         tally = Tally()
         bar = self._bars.add_task(" ".join([LABELS.get(name, name), *about]), total=expected, tally=tally)
         self._phase = _Phase(bar, tally)
+        if name == "rollout":
+            # A resumed run does not begin at step 1.
+            self._bars.update(self._whole, completed=step - 1)
         try:
             yield
         finally:
@@ -154,13 +154,16 @@ def _bars(out: rich.console.Console) -> Progress:
     )
 
 
-def summary(run: RunSummary, out: rich.console.Console | None = None) -> None:
+def print_summary(run: RunSummary, *, finished: bool = True, out: rich.console.Console | None = None) -> None:
     """Print what a run achieved, where its results are, and what to do with them."""
     out = out or rich.console.Console(highlight=False)
     if run.evaluations:
         out.print()
         out.print(_before_and_after(run))
     out.print()
+    if not finished:
+        text = "Stopped before the last step. The same command goes on from here."
+        out.print(text, style="yellow", soft_wrap=True)
     for label, text in _results(run):
         out.print(Text.assemble((f"{label:<14}", "dim"), text), soft_wrap=True)
 
@@ -202,5 +205,5 @@ def _results(run: RunSummary) -> Iterator[tuple[str, str]]:
         yield "model", str(run.export)
     yield "run folder", str(run.folder)
     yield "look at it", f"loopwright show {run.folder}"
-    if run.export:
+    if run.steps:
         yield "talk to it", f"loopwright chat {run.folder}"

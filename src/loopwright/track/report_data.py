@@ -94,8 +94,11 @@ class RunSummary:
 class Comparison:
     """The same held-out tasks before and after. Tasks that failed on either side are in none of the counts."""
 
-    before: Evaluated
-    after: Evaluated
+    task_set: str
+    mode: str
+    before: int
+    after: int
+    """The train steps after which the two evaluations were."""
     better: int
     worse: int
     same: int

@@ -1,0 +1,182 @@
+"""From a run folder to its report. It only reads the run, so it works beside it, and after a crash as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.errors import RunError
+from loopwright.track.console_text import evaluations
+from loopwright.track.jsonl import read_jsonl
+from loopwright.track.report import render_report
+from loopwright.track.report_data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, Sample
+from loopwright.trainers.durable import write_whole
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import Rollout
+
+PAIRS = 4
+"""Tasks shown before and after, for each task set and mode."""
+SAMPLED = 3
+"""Rollouts shown of one train step."""
+
+Record = Mapping[str, Any]
+Metrics = Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedTwice:
+    """The rollouts of the first and the last evaluation of one task set in one mode; there may be only one."""
+
+    task_set: str
+    mode: str
+    before: int
+    after: int
+    old: tuple[Rollout, ...]
+    new: tuple[Rollout, ...]
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write `report.html` in one step, and return where it is."""
+    write_whole(folder.report, render_report(gather_report(folder)))
+    return folder.report
+
+
+def gather(folder: RunFolder) -> RunSummary:
+    """Read a run's numbers. A run that has only begun has few, which is no error."""
+    _config(folder)
+    return _summary(folder, _evaluated_twice(folder))
+
+
+def gather_report(folder: RunFolder) -> ReportData:
+    """Read all that the report shows: numbers, settings and a few trajectories."""
+    config, evaluated = _config(folder), _evaluated_twice(folder)
+    return ReportData(
+        _summary(folder, evaluated),
+        _facts(config),
+        folder.config.read_text(),
+        comparisons=tuple(compare(one) for one in evaluated if one.after > one.before),
+        samples=tuple(_samples(folder)),
+    )
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    config = folder.stored_config()
+    if config is None:
+        raise RunError(f"{folder.path} is not the folder of a run", remedy="name the trainer.run_dir of a run")
+    return config
+
+
+def _summary(folder: RunFolder, evaluated: Iterable[EvaluatedTwice]) -> RunSummary:
+    metrics = metrics_by_step(read_jsonl(folder.metrics))
+    return RunSummary(
+        folder=folder.path,
+        measure=measure_of(rollout for one in evaluated for rollout in (*one.old, *one.new)),
+        steps={step: numbers for step, numbers in metrics.items() if "reward/mean" in numbers},
+        evaluations=_scores(metrics),
+        phases=_phases(read_jsonl(folder.events)),
+        report=folder.report if folder.report.is_file() else None,
+        export=folder.export if folder.export.is_dir() else None,
+    )
+
+
+def metrics_by_step(records: Iterable[Record]) -> Metrics:
+    """The finite numbers of each step, whichever line they were on."""
+    found: dict[int, dict[str, float]] = {}
+    for record in records:
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        found.setdefault(int(record["step"]), {}).update(numbers)
+    return found
+
+
+def measure_of(rollouts: Iterable[Rollout]) -> Measure:
+    """Accuracy if every score is 0 or 1, and there is one at all."""
+    scores = {rollout.score for rollout in rollouts} - {None}
+    return Measure.ACCURACY if scores and scores <= {0.0, 1.0} else Measure.REWARD
+
+
+def compare(one: EvaluatedTwice) -> Comparison:
+    """Match the rollouts of the same tasks; those with the largest gain are shown."""
+    earlier = {(rollout.task.id, rollout.key.draw, rollout.key.member): rollout for rollout in one.old}
+    matched = [(earlier.get((new.task.id, new.key.draw, new.key.member)), new) for new in one.new]
+    gains = [
+        (new.score - old.score, old, new)
+        for old, new in matched
+        if old is not None and old.score is not None and new.score is not None
+    ]
+    best = sorted((each for each in gains if each[0] > 0), key=lambda each: -each[0])[:PAIRS]
+    return Comparison(
+        task_set=one.task_set,
+        mode=one.mode,
+        before=one.before,
+        after=one.after,
+        better=sum(gain > 0 for gain, _, _ in gains),
+        worse=sum(gain < 0 for gain, _, _ in gains),
+        same=sum(gain == 0 for gain, _, _ in gains),
+        pairs=tuple((old, new) for _, old, new in best),
+    )
+
+
+def _evaluated_twice(folder: RunFolder) -> list[EvaluatedTwice]:
+    stored = StoredRun(folder.rollouts)
+    steps: dict[tuple[str, str], list[int]] = {}
+    for step, task_set, mode in stored.evaluations() if folder.rollouts.is_file() else ():
+        steps.setdefault((task_set, mode), []).append(step)
+    return [
+        EvaluatedTwice(
+            task_set,
+            mode,
+            found[0],
+            found[-1],
+            old=stored.eval_rollouts(found[0], task_set, mode),
+            new=stored.eval_rollouts(found[-1], task_set, mode),
+        )
+        for (task_set, mode), found in steps.items()
+    ]
+
+
+def _samples(folder: RunFolder) -> Iterator[Sample]:
+    """Early, middle and late: the first member of the first groups, whatever its reward."""
+    stored = StoredRun(folder.rollouts)
+    steps = stored.steps() if folder.rollouts.is_file() else ()
+    for step in dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1]) if steps else ()):
+        firsts: dict[tuple[str, int], Rollout] = {}
+        for rollout in stored.rollouts(step):
+            firsts.setdefault((rollout.key.task_set, rollout.key.draw), rollout)
+        yield Sample(step, tuple(firsts.values())[:SAMPLED])
+
+
+def _scores(metrics: Metrics) -> tuple[Evaluated, ...]:
+    return tuple(
+        Evaluated(
+            step, task_set, mode, found.get("reward"), int(found.get("scored", 0)), failed=int(found.get("failed", 0))
+        )
+        for step, numbers in sorted(metrics.items())
+        for (task_set, mode), found in evaluations(numbers).items()
+    )
+
+
+def _phases(events: Iterable[Record]) -> dict[str, float]:
+    """Seconds by kind of work, those of steps that were done again included: they were spent."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for event in events:
+        if event["name"] in seconds:
+            seconds[event["name"]] += event["end"] - event["start"]
+    return {name: spent for name, spent in seconds.items() if spent > 0}
+
+
+def _facts(config: Record) -> dict[str, str]:
+    """The settings that a reader asks for first."""
+    model, rollout, learner, trainer = (config.get(name) or {} for name in ("model", "rollout", "learner", "trainer"))
+    groups, samples = trainer.get("groups_per_step"), rollout.get("samples_per_task")
+    facts = {
+        "model": model.get("path"),
+        "batch": f"{groups} tasks x {samples} samples" if groups and samples else None,
+        "temperature": rollout.get("temperature"),
+        "advantage": learner.get("advantage"),
+        "learning rate": learner.get("lr"),
+        "seed": trainer.get("seed"),
+    }
+    return {name: str(value) for name, value in facts.items() if value is not None}
