@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from loopwright.cli.chat import chat
 from loopwright.cli.check import check
 from loopwright.cli.config_command import config
+from loopwright.cli.show import show
 from loopwright.cli.train import train
 
 app = typer.Typer(
@@ -19,3 +21,5 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("check")(check)
 app.command("config")(config)
+app.command("show")(show)
+app.command("chat")(chat)

@@ -1,0 +1,51 @@
+"""`loopwright show`: a run's trajectories. It reads beside a running run, and loads a tokenizer only for tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from loopwright.cli.runs import RunPath, existing_run
+from loopwright.types import RolloutKey
+
+
+def show(
+    run: RunPath,
+    step: Annotated[int | None, typer.Option("--step", help="The train step; the last one if not given.")] = None,
+    evaluation: Annotated[bool, typer.Option("--eval", help="Show evaluations instead of training.")] = False,
+    task: Annotated[str | None, typer.Option("--task", help="Only this task, at any step unless --step.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="One rollout: set/draw/member/attempt.")] = None,
+    best: Annotated[bool | None, typer.Option("--best/--worst", help="By reward, not in order.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many to show.")] = 5,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show every token, the sampled ones marked.")] = False,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="With the logprob of each sampled token.")] = False,
+) -> None:
+    """Print trajectories: task, transcript and reward."""
+    if key and (task is not None or (step is not None and not evaluation)):
+        raise typer.BadParameter("it names one rollout already; leave out --step and --task", param_hint="--key")
+    folder = existing_run(run)
+    from rich.console import Console
+
+    from loopwright.buffer.reader import StoredRun
+    from loopwright.cli.find_rollouts import Wanted, find
+    from loopwright.cli.trajectory import print_rollout
+
+    wanted = Wanted(step, evaluation, task, parsed_key(key) if key else None, best, limit)
+    renderer = None
+    if tokens or logprobs:
+        from loopwright.build import run_renderer
+
+        renderer = run_renderer(folder)
+    out = Console(highlight=False)
+    for found in find(StoredRun(folder.rollouts), wanted):
+        print_rollout(out, found, renderer, logprobs=logprobs)
+
+
+def parsed_key(text: str) -> RolloutKey:
+    """`train/000012/03/0`, as rollouts are named everywhere; a task set's name may have slashes of its own."""
+    task_set, *numbers = text.rsplit("/", 3)
+    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+        raise typer.BadParameter(f"{text!r} is no key; it looks like train/000012/03/0", param_hint="--key")
+    draw, member, attempt = map(int, numbers)
+    return RolloutKey(task_set, draw, member, attempt)
