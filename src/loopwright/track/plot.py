@@ -135,7 +135,7 @@ def _from_zero(values: Iterator[float]) -> tuple[float, float]:
 
 def _grid(frame: Frame, x_label: str) -> Iterator[str]:
     right, floor = frame.width - RIGHT, frame.height - BOTTOM
-    for value in ticks(*frame.y, count=max(2, frame.height // 50)):
+    for value in ticks(*frame.y, count=max(4, frame.height // 50)):
         _, y = frame.place((frame.x[0], value))
         yield f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{value:g}</text>'
