@@ -7,10 +7,40 @@ from pathlib import Path
 import pytest
 from made_up_run import make_run
 
+from loopwright.testing.tiny import tiny_llama, tiny_qwen3
 from loopwright.trainers.run_folder import RunFolder
+
+SPREAD = 0.4
+"""Initial weights this wide give logits that differ clearly, so that rounding never decides which token is next."""
 
 
 @pytest.fixture
 def made_up_run(tmp_path: Path) -> RunFolder:
     """A finished run without a model: three train steps, and evaluations before and after them."""
     return make_run(tmp_path / "runs" / "adding")
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> None:
+    """Tiny matrices are computed faster without a pool of threads, above all beside other tests."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("llama"), initializer_range=SPREAD)
+
+
+@pytest.fixture(scope="session")
+def tiny_sliding_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    """A Qwen3 in which layers that see 8 tokens back alternate with layers that see all."""
+    return tiny_qwen3(
+        tmp_path_factory.mktemp("sliding"),
+        initializer_range=SPREAD,
+        num_hidden_layers=4,
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
