@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import ModelError
@@ -37,9 +38,7 @@ def load_model(
     tokenizer = load_tokenizer(source)
     config = _from_pretrained(AutoConfig, source, "config")
     _check_architecture(config)
-    model = _from_pretrained(
-        AutoModelForCausalLM, source, "weights", dtype=getattr(torch, dtype), attn_implementation=NAME
-    )
+    model = _load_weights(source, dtype)
     # Evaluation mode for good: dropout would make the training logprobs differ from the sampling ones.
     model.to(device).eval()
     _prove_attention(model)
@@ -47,12 +46,25 @@ def load_model(
     return LoadedModel(model, tokenizer, min(limit, max_context or limit))
 
 
+def _load_weights(source: str, dtype: str) -> Any:
+    options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
+    model, report = _from_pretrained(AutoModelForCausalLM, source, "weights", **options)
+    # transformers fills gaps with random numbers and only prints a warning.
+    if missing := report["missing_keys"]:
+        raise ModelError(
+            f"model {source!r} lacks {len(missing)} of its weights, such as {min(missing)!r}",
+            remedy="save the whole model again with save_pretrained; its config.json may belong to another model",
+        )
+    return model
+
+
 def _from_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any:
     try:
         return factory.from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"cannot load the {what} of model {source!r}: {str(error).splitlines()[0]}",
+            f"cannot load the {what} of model {source!r}: {why}",
             remedy="model.path must be 'smollm2', a folder written by save_pretrained, or a Hugging Face name "
             "that is in the local cache or can be downloaded",
         ) from error
