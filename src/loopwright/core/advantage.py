@@ -15,8 +15,8 @@ EPSILON = 1e-6
 """Added to the standard deviation, as verl does. Peers differ, see docs/maths.md."""
 
 INDISTINGUISHABLE = 1e-5
-"""A group whose rewards spread less than this, relative to their size, is a group of equals: dividing by its
-standard deviation would blow rounding noise up into a full-size advantage."""
+"""A group whose rewards spread no more than this, times the largest of them if that is above 1, is a group of equals:
+dividing by its standard deviation would blow rounding noise up into a full-size advantage."""
 
 
 def grpo(rewards: Sequence[float]) -> tuple[float, ...]:
@@ -24,7 +24,7 @@ def grpo(rewards: Sequence[float]) -> tuple[float, ...]:
     centred = grpo_no_std(rewards)
     if not any(centred):
         return centred
-    std = math.sqrt(math.fsum(c * c for c in centred) / (len(centred) - 1))
+    std = math.hypot(*centred) / math.sqrt(len(centred) - 1)
     return tuple(c / (std + EPSILON) for c in centred)
 
 
