@@ -14,7 +14,8 @@ from itertools import groupby
 from loopwright.types import TokenChain
 
 SAME_PROMPT = 16
-"""Chains that agree in this many first tokens are packed together; where they part is then found exactly."""
+"""Chains whose prompts agree in this many first tokens (or are shorter, and equal) are packed together; where they part
+is then found exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +77,4 @@ def _context(chain: TokenChain) -> int:
 
 
 def _start(chain: TokenChain) -> bytes:
-    return chain.ids[:SAME_PROMPT].tobytes()
+    return chain.ids[: min(SAME_PROMPT, _context(chain))].tobytes()
