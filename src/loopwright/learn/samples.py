@@ -11,6 +11,7 @@ import torch
 from loopwright.core.advantage import Advantage
 from loopwright.core.packing import Packed
 from loopwright.core.weighting import token_weights
+from loopwright.errors import ChainError
 from loopwright.learn.attention import packed_positions
 from loopwright.types import Aggregate, Episode, Group, TokenChain
 
@@ -23,6 +24,13 @@ class Sample:
     group: int
     advantage: float
     weight: float
+
+    def __post_init__(self) -> None:
+        if self.chain.mask[0]:
+            raise ChainError(
+                "a chain begins with a sampled token, which no logits predict",
+                remedy="give the engine at least one prompt token",
+            )
 
 
 def samples_of(groups: Sequence[Group], advantage: Advantage, aggregate: Aggregate) -> list[Sample]:
