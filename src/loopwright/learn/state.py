@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from loopwright.errors import CheckpointError
@@ -34,13 +36,14 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
     try:
         weights, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
         version = int(json.loads((folder / META).read_text())["version"])
-    except (OSError, ValueError, KeyError) as error:
+        random_state = moments.pop("torch_rng")
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
             f"checkpoint {folder} cannot be read: {error}",
             remedy="delete that folder to continue from the one before it, or start over with --fresh",
         ) from error
     parameters = dict(model.named_parameters())
-    if parameters.keys() != weights.keys():
+    if _shapes(parameters) != _shapes(weights):
         raise CheckpointError(
             f"checkpoint {folder} belongs to another model",
             remedy="resume with the model that the run was started with, or start over with --fresh",
@@ -48,9 +51,14 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    torch.set_rng_state(moments.pop("torch_rng"))
+    torch.set_rng_state(random_state)
+    optimizer.state.clear()
     for name, parameter in parameters.items():
         found = {moment: moments[key] for moment in MOMENTS if (key := f"{name}/{moment}") in moments}
         if found:
             optimizer.state[parameter] = found
     return version
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
