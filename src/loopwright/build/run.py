@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopwright.build import parts
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.build import parts
 from loopwright.config import Loaded, RunConfig
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.learn.learner import TorchLearner
@@ -92,6 +92,8 @@ async def open_run(
             TorchEngine(model, compute, max_batch=config.rollout.engine.max_batch, version=learner.version)
         )
         tracker = _tracker(folder, learner.version, console)
+        if console is not None:
+            stack.enter_context(console)
         on_rollout = console.on_rollout if console else None
         runner = parts.make_runner(config, engine, model)
         producer = SyncProducer(

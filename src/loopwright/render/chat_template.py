@@ -67,7 +67,7 @@ class ChatTemplateRenderer:
         return self._decode(ids, skip_special_tokens=True)
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
-        return tuple(self._piece(token) for token in ids)
+        return tuple(self._piece(int(token)) for token in ids)
 
     def _piece(self, token: int) -> str:
         piece = self._decode([token])

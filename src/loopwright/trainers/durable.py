@@ -9,7 +9,7 @@ from pathlib import Path
 def write_whole(path: Path, text: str) -> None:
     """Put `text` at `path` in one step: a crash leaves the old file or the new one."""
     draft = draft_of(path)
-    draft.write_text(text)
+    draft.write_text(text, encoding="utf-8")
     flush(draft)
     draft.replace(path)
     flush(path.parent)

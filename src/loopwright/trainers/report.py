@@ -56,7 +56,7 @@ def gather_report(folder: RunFolder) -> ReportData:
     return ReportData(
         _summary(folder, evaluated),
         _facts(config),
-        folder.config.read_text(),
+        folder.config.read_text("utf-8"),
         comparisons=tuple(compare(one) for one in evaluated if one.after > one.before),
         samples=tuple(_samples(folder)),
     )

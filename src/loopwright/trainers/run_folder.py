@@ -92,7 +92,7 @@ class RunFolder:
         if not self.config.is_file():
             return None
         try:
-            config = yaml.safe_load(self.config.read_text())
+            config = yaml.safe_load(self.config.read_text("utf-8"))
         except yaml.YAMLError as error:
             raise RunError(
                 f"{self.config} cannot be read: {error}",

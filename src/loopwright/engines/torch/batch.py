@@ -76,6 +76,12 @@ class Batch:
                 prefix.row.arena.remove(prefix.row)
                 prefix.row = None
 
+    def reset(self) -> None:
+        """Forget every request and all that is cached: after a failure it may be anything, NaN included."""
+        self.waiting, self.live = [], []
+        self._prefixes = {}
+        self._prompts, self._own = KVCache(self._layers), KVCache(self._layers)
+
     @torch.inference_mode()
     def step(self, *, admit: bool = True) -> list[Sequence]:
         """Admit what fits, give every live sequence one token, and return those that finished."""

@@ -42,7 +42,8 @@ class Arena:
     def remove(self, row: Row) -> None:
         last = self.rows.pop()
         if last is not row:
-            for tensor in self._tensors():
+            # A row that was never written may lie outside the tensors: then there is nothing to move.
+            for tensor in (t for t in self._tensors() if last.index < len(t)):
                 tensor[row.index, :, : last.length] = tensor[last.index, :, : last.length]
             last.index = row.index
             self.rows[last.index] = last

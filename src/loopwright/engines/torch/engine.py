@@ -96,17 +96,19 @@ class TorchEngine:
 
     async def load(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
         parameters = dict(self._model.named_parameters())
-        if weights is not None and (missing := parameters.keys() - weights.keys()):
-            raise EngineError(
-                f"new weights lack {len(missing)} parameters, such as {min(missing)!r}; nothing was changed",
-                remedy="pass every name of model.named_parameters()",
-            )
+        if weights is not None:
+            _check_weights(parameters, weights)
 
         def load() -> None:
-            with torch.no_grad():
-                for name, parameter in parameters.items() if weights is not None else ():
-                    parameter.copy_(weights[name])  # type: ignore[index]
-            self._batch.reload(version)
+            try:
+                with torch.no_grad():
+                    for name, parameter in parameters.items() if weights is not None else ():
+                        parameter.copy_(weights[name])  # type: ignore[index]
+                self._batch.reload(version)
+            except Exception as error:
+                # What lives has lost its keys: going on would sample from a context that nobody asked for.
+                self._fail_all(_failed(error))
+                raise
 
         await self._do(load)
 
@@ -140,8 +142,9 @@ class TorchEngine:
         if not self._step_is_due and self._may_step():
             self._step_is_due = True
             self._compute.post(self._step)
-        at_rest = self._paused is not None and not (self._paused is PauseMode.DRAIN and self._batch.live)
-        if at_rest and self._waiting_for_quiet:
+        # Without a pause there is nothing to wait for either: a resume has overtaken it.
+        draining = self._paused is PauseMode.DRAIN and self._batch.live
+        if not draining:
             for notify in self._waiting_for_quiet:
                 notify()
             self._waiting_for_quiet.clear()
@@ -169,8 +172,8 @@ class TorchEngine:
             self._resolve(sequence, sequence.generation())
 
     def _fail_all(self, error: EngineError) -> None:
+        self._batch.reset()
         for sequence in list(self._callers):
-            self._batch.drop(sequence)
             self._resolve(sequence, error)
         self._look_round()
 
@@ -222,6 +225,16 @@ class TorchEngine:
                 f"request {request.id}: the prompt must be a non-empty list of ids in 0..{vocabulary - 1}",
                 remedy="render the prompt with the tokenizer of the model that is served",
             )
+
+
+def _check_weights(parameters: Mapping[str, torch.Tensor], weights: Mapping[str, Any]) -> None:
+    unfit = [name for name, old in parameters.items() if name not in weights or weights[name].shape != old.shape]
+    if unfit:
+        raise EngineError(
+            f"new weights lack {len(unfit)} parameters or have them in another shape, such as {min(unfit)!r}; "
+            "nothing was changed",
+            remedy="pass every name of model.named_parameters(), from a model with the same config",
+        )
 
 
 def _failed(error: Exception) -> EngineError:

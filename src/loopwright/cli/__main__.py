@@ -1,0 +1,6 @@
+"""`python -m loopwright.cli` is `loopwright`."""
+
+from loopwright.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Whole runs, in this process: what a user gets from `loopwright train`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.build import open_chat, open_run, run_renderer
+from loopwright.config import load
+from loopwright.errors import BudgetError, ConfigChangedError, RunLockedError
+from loopwright.testing.tiny import tiny_qwen3
+from loopwright.track.jsonl import read_jsonl
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import Failed, GroupStatus
+
+WriteConfig = Callable[..., Path]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+async def run(file: Path, *, stop: asyncio.Event | None = None, **options: Any) -> RunFolder:
+    async with open_run(load(file), cache=file.parent, stop=stop or asyncio.Event(), **options) as opened:
+        await opened.train()
+        return opened.folder
+
+
+def metrics(folder: RunFolder, name: str) -> dict[int, float]:
+    return {record["step"]: record[name] for record in read_jsonl(folder.metrics) if name in record}
+
+
+def groups(folder: RunFolder) -> dict[str, dict[GroupStatus, int]]:
+    """The conservation table, without its zeros."""
+    counts = StoredRun(folder.rollouts).counts()
+    return {name: {status: n for status, n in row.items() if n} for name, row in counts.items()}
+
+
+async def test_a_run_leaves_metrics_rollouts_evaluations_checkpoint_export_and_report(
+    write_config: WriteConfig,
+) -> None:
+    folder = await run(write_config())
+
+    assert set(metrics(folder, "reward/mean")) == {1, 2, 3}
+    assert set(metrics(folder, "learner/mismatch_max")) <= {1, 2, 3}
+    assert max(metrics(folder, "learner/mismatch_max").values()) < 1e-4
+    assert set(metrics(folder, "eval/eval/greedy/reward")) == {0, 3}
+    assert set(metrics(folder, "eval/eval/sampled/reward")) == {0, 3}
+    stored = StoredRun(folder.rollouts)
+    assert groups(folder) == {"train": {GroupStatus.CONSUMED: 9}}
+    assert [len(stored.rollouts(step)) for step in stored.steps()] == [12, 12, 12]
+    assert {version for r in stored.rollouts(3) for version in r.episode.chains[0].versions if version >= 0} == {2}
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step-000002", "step-000003"]
+    assert "<svg" in folder.report.read_text()
+    spans = {record["name"] for record in read_jsonl(folder.events)}
+    assert {"rollout", "train", "sync", "evaluate", "checkpoint", "export"} <= spans
+
+    exported = AutoModelForCausalLM.from_pretrained(folder.export)
+    checkpoint = AutoModelForCausalLM.from_pretrained(folder.checkpoints / "step-000003")
+    ids = AutoTokenizer.from_pretrained(folder.export)("What is 1+1?", return_tensors="pt").input_ids
+    assert torch.equal(exported(ids).logits, checkpoint(ids).logits)
+
+
+async def test_training_raises_the_reward(write_config: WriteConfig) -> None:
+    folder = await run(write_config(trainer__steps=25, rollout__samples_per_task=8, learner__lr=1e-2))
+    rewards = list(metrics(folder, "reward/mean").values())
+    assert sum(rewards[-5:]) > 2 * sum(rewards[:5])
+    before, after = metrics(folder, "eval/eval/sampled/reward").values()
+    assert after > before
+
+
+async def test_another_architecture_trains_with_the_same_config(write_config: WriteConfig, tmp_path: Path) -> None:
+    qwen = tiny_qwen3(tmp_path / "qwen", initializer_range=0.3)
+    folder = await run(write_config(model__path=str(qwen)))
+    assert set(metrics(folder, "learner/loss")) == {1, 2, 3}
+
+
+async def test_a_stopped_run_goes_on_with_the_same_command(write_config: WriteConfig) -> None:
+    file, stop = write_config(trainer__steps=4), asyncio.Event()
+
+    async def stop_after_two() -> None:
+        while max(metrics(folder, "reward/mean"), default=0) < 2:
+            await asyncio.sleep(0.005)
+        stop.set()
+
+    folder = RunFolder(Path(load(file).config.trainer.run_dir))
+    watcher = asyncio.create_task(stop_after_two())
+    await run(file, stop=stop)
+    await watcher
+    reached = max(metrics(folder, "reward/mean"))
+    assert 2 <= reached < 4
+    assert (folder.checkpoints / f"step-{reached:06d}").exists()
+    assert not folder.export.exists()
+    before = metrics(folder, "reward/mean")
+
+    await run(file)
+    after = metrics(folder, "reward/mean")
+    assert list(after) == [1, 2, 3, 4]
+    assert {step: after[step] for step in before} == before
+    assert folder.export.exists()
+    assert groups(folder) == {"train": {GroupStatus.CONSUMED: 12}}
+
+
+async def test_a_finished_run_is_left_alone_and_fresh_starts_over(write_config: WriteConfig) -> None:
+    file = write_config()
+    folder = await run(file)
+    first = folder.metrics.read_bytes()
+    await run(file)
+    assert folder.metrics.read_bytes() == first
+    await run(file, fresh=True)
+    assert folder.metrics.read_bytes() != first
+    assert list(metrics(folder, "reward/mean")) == [1, 2, 3]
+
+
+async def test_more_steps_are_added_and_other_changes_are_refused(write_config: WriteConfig) -> None:
+    await run(write_config())
+    with pytest.raises(ConfigChangedError, match=r"learner\.lr"):
+        await run(write_config(learner__lr=1e-3, trainer__steps=4))
+    folder = await run(write_config(trainer__steps=4))
+    assert list(metrics(folder, "reward/mean")) == [1, 2, 3, 4]
+
+
+async def test_a_second_run_on_the_same_folder_is_refused(write_config: WriteConfig) -> None:
+    file = write_config()
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event()):
+        with pytest.raises(RunLockedError):
+            await run(file)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [("return 'seven'", "seven"), ("raise KeyError('no such truth')", "no such truth")],
+    ids=["returns a string", "raises"],
+)
+async def test_a_broken_judger_is_named_and_its_rollouts_are_failures_not_zeros(
+    write_config: WriteConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, words: str
+) -> None:
+    file = write_config(eval=None, produce__failure_budget=2, produce__max_attempts=1)
+    (tmp_path / "judger.py").write_text(f"def judge(task, episode):\n    {body}\n")
+    with caplog.at_level(logging.WARNING), pytest.raises(BudgetError, match="vowels") as stopped:
+        await run(file)
+    assert words in str(stopped.value)
+    assert words in caplog.text
+    assert set(groups(RunFolder(tmp_path / "run"))["train"]) == {GroupStatus.FAILED}
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event()) as opened:
+        assert metrics(opened.folder, "reward/mean") == {}
+
+
+async def test_a_run_can_be_read_and_talked_to(write_config: WriteConfig) -> None:
+    folder = await run(write_config())
+    chain = StoredRun(folder.rollouts).rollouts(1)[0].episode.chains[0]
+    assert "".join(run_renderer(folder).pieces(chain.ids)).startswith("<|im_start|>user")
+    async with open_chat(folder) as model:
+        messages = [{"role": "user", "content": "Hello"}]
+        reply = await model.reply(messages, temperature=0.0, max_new_tokens=4)
+        again = await model.reply(messages, temperature=0.0, max_new_tokens=4)
+    assert reply == again
+
+
+async def test_two_task_sets_share_a_batch_by_weight(write_config: WriteConfig) -> None:
+    sets = [
+        {"name": name, "weight": weight, "data": {"kind": "python", "path": "tasks.py:train"}, "agent": agent}
+        for name, weight, agent in (
+            ("many", 2, {"kind": "single_turn", "judger": "vowels"}),
+            ("few", 1, {"kind": "single_turn", "judger": "vowels"}),
+        )
+    ]
+    file = write_config(task_sets=sets, eval=None)
+    config = yaml.safe_load(file.read_text())
+    del config["data"], config["agent"]
+    file.write_text(yaml.safe_dump(config))
+    folder = await run(file)
+    assert groups(folder) == {"many": {GroupStatus.CONSUMED: 6}, "few": {GroupStatus.CONSUMED: 3}}
+
+
+async def test_the_examples_of_custom_parts_train(write_config: WriteConfig) -> None:
+    file = write_config(
+        data={"kind": "python", "path": str(EXAMPLES / "arithmetic.py:train_tasks")},
+        agent={"kind": "python", "path": str(EXAMPLES / "custom_agent.py:AskTwice"), "judger": "close"},
+        judgers={"close": {"kind": "native", "path": str(EXAMPLES / "custom_judger.py:closeness")}},
+        eval=None,
+        trainer__steps=1,
+    )
+    folder = await run(file)
+    rollouts = StoredRun(folder.rollouts).rollouts(1)
+    assert len(rollouts) == 12
+    assert not any(isinstance(rollout.reward, Failed) for rollout in rollouts)
+    assert any(len(rollout.episode.messages) == 4 for rollout in rollouts), "the agent never asked again"
+    assert all(len(rollout.episode.chains) == 1 for rollout in rollouts), "a linear chat is one chain"
