@@ -26,4 +26,4 @@ def heldout_tasks() -> list[Task]:
 
 
 def train_tasks() -> list[Task]:
-    return [_problem(*order) for a, b in _split()[1] for order in {(a, b), (b, a)}]
+    return [_problem(*order) for a, b in _split()[1] for order in sorted({(a, b), (b, a)})]
