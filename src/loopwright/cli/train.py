@@ -74,6 +74,7 @@ def _stop_on_signals() -> asyncio.Event:
         if stop.is_set():
             os._exit(STOPPED)
         stop.set()
+        typer.echo("\nStopping after a checkpoint. Once more to stop at once.", err=True)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)

@@ -21,24 +21,21 @@ def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) 
     greedy = [s.temperature == 0 for s in samplings]
     temperature = torch.tensor([s.temperature or 1.0 for s in samplings])
     scaled = logits.float() / temperature[:, None] if (temperature != 1).any() else logits.float()
-    largest = scaled.amax(dim=-1, keepdim=True)
-    weights = (scaled - largest).exp_()
-    total = weights.sum(dim=-1)
+    probabilities = scaled.softmax(dim=-1)
     if all(greedy):
         ids = scaled.argmax(dim=-1)
     else:
-        ids = _draw(_truncated(weights, samplings), samplings, positions)
+        ids = _draw(_truncated(probabilities, samplings), samplings, positions)
         if any(greedy):
             ids = torch.where(torch.tensor(greedy), scaled.argmax(dim=-1), ids)
-    chosen = scaled.gather(1, ids[:, None]).squeeze(1)
-    logprobs = chosen - largest.squeeze(1) - total.log()
+    logprobs = probabilities.gather(1, ids[:, None]).squeeze(1).log()
     return ids.tolist(), logprobs.tolist()
 
 
 def _draw(weights: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> torch.Tensor:
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1]
-    uniform = torch.from_numpy(uniforms([s.seed for s in samplings], positions))
+    uniform = torch.from_numpy(uniforms([s.seed for s in samplings], positions)).to(total.device)
     # Strictly below the total: otherwise rounding could pick an id behind the last one that has any weight.
     target = torch.minimum((uniform * total).float(), torch.nextafter(total, torch.zeros(())))
     return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)

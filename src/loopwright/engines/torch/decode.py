@@ -57,6 +57,8 @@ class PrefixPart:
 
     def __init__(self, arena: Arena, sequences: Seq[Sequence], tokens: Seq[int]) -> None:
         self.arena = arena
+        # Prompts that join in this very pass come after these, and nobody decodes behind them yet.
+        self.prompts = len(arena.rows)
         members: list[list[int]] = [[] for _ in arena.rows]
         for sequence, token in zip(sequences, tokens, strict=True):
             row = sequence.prefix.row
@@ -84,7 +86,7 @@ class PrefixPart:
         keys, values = self.arena.keys[layer], self.arena.values[layer]
         if keys is None or values is None:
             raise RuntimeError("a prompt is attended to before it was computed")
-        prompts, (_, heads, group, dim) = len(self.arena.rows), query.shape
+        prompts, (_, heads, group, dim) = self.prompts, query.shape
         grid = query[self.token_of_cell].view(prompts, self.width, heads, group, dim).transpose(1, 2)
         if bias.shape[2] > 1:
             bias = bias.repeat_interleave(group, dim=2)
