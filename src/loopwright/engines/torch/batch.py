@@ -48,6 +48,7 @@ class Batch:
         self.waiting.append(sequence)
         return sequence
 
+    @torch.inference_mode()
     def drop(self, sequence: Sequence) -> None:
         """Free all that a request holds, finished or not."""
         if sequence in self.waiting:
