@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import get_args
 
 import numpy as np
@@ -93,6 +93,4 @@ def test_a_task_of_one_question() -> None:
     "kind", [k for name in types.__all__ if is_dataclass(k := getattr(types, name))], ids=lambda kind: kind.__name__
 )
 def test_every_value_is_frozen(kind: type) -> None:
-    names = [field.name for field in fields(kind)] or ["anything"]
-    with pytest.raises(FrozenInstanceError):
-        setattr(object.__new__(kind), names[0], 1)
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
