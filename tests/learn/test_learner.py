@@ -97,9 +97,9 @@ def test_with_two_mini_batches_old_logprobs_are_those_before_the_first_update(
     report = learner_of(loaded, lr=1e-2, mini_batches=2, max_grad_norm=None)._step(groups)
     grads = {name: p.grad for name, p in loaded.model.named_parameters()}
     # Two updates lie between the two computations, so their rounding differs more than that of one.
-    assert difference(grads, expected) < 1e-3
+    assert difference(grads, expected) < 1e-4
     assert difference(grads, at_new_weights) > 0.1, "the update must be large enough to tell the two apart"
-    assert report.metrics["loss"] == pytest.approx((first.item() + second.item()) / 2, abs=1e-4)
+    assert report.metrics["loss"] == pytest.approx((first.item() + second.item()) / 2, abs=1e-5)
     assert report.metrics["ratio_mean"] != 1.0
     assert report.version == 1, "a train step is one version, however many mini-batches it has"
 
