@@ -22,8 +22,10 @@ from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
 
 PROMPT = tuple(range(3, 20))
 OTHER = (9, 8, 7)
+MANY = 200
+"""Enough tokens to be met in the middle, also on a busy machine."""
 LONG = 900
-"""More tokens than any test waits for, and still within the context."""
+"""More than any test waits for, and still within the context."""
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ async def test_a_prompt_that_cannot_be_one_is_refused(engine: TorchEngine, promp
 async def test_cancelling_a_call_frees_its_row_and_lets_the_others_finish(
     engine: TorchEngine, plain: PlainModel
 ) -> None:
-    others = [ask("a", max_new_tokens=60), ask("b", OTHER, max_new_tokens=60)]
+    others = [ask("a", max_new_tokens=MANY), ask("b", OTHER, max_new_tokens=MANY)]
     gone, *tasks = start(engine, ask("gone", OTHER, max_new_tokens=LONG), *others)
     await under_way(engine, "gone", "a", "b")
     gone.cancel()
@@ -171,7 +173,7 @@ async def test_abort_of_a_request_that_waits_returns_no_tokens(engine: TorchEngi
 
 
 async def test_drain_lets_the_running_end_and_the_others_wait(engine: TorchEngine, plain: PlainModel) -> None:
-    first = [ask(str(i), max_new_tokens=30, seed=i) for i in range(4)]
+    first = [ask(str(i), max_new_tokens=MANY, seed=i) for i in range(4)]
     queued = ask("queued", OTHER)
     tasks = start(engine, *first, queued)
     await under_way(engine, "0", "3")
@@ -183,7 +185,7 @@ async def test_drain_lets_the_running_end_and_the_others_wait(engine: TorchEngin
     assert not late.done()
     await engine.resume()
     generations = await asyncio.gather(*tasks)
-    assert [len(generation.ids) for generation in generations] == [30, 30, 30, 30, 12]
+    assert [len(generation.ids) for generation in generations] == [MANY] * 4 + [12]
     check(plain, *zip([*first, queued], generations, strict=True))
     assert (await late).finish is FinishReason.LENGTH
 
@@ -204,8 +206,8 @@ async def test_pause_by_abort_returns_the_running_and_keeps_the_waiting(engine: 
 
 
 async def test_keep_freezes_at_a_token_boundary_and_changes_nothing(engine: TorchEngine) -> None:
-    undisturbed = await engine.generate(ask(max_new_tokens=80))
-    [task] = start(engine, ask("kept", max_new_tokens=80))
+    undisturbed = await engine.generate(ask(max_new_tokens=MANY))
+    [task] = start(engine, ask("kept", max_new_tokens=MANY))
     await under_way(engine, "kept")
     await engine.pause(PauseMode.KEEP)
     assert await stands_still(engine)
@@ -233,10 +235,10 @@ async def test_a_resume_overtakes_a_pause_that_still_drains(engine: TorchEngine)
 async def test_weights_that_changed_in_place_reach_frozen_requests_exactly(
     engine: TorchEngine, loaded: LoadedModel, plain: PlainModel
 ) -> None:
-    requests = [ask(str(i), (PROMPT, OTHER)[i % 2], max_new_tokens=70, seed=i) for i in range(5)]
+    requests = [ask(str(i), (PROMPT, OTHER)[i % 2], max_new_tokens=MANY, seed=i) for i in range(5)]
     tasks = start(engine, *requests)
     for version in (1, 2):
-        await under_way(engine, "0", "1", "2", "3", tokens=15 * version)
+        await under_way(engine, "0", "1", "2", "3", tokens=10 * version)
         await engine.pause(PauseMode.KEEP)
         put(loaded.model, plain.versions[version])
         await engine.load(version)
@@ -249,7 +251,7 @@ async def test_weights_that_changed_in_place_reach_frozen_requests_exactly(
 
 
 async def test_weights_by_name_are_copied_between_two_tokens(engine: TorchEngine, plain: PlainModel) -> None:
-    request = ask("live", max_new_tokens=100)
+    request = ask("live", max_new_tokens=MANY)
     [task] = start(engine, request)
     await under_way(engine, "live", tokens=10)
     await engine.load(1, plain.versions[1])

@@ -1,0 +1,44 @@
+"""The real model: it answers, and in a mixed batch every logprob is that of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plain_model import PlainModel, Sample
+
+from loopwright.engines.torch.batch import Batch
+from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.smollm2 import smollm2_folder
+from loopwright.types import GenerateRequest, Sampling
+
+CACHE = Path.home() / ".cache" / "loopwright" / "models"
+QUESTIONS = ("Name the capital of France.", "What is 7+12? Answer with the number only.")
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.fixture(scope="module")
+def real() -> LoadedModel:
+    return load_model("smollm2", cache=CACHE)
+
+
+def prompt(real: LoadedModel, question: str) -> tuple[int, ...]:
+    messages = [{"role": "user", "content": question}]
+    return tuple(real.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+
+def test_it_answers_and_every_logprob_is_exact_in_a_mixed_batch(real: LoadedModel) -> None:
+    stop = (real.tokenizer.eos_token_id,)
+    requests = [
+        GenerateRequest(f"{question}{temperature}", prompt(real, question), Sampling(temperature, 24, 0, 1.0, stop))
+        for question in QUESTIONS
+        for temperature in (0.0, 0.7, 1.0)
+    ]
+    batch = Batch(real, max_batch=4)
+    sequences = [batch.submit(request) for request in requests]
+    while not batch.idle:
+        batch.step()
+    assert "Paris" in real.tokenizer.decode(sequences[0].ids)
+    plain = PlainModel(smollm2_folder(CACHE))
+    plain.check(Sample(s.request, s.ids, s.logprobs, s.versions) for s in sequences)
