@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from made_up_run import make_run
 
 from loopwright.testing.tiny import tiny_llama, tiny_qwen3
 from loopwright.trainers.run_folder import RunFolder
+
+# A slow machine is not a failure, and the same commit gives the same examples everywhere.
+settings.register_profile("loopwright", deadline=None, derandomize=True)
+settings.load_profile("loopwright")
 
 SPREAD = 0.4
 """Initial weights this wide give logits that differ clearly, so that rounding never decides which token is next."""

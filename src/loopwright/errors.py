@@ -8,6 +8,7 @@
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
     ├── AgentError                 the user's agent loop raised
     ├── JudgeError                 the user's judger raised, timed out or returned no number
+    ├── LearnerError               a train step went wrong; the weights are as they were before it
     ├── BudgetError                the run can make no progress, and stops instead of spinning
     └── RunError                   a run folder or checkpoint cannot be used as asked
         ├── RunLockedError         another process is using the folder
@@ -69,6 +70,10 @@ class AgentError(LoopwrightError):
 
 class JudgeError(LoopwrightError):
     """The user's judger raised, ran past its deadline, or returned something that is not a number."""
+
+
+class LearnerError(LoopwrightError):
+    """A train step could not be made. The weights are as they were before it."""
 
 
 class BudgetError(LoopwrightError):

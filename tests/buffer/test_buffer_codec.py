@@ -118,7 +118,7 @@ def test_what_json_cannot_hold_is_named() -> None:
     with pytest.raises(DataError, match=r"task '3\+4' holds a value that cannot be stored as JSON: .* set "):
         codec.encode_task(Task.ask("3+4", "?", truth={1, 2}))
     with pytest.raises(DataError, match="a reward"):
-        codec.encode_reward(Scored(float("nan")))
+        codec.encode_reward(Scored(1.0, {"part": float("nan")}))
 
 
 @pytest.mark.parametrize("text", ["{", '{"kind": "guessed"}', "[]"])

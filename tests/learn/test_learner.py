@@ -13,6 +13,7 @@ import torch
 from made_groups import CAP, VOCABULARY, Maker, group_of, learner_of, load_tiny, recipe, simple_groups, weights_of
 from plain import difference, eager_model, gradients, logprobs_of, loss_of, rows_of
 
+from loopwright.errors import LearnerError
 from loopwright.learn.learner import TorchLearner
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
@@ -198,6 +199,16 @@ def test_a_batch_without_advantage_moves_weights_by_momentum_only(loaded: Loaded
         assert torch.isfinite(parameter).all()
         assert (step * momentum[name] <= 0).all(), "each weight goes on against its old gradient"
     assert any(not torch.equal(p, moved[name]) for name, p in loaded.model.named_parameters())
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight(loaded: LoadedModel) -> None:
+    learner = learner_of(loaded, loss=lambda logprobs, old, advantages: logprobs * float("nan"))
+    before = weights_of(loaded)
+    with pytest.raises(LearnerError, match="step 1: the gradient's norm is nan"):
+        learner._step(simple_groups())
+    after = weights_of(loaded)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert learner.version == 0
 
 
 def test_more_mini_batches_than_groups_do_no_harm(loaded: LoadedModel) -> None:

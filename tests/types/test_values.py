@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loopwright import types
+from loopwright.errors import JudgeError
 from loopwright.types import (
     Episode,
     Failed,
@@ -94,3 +95,9 @@ def test_a_task_of_one_question() -> None:
 )
 def test_every_value_is_frozen(kind: type) -> None:
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_is_finite(value: float) -> None:
+    with pytest.raises(JudgeError, match="finite"):
+        Scored(value)

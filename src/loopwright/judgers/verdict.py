@@ -29,15 +29,15 @@ class Signature:
 
     def scored(self, value: Any) -> Scored:
         """The function's return value as a score. A bool counts as 0 or 1."""
-        score = value if isinstance(value, Scored) else Scored(value)
-        if not all(_is_finite(number) for number in (score.value, *score.parts.values())):
+        number, parts = (value.value, value.parts) if isinstance(value, Scored) else (value, {})
+        if not all(_is_finite(part) for part in (number, *parts.values())):
             hint = "call `.item()` on a tensor" if hasattr(value, "item") else f"return a float; {DRY_RUN}"
             raise self.error(
                 f"returned {_shown(value)} of type {type(value).__name__}; it must return a finite number or Scored",
                 remedy=hint,
                 error="WrongReturn",
             )
-        return Scored(float(score.value), {name: float(part) for name, part in score.parts.items()})
+        return Scored(float(number), {name: float(part) for name, part in parts.items()})
 
     def raised(self, error: BaseException, function: Callable[..., Any]) -> JudgeError:
         """The user's own exception, with the line of their file that raised it."""

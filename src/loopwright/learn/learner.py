@@ -7,6 +7,7 @@ computed once, before the first update.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ import torch
 from loopwright.core.advantage import Advantage
 from loopwright.core.packing import Packed, micro_batches, pack
 from loopwright.core.schedule import learning_rate
+from loopwright.errors import LearnerError
 from loopwright.learn import state
 from loopwright.learn.attention import SharedPrefixPlan
+from loopwright.learn.logprobs import chosen_logprobs
 from loopwright.learn.losses import importance
 from loopwright.learn.meter import Meter
 from loopwright.learn.samples import Sample, Tensors, samples_of, tensors_of
@@ -160,7 +163,14 @@ class TorchLearner:
             meter.tokens(logprobs.detach(), old, data.sampled_logprobs, correction, entropy)
             meter.loss(loss.item())
         limit = float("inf") if recipe.max_grad_norm is None else recipe.max_grad_norm
-        meter.grad_norm(float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)))
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit))
+        if not math.isfinite(norm):
+            raise LearnerError(
+                f"step {self._version + 1}: the gradient's norm is {norm}",
+                remedy="the same command goes on from the last checkpoint; lower learner.lr or raise learner.eps if it "
+                "happens again",
+            )
+        meter.grad_norm(norm)
         self._optimizer.step()
 
     def _logprobs(self, rows: Sequence[Packed], data: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,8 +185,5 @@ class TorchLearner:
         logits = output.logits[0].float()
         if self._recipe.temperature != 1:
             logits = logits / self._recipe.temperature
-        normaliser = logits.logsumexp(dim=-1)
-        logprobs = logits[data.logit_of_target, data.targets] - normaliser[data.logit_of_target]
-        with torch.no_grad():
-            entropy = normaliser - ((logits - normaliser[:, None]).exp_() * logits).sum(dim=-1)
-        return logprobs, entropy.detach()[data.logit_of_target]
+        logprobs, entropy = chosen_logprobs(logits, data.logit_of_target, data.targets)
+        return logprobs, entropy[data.logit_of_target]

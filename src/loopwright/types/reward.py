@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from loopwright.errors import JudgeError
 
 
 class FailureCause(StrEnum):
@@ -24,6 +27,12 @@ class Scored:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise JudgeError(
+                f"a reward must be finite, got {self.value}", remedy="raise an error when there is no score"
+            )
 
 
 @dataclass(frozen=True, slots=True)
