@@ -281,12 +281,14 @@ async def test_a_load_that_fails_takes_its_live_requests_with_it(
     """Their keys are gone; tokens from half a cache would look like any others."""
     [task] = start(engine, ask("live", max_new_tokens=LONG))
     await under_way(engine, "live")
+    await engine.pause(PauseMode.KEEP)
     with monkeypatch.context() as broken:
         broken.setattr(Forward, "_run", out_of_memory)
         with pytest.raises(EngineError, match="out of memory"):
             await engine.load(1, plain.versions[1])
     with pytest.raises(EngineError, match="out of memory"):
         await task
+    await engine.resume()
     await engine.load(1, plain.versions[1])
     request = ask()
     check(plain, (request, await engine.generate(request)))
