@@ -15,7 +15,7 @@ from loopwright.types import GenerateRequest, Sampling
 CACHE = Path.home() / ".cache" / "loopwright" / "models"
 QUESTIONS = ("Name the capital of France.", "What is 7+12? Answer with the number only.")
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
