@@ -203,10 +203,10 @@ def test_a_batch_without_advantage_moves_weights_by_momentum_only(loaded: Loaded
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(loaded: LoadedModel) -> None:
     learner = learner_of(loaded, loss=lambda logprobs, old, advantages: logprobs * float("nan"))
-    before = weights_of(loaded)
+    before = weights_of(loaded.model)
     with pytest.raises(LearnerError, match="step 1: the gradient's norm is nan"):
         learner._step(simple_groups())
-    after = weights_of(loaded)
+    after = weights_of(loaded.model)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert learner.version == 0
 
