@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from plain_model import PlainModel, Sample
 
 from loopwright.engines.torch.batch import Batch
@@ -19,8 +21,12 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
-def real() -> LoadedModel:
-    return load_model("smollm2", cache=CACHE)
+def real() -> Iterator[LoadedModel]:
+    # On a busy machine two threads mostly wait for each other: 60 seconds instead of 6.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load_model("smollm2", cache=CACHE)
+    torch.set_num_threads(threads)
 
 
 def prompt(real: LoadedModel, question: str) -> tuple[int, ...]:
