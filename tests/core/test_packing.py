@@ -133,3 +133,16 @@ def test_micro_batches_keep_the_order_cover_all_and_respect_the_bound(sizes: lis
         assert sum(row.tokens for row in batch) <= bound or len(batch) == 1
     for batch, following in pairwise(batches):
         assert sum(row.tokens for row in batch) + following[0].tokens > bound, "a row is cut off only for lack of room"
+
+
+@BOUNDED
+@given(st.integers(0, 20), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 60))
+def test_a_row_that_is_too_large_is_cut_between_its_chains(prefix: int, rests: list[int], bound: int) -> None:
+    """Memory stays bounded for groups of any size: only a single chain may be larger than a micro-batch."""
+    row = Packed(prefix, tuple(range(len(rests))), tuple(rests))
+    parts = [part for batch in micro_batches([row], bound) for part in batch]
+    assert [chain for part in parts for chain in part.chains] == [*row.chains]
+    assert [rest for part in parts for rest in part.rests] == rests
+    assert all(part.prefix == prefix for part in parts)
+    assert all(part.tokens <= bound or len(part.chains) == 1 for part in parts)
+    assert len(parts) == 1 or row.tokens > bound

@@ -59,16 +59,31 @@ def shared_prefix(chains: Sequence[TokenChain]) -> int:
 
 
 def micro_batches(rows: Sequence[Packed], max_tokens: int) -> list[list[Packed]]:
-    """Rows in order, cut so that each micro-batch computes at most `max_tokens`; a larger row stands alone."""
+    """Rows in order, cut so that each micro-batch computes at most `max_tokens`.
+
+    A row that is larger is cut between its chains, and each part repeats the prefix; a chain that is larger stands
+    alone.
+    """
     batches: list[list[Packed]] = []
     room = 0
-    for row in rows:
+    for row in (part for row in rows for part in _cut(row, max_tokens)):
         if not batches or row.tokens > room:
             batches.append([])
             room = max_tokens
         batches[-1].append(row)
         room -= row.tokens
     return batches
+
+
+def _cut(row: Packed, max_tokens: int) -> list[Packed]:
+    parts: list[Packed] = []
+    for chain, rest in zip(row.chains, row.rests, strict=True):
+        if parts and parts[-1].tokens + rest <= max_tokens:
+            last = parts.pop()
+            parts.append(Packed(row.prefix, (*last.chains, chain), (*last.rests, rest)))
+        else:
+            parts.append(Packed(row.prefix, (chain,), (rest,)))
+    return parts
 
 
 def _context(chain: TokenChain) -> int:
