@@ -66,12 +66,12 @@ def micro_batches(rows: Sequence[Packed], max_tokens: int) -> list[list[Packed]]
     """
     batches: list[list[Packed]] = []
     room = 0
-    for row in (part for row in rows for part in _cut(row, max_tokens)):
-        if not batches or row.tokens > room:
+    for part in (part for row in rows for part in _cut(row, max_tokens)):
+        if not batches or part.tokens > room:
             batches.append([])
             room = max_tokens
-        batches[-1].append(row)
-        room -= row.tokens
+        batches[-1].append(part)
+        room -= part.tokens
     return batches
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loopwright.errors import ConfigError
+
 
 class FinishReason(StrEnum):
     """Why an engine stopped sampling."""
@@ -33,6 +35,15 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        sound = self.temperature >= 0 and self.max_new_tokens >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1
+        if not sound or "" in self.stop:
+            raise ConfigError(
+                f"{self} cannot be sampled with",
+                remedy="temperature, max_new_tokens and top_k are not negative, top_p is above 0 and at most 1, and no "
+                "stop string is empty",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loopwright.errors import EngineError
 from loopwright.types import Sampling
 
 
@@ -22,6 +23,11 @@ def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) 
     temperature = torch.tensor([s.temperature or 1.0 for s in samplings])
     scaled = logits.float() / temperature[:, None] if (temperature != 1).any() else logits.float()
     probabilities = scaled.softmax(dim=-1)
+    if probabilities[:, 0].isnan().any():
+        raise EngineError(
+            "the model's logits are not numbers",
+            remedy="its weights are damaged, or training diverged: lower learner.lr",
+        )
     if all(greedy):
         ids = scaled.argmax(dim=-1)
     else:

@@ -69,7 +69,8 @@ class TorchEngine:
         try:
             return await caller.future
         except asyncio.CancelledError:
-            self._compute.post(lambda: self._forget(caller))
+            if self._open:
+                self._post(lambda: self._forget(caller))
             raise
 
     async def abort(self, request_id: str) -> None:
@@ -205,12 +206,16 @@ class TorchEngine:
             raise _failed(error) from error
 
     def _post(self, command: Callable[[], None]) -> None:
-        """The same without waiting, for commands that cannot fail."""
+        """The same without waiting. If it fails, so does everything that is running: nobody waits in vain."""
         self._require_open()
 
         def run() -> None:
-            command()
-            self._look_round()
+            try:
+                command()
+            except Exception as error:
+                self._fail_all(_failed(error))
+            else:
+                self._look_round()
 
         self._compute.post(run)
 
@@ -238,6 +243,8 @@ def _check_weights(parameters: Mapping[str, torch.Tensor], weights: Mapping[str,
 
 
 def _failed(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
     return EngineError(
         f"the engine failed: {type(error).__name__}: {error}",
         remedy="if memory ran out, lower rollout.engine.max_batch or rollout.max_new_tokens",
