@@ -46,6 +46,8 @@ class ScriptedEngine:
         self._version = version
         self._running = asyncio.Event()
         self._running.set()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborted: set[str] = set()
@@ -83,10 +85,13 @@ class ScriptedEngine:
         self._running.clear()
         if mode is PauseMode.ABORT:
             self._aborted |= self._live
-        if mode is not PauseMode.KEEP:
+        if mode is PauseMode.KEEP:
+            self._thawed.clear()
+        else:
             await self._idle.wait()
 
     async def resume(self) -> None:
+        self._thawed.set()
         self._running.set()
 
     async def load(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
@@ -108,6 +113,7 @@ class ScriptedEngine:
                 break
             for _ in range(self._steps):
                 await asyncio.sleep(0)
+            await self._thawed.wait()
             if request.id in self._aborted:
                 finish = FinishReason.ABORT
                 break
