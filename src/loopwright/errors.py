@@ -8,7 +8,7 @@
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
     ├── AgentError                 the user's agent loop raised
     ├── JudgeError                 the user's judger raised, timed out or returned no number
-    ├── LearnerError               a train step went wrong; the weights are as they were before it
+    ├── LearnerError               a train step went wrong, and its update was not made
     ├── BudgetError                the run can make no progress, and stops instead of spinning
     └── RunError                   a run folder or checkpoint cannot be used as asked
         ├── RunLockedError         another process is using the folder
@@ -73,7 +73,7 @@ class JudgeError(LoopwrightError):
 
 
 class LearnerError(LoopwrightError):
-    """A train step could not be made. The weights are as they were before it."""
+    """A train step went wrong, and its update was not made. The last checkpoint is sound."""
 
 
 class BudgetError(LoopwrightError):

@@ -45,9 +45,11 @@ def course(folder: Path) -> list[tuple[int, float, float | None]]:
     return [(r["step"], r["reward/mean"], r["learner/loss"]) for r in records if "reward/mean" in r]
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 2])
-def test_a_killed_deterministic_run_ends_bit_for_bit_as_if_nothing_had_happened(
-    write_config: WriteConfig, tmp_path: Path, checkpoint_every: int
+@pytest.mark.parametrize(
+    ("checkpoint_every", "number"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (1000, signal.SIGINT)]
+)
+def test_an_interrupted_deterministic_run_ends_bit_for_bit_as_if_nothing_had_happened(
+    write_config: WriteConfig, tmp_path: Path, checkpoint_every: int, number: signal.Signals
 ) -> None:
     settings = {"trainer__deterministic": True, "trainer__steps": 6, "trainer__checkpoint_every": checkpoint_every}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -56,9 +58,9 @@ def test_a_killed_deterministic_run_ends_bit_for_bit_as_if_nothing_had_happened(
     file = write_config(**settings, trainer__run_dir=str(killed))
     process = start(file)
     wait_for_step(killed, 3, process)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(number)
     process.wait()
-    assert not (killed / "export").exists(), "it was killed too late to prove anything"
+    assert not (killed / "export").exists(), "it was interrupted too late to prove anything"
     finish(start(file))
 
     assert course(killed) == course(whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_chat, open_run, run_renderer
 from loopwright.config import load
-from loopwright.errors import BudgetError, ConfigChangedError, RunLockedError
+from loopwright.errors import BudgetError, CheckpointError, ConfigChangedError, ConfigError, RunLockedError
 from loopwright.testing.tiny import tiny_qwen3
 from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
@@ -119,11 +120,52 @@ async def test_a_finished_run_is_left_alone_and_fresh_starts_over(write_config: 
 
 
 async def test_more_steps_are_added_and_other_changes_are_refused(write_config: WriteConfig) -> None:
-    await run(write_config())
+    folder = await run(write_config())
     with pytest.raises(ConfigChangedError, match=r"learner\.lr"):
         await run(write_config(learner__lr=1e-3, trainer__steps=4))
-    folder = await run(write_config(trainer__steps=4))
+    exported = (folder.export / "model.safetensors").read_bytes()
+    await run(write_config(trainer__steps=4))
     assert list(metrics(folder, "reward/mean")) == [1, 2, 3, 4]
+    assert (folder.export / "model.safetensors").read_bytes() != exported
+
+
+async def test_an_evaluation_that_was_stopped_is_made_when_the_run_goes_on(
+    write_config: WriteConfig, tmp_path: Path
+) -> None:
+    file, stop = write_config(), asyncio.Event()
+
+    class StopInTheLastEvaluation:
+        """Sets `stop` when the evaluation after step 3 begins."""
+
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+        def log(self, step: int, metrics: Any) -> None: ...
+        def on_rollout(self, rollout: Any) -> None: ...
+
+        def span(self, name: str, *, step: int, **facts: Any) -> Any:
+            if (name, step) == ("evaluate", 3):
+                stop.set()
+            return nullcontext()
+
+    folder = await run(file, stop=stop, console=StopInTheLastEvaluation())
+    assert set(metrics(folder, "eval/eval/greedy/reward")) == {0}
+    assert (folder.checkpoints / "step-000003").exists()
+    for _ in range(2):
+        await run(file)
+        evaluated = [r["step"] for r in read_jsonl(folder.metrics) if "eval/eval/greedy/reward" in r]
+        assert evaluated == [0, 3], "made when the run goes on, and only once"
+
+
+async def test_a_mistake_costs_the_run_in_the_folder_nothing(write_config: WriteConfig, tmp_path: Path) -> None:
+    folder = await run(write_config())
+    kept = {path: path.read_bytes() for path in (folder.config, folder.metrics, folder.export / "model.safetensors")}
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    with pytest.raises(ConfigError, match="no_such_module"):
+        await run(write_config(judgers__vowels__path="broken.py:judge"), fresh=True)
+    other = tiny_qwen3(tmp_path / "qwen")
+    with pytest.raises(CheckpointError, match="another model"):
+        await run(write_config(model__path=str(other)), allow_config_change=True)
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 async def test_a_second_run_on_the_same_folder_is_refused(write_config: WriteConfig) -> None:

@@ -111,8 +111,9 @@ def test_a_changed_config_is_shown_and_refused(path: Path) -> None:
 def test_an_allowed_change_becomes_the_config_of_the_run(path: Path) -> None:
     other = changed(learner__lr=2e-5)
     try_to_open(path, CONFIG)
-    with RunFolder.open(path, other, allow_config_change=True):
-        pass
+    with RunFolder.open(path, other, allow_config_change=True) as folder:
+        assert (folder.stored_config() or {})["learner"]["lr"] == 1e-5, "not before it is known that the run can go on"
+        folder.adopt(other)
     try_to_open(path, other)
 
 

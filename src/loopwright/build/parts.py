@@ -9,6 +9,7 @@ from pathlib import Path
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent
 from loopwright.config import (
+    EvalConfig,
     Loaded,
     NativeJudgerConfig,
     PythonAgent,
@@ -31,6 +32,7 @@ from loopwright.ports import AgentLoop, Judger
 from loopwright.produce import Limits, ProduceSettings, RecordingPolicy, RolloutRunner, TaskSetRuntime
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.trainers.colocate import Intervals
+from loopwright.trainers.evaluator import EvalMode
 from loopwright.types import Sampling
 
 
@@ -122,6 +124,10 @@ def produce_settings(config: RunConfig) -> ProduceSettings:
 def intervals(config: RunConfig) -> Intervals:
     evaluate = config.eval.every if config.eval else 0
     return Intervals(steps=config.trainer.steps, evaluate=evaluate, checkpoint=config.trainer.checkpoint_every)
+
+
+def eval_modes(config: EvalConfig) -> list[EvalMode]:
+    return [mode for mode in EvalMode if getattr(config, mode)]
 
 
 def recipe(config: RunConfig) -> Recipe:

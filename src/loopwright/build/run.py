@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.config import Loaded, RunConfig
@@ -22,7 +24,8 @@ from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.colocate import ColocateTrainer
-from loopwright.trainers.evaluator import EvalMode, Evaluator
+from loopwright.trainers.durable import draft_of
+from loopwright.trainers.evaluator import Evaluator
 from loopwright.trainers.report import write_report
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.weights.in_process import SharedWeights
@@ -40,13 +43,22 @@ class Run:
 
     async def train(self) -> bool:
         """Train to the end, export the model and write the report. False when the run was stopped before."""
+        if self.learner.version < self.config.trainer.steps:
+            # An export is the model of a finished run; this one goes on.
+            shutil.rmtree(self.folder.export, ignore_errors=True)
         finished = await self.trainer.train()
-        if finished and self.config.trainer.export:
-            with self.tracker.span("export", step=self.learner.version):
-                await self.learner.export(self.folder.export)
+        if finished and self.config.trainer.export and not self.folder.export.exists():
+            await self._export()
         if self.config.track.report:
             write_report(self.folder)
         return finished
+
+    async def _export(self) -> None:
+        draft = draft_of(self.folder.export)
+        shutil.rmtree(draft, ignore_errors=True)
+        with self.tracker.span("export", step=self.learner.version):
+            await self.learner.export(draft)
+            draft.rename(self.folder.export)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +82,25 @@ async def open_run(
 ) -> AsyncIterator[Run]:
     """Open the run that a config describes. Setting `stop` ends its training after a checkpoint.
 
-    `cache` is where converted models are kept. The user's own code is loaded before the model: its mistakes show at
-    once.
+    `cache` is where converted models are kept. The user's own code is loaded first, then the model, and the run folder
+    is opened last: a mistake shows soon, and costs an earlier run in that folder nothing.
     """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
     async with AsyncExitStack() as stack:
-        path = Path(config.trainer.run_dir)
-        opened = RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
-        folder = stack.enter_context(opened)
         judgers = {
             name: await stack.enter_async_context(parts.make_judger(loaded, name))
             for name in parts.judger_names(config)
         }
         train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
-        storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
-        begun = await _begin(config, folder, storage)
         compute = stack.enter_context(ComputeThread())
         model = await compute.run(parts.make_model, loaded, cache)
+        path = Path(config.trainer.run_dir)
+        opened = RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
+        folder = stack.enter_context(opened)
+        storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
+        begun = await _begin(config, folder, storage)
         learner = await _learner(config, model, compute, folder, begun.latest)
+        folder.adopt(snapshot)
         engine = await stack.enter_async_context(
             TorchEngine(model, compute, max_batch=config.rollout.engine.max_batch, version=learner.version)
         )
@@ -101,7 +114,7 @@ async def open_run(
         )
         evaluator = None
         if config.eval is not None and eval_sets:
-            modes = [mode for mode in EvalMode if getattr(config.eval, mode)]
+            modes = parts.eval_modes(config.eval)
             evaluator = Evaluator(eval_sets, modes, runner, storage, tracker, on_rollout=on_rollout)
         trainer = ColocateTrainer(
             producer=producer,
@@ -113,7 +126,7 @@ async def open_run(
             tracker=tracker,
             intervals=parts.intervals(config),
             stop=stop,
-            owes_evaluation=begun.latest is None or bool(begun.latest.state["owes_evaluation"]),
+            owes_evaluation=_owes_evaluation(config, folder, learner.version),
         )
         yield Run(folder, config, learner, trainer, tracker)
 
@@ -121,6 +134,7 @@ async def open_run(
 async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> _Begun:
     """Find the latest checkpoint and bring the ledger back to it (D1, D3)."""
     checkpoints = Checkpoints(folder.checkpoints, config.trainer.keep_checkpoints)
+    checkpoints.clear_unfinished()
     latest = checkpoints.latest()
     step = latest.step if latest else 0
     draws = latest.state["next_draws"] if latest else {}
@@ -131,13 +145,23 @@ async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> _Beg
     return _Begun(checkpoints, latest, plans)
 
 
+def _owes_evaluation(config: RunConfig, folder: RunFolder, step: int) -> bool:
+    """Whether the weights after `step` were to be evaluated, and were not, or not in every way."""
+    if config.eval is None or not parts.intervals(config).evaluates(step):
+        return False
+    wanted = {
+        (step, task_set.name, mode) for task_set in config.eval.task_sets for mode in parts.eval_modes(config.eval)
+    }
+    return not wanted <= {tuple(stored) for stored in StoredRun(folder.rollouts).evaluations()}
+
+
 async def _learner(
     config: RunConfig, model: LoadedModel, compute: ComputeThread, folder: RunFolder, latest: Checkpoint | None
 ) -> TorchLearner:
-    model.tokenizer.save_pretrained(folder.tokenizer)
     learner = TorchLearner(model, parts.recipe(config), compute)
     if latest is not None:
         await learner.load(latest.path)
+    model.tokenizer.save_pretrained(folder.tokenizer)
     return learner
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -47,6 +50,7 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
             rollouts_per_step=config.trainer.groups_per_step * config.rollout.samples_per_task,
             title=str(config.trainer.run_dir),
         )
+        typer.echo(f"loading {config.model.path} ...")
     opened = open_run(
         loaded,
         cache=models_folder(),
@@ -58,7 +62,12 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
     async with opened as run:
         finished = await run.train()
     if console is not None:
-        print_summary(gather(run.folder), finished=finished)
+        print_summary(gather(run.folder), finished=finished, command=_command())
+
+
+def _command() -> str:
+    """How this program can be called again: by its name if that is on the path."""
+    return "loopwright" if shutil.which("loopwright") else sys.argv[0]
 
 
 def models_folder() -> Path:
@@ -68,14 +77,18 @@ def models_folder() -> Path:
 
 def _stop_on_signals() -> asyncio.Event:
     """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
-    stop = asyncio.Event()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    told = False
 
-    def on_signal() -> None:
-        if stop.is_set():
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        if told:
             os._exit(STOPPED)
-        stop.set()
+        told = True
+        loop.call_soon_threadsafe(stop.set)
         typer.echo("\nStopping after a checkpoint. Once more to stop at once.", err=True)
 
+    # Not the loop's own handlers: they would wait for user code that blocks the loop.
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        signal.signal(number, on_signal)
     return stop

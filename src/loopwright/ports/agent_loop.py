@@ -39,6 +39,6 @@ class AgentLoop(Protocol):
     async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
         """Work on the task and return the whole transcript; the policy has recorded its tokens.
 
-        Whatever this raises becomes a failure of the rollout, never a reward.
+        Whatever this raises is handled as `agent.on_agent_error` says: by default the rollout fails, without a reward.
         """
         ...

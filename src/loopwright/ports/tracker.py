@@ -11,7 +11,7 @@ class Tracker(Protocol):
     """Receives metrics of each step, and spans that say what started and ended when."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of one train step, under names like `train/reward`."""
+        """Numbers of one train step, under names like `reward/mean`."""
         ...
 
     def span(self, name: str, *, step: int, **facts: Any) -> AbstractContextManager[None]:

@@ -154,8 +154,10 @@ def _bars(out: rich.console.Console) -> Progress:
     )
 
 
-def print_summary(run: RunSummary, *, finished: bool = True, out: rich.console.Console | None = None) -> None:
-    """Print what a run achieved, where its results are, and what to do with them."""
+def print_summary(
+    run: RunSummary, *, finished: bool = True, command: str = "loopwright", out: rich.console.Console | None = None
+) -> None:
+    """Print what a run achieved, where its results are, and what to do with them, in terms of `command`."""
     out = out or rich.console.Console(highlight=False)
     if run.evaluations:
         out.print()
@@ -164,7 +166,7 @@ def print_summary(run: RunSummary, *, finished: bool = True, out: rich.console.C
     if not finished:
         text = "Stopped before the last step. The same command goes on from here."
         out.print(text, style="yellow", soft_wrap=True)
-    for label, text in _results(run):
+    for label, text in _results(run, command):
         out.print(Text.assemble((f"{label:<14}", "dim"), text), soft_wrap=True)
 
 
@@ -188,7 +190,7 @@ def _before_and_after(run: RunSummary) -> Table:
     return table
 
 
-def _results(run: RunSummary) -> Iterator[tuple[str, str]]:
+def _results(run: RunSummary, command: str) -> Iterator[tuple[str, str]]:
     first, last = edges(run.series("reward/mean"))
     if last:
         yield (
@@ -204,6 +206,6 @@ def _results(run: RunSummary) -> Iterator[tuple[str, str]]:
     if run.export:
         yield "model", str(run.export)
     yield "run folder", str(run.folder)
-    yield "look at it", f"loopwright show {run.folder}"
+    yield "look at it", f"{command} show {run.folder}"
     if run.steps:
-        yield "talk to it", f"loopwright chat {run.folder}"
+        yield "talk to it", f"{command} chat {run.folder}"

@@ -67,14 +67,17 @@ class Checkpoints:
         return Checkpoint(step, target, dict(state))
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None. Clears away what a crash left unfinished."""
-        for leftover in self._folder.glob(f"{_UNFINISHED}*"):
-            _discard(leftover)
+        """The newest checkpoint, or None. Only reads, so anyone may ask while a run is writing."""
         found = self._found()
         if not found:
             return None
         (step, path), *older = reversed(found)
         return _read(path, step, fallback=older[0][1].name if older else None)
+
+    def clear_unfinished(self) -> None:
+        """Remove what a crash left. Only for the process that holds the run's lock."""
+        for leftover in self._folder.glob(f"{_UNFINISHED}*"):
+            _discard(leftover)
 
     def _found(self) -> list[tuple[int, Path]]:
         """Steps and folders, oldest first."""

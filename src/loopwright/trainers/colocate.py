@@ -29,6 +29,16 @@ class Intervals:
     evaluate: int
     checkpoint: int
 
+    def evaluates(self, step: int) -> bool:
+        """Whether the weights after `step` are evaluated; 0 is before training."""
+        return step == 0 or self._due(step, self.evaluate)
+
+    def checkpoints(self, step: int) -> bool:
+        return self._due(step, self.checkpoint)
+
+    def _due(self, step: int, interval: int) -> bool:
+        return step == self.steps or (interval > 0 and step % interval == 0)
+
 
 class ColocateTrainer:
     """Trains up to step `intervals.steps`, from wherever the learner is. Setting `stop` ends it after a checkpoint.
@@ -60,6 +70,8 @@ class ColocateTrainer:
         self._intervals = intervals
         self._stop = stop
         self._owes_evaluation = owes_evaluation
+        # As of the learner's latest step: a batch that is stopped half-way has drawn more already.
+        self._next_draws = producer.next_draws
 
     async def train(self) -> bool:
         """Train. True when the last step was reached, False when `stop` came first."""
@@ -71,9 +83,9 @@ class ColocateTrainer:
                 return await self._stopped()
             metrics = await self._learn(step, batch)
             self._tracker.log(step, {**batch.metrics, **metrics})
-            if self._due(step, self._intervals.evaluate) and not await self._evaluate(step):
+            if self._intervals.evaluates(step) and not await self._evaluate(step):
                 return await self._stopped()
-            if self._due(step, self._intervals.checkpoint):
+            if self._intervals.checkpoints(step):
                 await self._checkpoint()
         return True
 
@@ -97,18 +109,17 @@ class ColocateTrainer:
             await self._weights.publish(report.version)
             await self._engine.resume()
         await self._producer.consume(batch.groups, step)
+        self._next_draws = self._producer.next_draws
         times = {"time/train": trained - started, "time/sync": time.monotonic() - trained}
         return {**{f"learner/{name}": value for name, value in report.metrics.items()}, **times}
 
     async def _evaluate(self, step: int) -> bool:
-        """False when `stop` was set meanwhile; the next checkpoint then says that an evaluation is owed."""
+        """False when `stop` was set meanwhile: the evaluation is then made when the run goes on."""
         if self._evaluator is not None:
-            self._owes_evaluation = True
             metrics = await self._or_stop(self._evaluator.evaluate(step))
             if metrics is None:
                 return False
             self._tracker.log(step, metrics)
-        self._owes_evaluation = False
         return True
 
     async def _stopped(self) -> bool:
@@ -119,20 +130,17 @@ class ColocateTrainer:
         """Save the state after the learner's latest step. Before the first step there is nothing to save."""
         step = self._learner.version
         if step > 0:
-            state = {"next_draws": self._producer.next_draws, "owes_evaluation": self._owes_evaluation}
+            state = {"next_draws": self._next_draws}
             with self._tracker.span("checkpoint", step=step):
                 await self._checkpoints.write(step, self._learner.save, state)
-
-    def _due(self, step: int, interval: int) -> bool:
-        return step == self._intervals.steps or (interval > 0 and step % interval == 0)
 
     async def _or_stop(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What `work` returns, or None when `stop` is set first: then it is cancelled, and waited for."""
         task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            return await task if task.done() else None
         finally:
             stopped.cancel()
             task.cancel()
             await asyncio.wait({task, stopped})
+        return None if task.cancelled() else task.result()

@@ -73,7 +73,7 @@ class RunFolder:
         """Hold the folder for a new run or for one that goes on, until the block ends.
 
         `fresh` empties it first. Otherwise a config that differs from the run's raises ConfigChangedError, unless
-        only free settings differ or `allow_config_change` is set.
+        only free settings differ or `allow_config_change` is set; `adopt` then makes it the run's.
         """
         folder = RunFolder(path)
         config = _plain(config_snapshot)
@@ -82,10 +82,14 @@ class RunFolder:
             previous = None if fresh else folder.stored_config()
             if previous is None:
                 _empty(folder)
+                folder.adopt(config)
             elif not allow_config_change:
                 _require_same(folder, previous, config)
-            write_whole(folder.config, HEADER + yaml.safe_dump(config, sort_keys=False))
             yield folder
+
+    def adopt(self, config_snapshot: Mapping[str, Any]) -> None:
+        """Make this the config of the run: for one that goes on, when it is known that it can."""
+        write_whole(self.config, HEADER + yaml.safe_dump(_plain(config_snapshot), sort_keys=False))
 
     def stored_config(self) -> dict[str, Any] | None:
         """The config of the run in this folder, or None when there is no run yet."""

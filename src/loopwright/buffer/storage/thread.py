@@ -1,7 +1,7 @@
 """A SQLite connection that lives in a thread of its own, with group commit.
 
 Work that has been submitted is done, whether or not its caller still waits. All work that is waiting when the thread
-comes round goes into one transaction, and nobody hears of success before that transaction is on disk. When it cannot
+comes round goes into one transaction, and nobody hears of success before that transaction is committed. When it cannot
 be committed, everyone in it is told so, nothing of it is stored, and the thread goes on.
 """
 

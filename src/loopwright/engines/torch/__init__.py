@@ -1,1 +1,1 @@
-"""The embedded engine: continuous batching over a transformers model, in its own thread."""
+"""The embedded engine: continuous batching over a transformers model, stepping in the compute thread."""
