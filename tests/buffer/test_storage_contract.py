@@ -124,8 +124,9 @@ async def test_resume_undoes_what_came_after_the_checkpoint(storage: Storage) ->
     pending = await storage.draw("train", 4, TASK, 1)
     await storage.put(pending, make_rollout(4, 1, version=1))
     await storage.draw("train", 5, TASK, 2)
-    await storage.draw("train", 6, TASK, 2)
-    await storage.mark([("train", 6)], GroupStatus.FAILED)
+    for draw, version in ((6, 2), (7, 1)):
+        await storage.draw("train", draw, TASK, version)
+        await storage.mark([("train", draw)], GroupStatus.FAILED)
 
     plan = await storage.resume("train", step=1, next_draw=None)
 
@@ -135,12 +136,12 @@ async def test_resume_undoes_what_came_after_the_checkpoint(storage: Storage) ->
     assert [facts_of(r) for r in plan.completed[0].rollouts] == [
         facts_of(make_rollout(1, m, version=1)) for m in (0, 1)
     ]
-    assert (plan.redraw, plan.next_draw) == ((2, 5), 7)
+    assert (plan.redraw, plan.next_draw) == ((2, 5, 6), 8), "also what lost weights failed at is drawn again"
     assert await statuses(storage) == {
         GroupStatus.CONSUMED: 1,
         GroupStatus.COMPLETED: 2,
         GroupStatus.PENDING: 1,
-        GroupStatus.ROLLED_BACK: 2,
+        GroupStatus.ROLLED_BACK: 3,
         GroupStatus.FAILED: 1,
     }
 

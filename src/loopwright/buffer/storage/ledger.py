@@ -90,7 +90,7 @@ def resume_at(db: sqlite3.Connection, task_set: str, step: int, next_draw: int |
         )
     db.execute(
         "UPDATE groups SET status = 'rolled_back'"
-        " WHERE task_set = ? AND newest > ? AND status IN ('pending', 'completed')",
+        " WHERE task_set = ? AND newest > ? AND status IN ('pending', 'completed', 'failed')",
         (task_set, step),
     )
     return _plan(db, task_set, next_draw)

@@ -131,7 +131,7 @@ def _undo(group: _Round, step: int, next_draw: int | None) -> None:
         group.move(GroupStatus.COMPLETED)
     if next_draw is not None and row.draw >= next_draw and row.status not in DRAWN_AGAIN:
         group.move(GroupStatus.DISCARDED)
-    if group.newest > step and group.row.status in (GroupStatus.PENDING, GroupStatus.COMPLETED):
+    if group.newest > step and group.row.status not in (GroupStatus.CONSUMED, *DRAWN_AGAIN):
         group.move(GroupStatus.ROLLED_BACK)
 
 
