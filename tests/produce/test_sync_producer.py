@@ -202,6 +202,14 @@ async def test_several_task_sets_share_the_batch_by_weight_and_keep_their_own_se
     assert batch.metrics["response/truncated"] == 0.25
 
 
+async def test_a_task_set_too_small_for_a_step_gets_its_turn() -> None:
+    house = House(task_sets=[task_set("much", weight=0.9), task_set("little", weight=0.1)], groups=2, members=1)
+    producer = house.producer()
+    made = [group.task_set for step in range(1, 6) for group in (await producer.produce_batch(step, step - 1)).groups]
+    assert (made.count("much"), made.count("little")) == (9, 1)
+    assert producer.next_draws == {"much": 9, "little": 1}
+
+
 class KilledError(Exception):
     """Stands for kill -9."""
 

@@ -1,4 +1,4 @@
-"""Splitting a batch among task sets by weight."""
+"""Splitting the batches of a run among task sets by weight, so that every weight is honoured in the long run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,37 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 
-def split_by_weight(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole shares of `total` in proportion to the positive `weights`, by largest remainder; ties go to the first.
+def shares_of_step(step: int, total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """How the `total` groups of train step `step` (the first is 1) are split in proportion to the positive `weights`.
 
+    Each group goes to the task set that is owed most, by its share of all groups so far; ties go to the first. In one
+    step that is the largest remainder; over the steps, remainders add up until even the smallest weight gets its turn.
     Weights count as the decimals that were written: 0.1 is a tenth, so that equal remainders are seen as equal.
     """
-    exact = [Fraction(str(weight)) for weight in weights]
-    quotas = [total * weight / sum(exact) for weight in exact]
-    shares = [math.floor(quota) for quota in quotas]
-    by_remainder = sorted(range(len(quotas)), key=lambda i: shares[i] - quotas[i])
-    for i in by_remainder[: total - sum(shares)]:
-        shares[i] += 1
+    quotas = _whole(weights)
+    one = sum(quotas)
+    owed = [0] * len(quotas)
+    shares = owed
+    # Whenever the exact shares are whole numbers, nobody is owed anything: from there on, the splits repeat.
+    period = one // math.gcd(one, total)
+    for _ in range((step - 1) % period + 1):
+        owed = [debt + total * quota for debt, quota in zip(owed, quotas, strict=True)]
+        shares = _pay(owed, total, one)
+        owed = [debt - share * one for debt, share in zip(owed, shares, strict=True)]
     return tuple(shares)
+
+
+def _whole(weights: Sequence[float]) -> list[int]:
+    """The smallest whole numbers in the same proportion."""
+    exact = [Fraction(str(weight)) for weight in weights]
+    scale = math.lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * scale) for weight in exact]
+    return [weight // math.gcd(*whole) for weight in whole]
+
+
+def _pay(owed: Sequence[int], total: int, one: int) -> list[int]:
+    """Hand out `total` groups, each worth `one`."""
+    left = list(owed)
+    for _ in range(total):
+        left[left.index(max(left))] -= one
+    return [(before - after) // one for before, after in zip(owed, left, strict=True)]

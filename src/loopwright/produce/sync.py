@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loopwright.core.allocation import split_by_weight
+from loopwright.core.allocation import shares_of_step
 from loopwright.ports import ResumePlan, Storage
 from loopwright.produce.batch import Batch, batch_metrics
 from loopwright.produce.draws import FRESH, Draws, Started
@@ -68,7 +68,7 @@ class SyncProducer:
 
     async def produce_batch(self, step: int, version: int) -> Batch:
         """The groups of train step `step`, sampled by weights `version`."""
-        shares = split_by_weight(self._settings.groups_per_step, [line.task_set.weight for line in self._lines])
+        shares = shares_of_step(step, self._settings.groups_per_step, [line.task_set.weight for line in self._lines])
         groups = {
             line.task_set.name: line.draws.take_completed(share)
             for line, share in zip(self._lines, shares, strict=True)
