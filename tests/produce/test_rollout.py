@@ -11,7 +11,7 @@ from loopwright.agents import EnginePolicy, SingleTurn
 from loopwright.errors import ChainError, EngineError
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import AgentLoop, Judger, Policy
-from loopwright.produce import Limits, OnAgentError, run_rollout
+from loopwright.produce import Limits, run_rollout
 from loopwright.testing import CharRenderer, FlakyJudger, ScriptedEngine
 from loopwright.types import (
     Failed,
@@ -20,6 +20,7 @@ from loopwright.types import (
     GenerateRequest,
     Generation,
     Message,
+    OnAgentError,
     Rollout,
     RolloutKey,
     Sampling,

@@ -13,7 +13,7 @@ from rich.text import Text
 from loopwright.cli.find_rollouts import Found
 from loopwright.cli.tokens import chain_text, logprob_table, print_indented, visible
 from loopwright.ports import Renderer
-from loopwright.types import Failed, Message, Rollout, Scored, StopReason
+from loopwright.types import Failed, Rollout, Scored, StopReason
 
 MARGIN = 2
 ROLE_STYLES = {"assistant": "bold green", "user": "bold blue", "system": "bold magenta"}
@@ -45,13 +45,6 @@ def _print_messages(out: Console, rollout: Rollout) -> None:
             f"{key}: {_plain(value)}" for key, value in message.items() if key not in ("role", "content") and value
         ]
         print_indented(out, Text(visible("\n".join([body, *extra] if body else extra))), 2 * MARGIN)
-
-
-def _lines(message: Message) -> Iterator[str]:
-    """The content, then whatever else the message carries, such as tool calls."""
-    for key, value in message.items():
-        if value and key != "role":
-            yield _plain(value) if key == "content" else f"{key}: {_plain(value)}"
 
 
 def _print_chains(out: Console, rollout: Rollout, renderer: Renderer, logprobs: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Share, Text
+from loopwright.types import OnAgentError
 
 BUILT_IN_JUDGERS = ("integer_answer",)
 """Judgers that an agent may name without declaring them."""
@@ -30,9 +31,6 @@ class PythonData(Section):
 
 
 DataConfig = Annotated[JsonlData | PythonData, Field(discriminator="kind")]
-
-OnAgentError = Literal["fail", "grade"] | float
-"""What an agent that raised is worth: nothing (its rollout failed), what the judger says, or a fixed reward."""
 
 
 class SingleTurnAgent(Section):

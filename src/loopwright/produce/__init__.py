@@ -1,7 +1,7 @@
 """How groups are made: the boundary around user code, retries, refills and budgets."""
 
 from loopwright.produce.batch import Batch
-from loopwright.produce.rollout import Limits, OnAgentError, RecordingPolicy, run_rollout
+from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout
 from loopwright.produce.runner import Job, PolicyFactory, RolloutRunner, TaskSetRuntime
 from loopwright.produce.sync import ProduceSettings, SyncProducer
 
@@ -9,7 +9,6 @@ __all__ = [
     "Batch",
     "Job",
     "Limits",
-    "OnAgentError",
     "PolicyFactory",
     "ProduceSettings",
     "RecordingPolicy",

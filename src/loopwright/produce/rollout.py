@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from loopwright.core.blame import blame
 from loopwright.errors import AgentError, EngineError, JudgeError, LoopwrightError
@@ -21,6 +21,7 @@ from loopwright.types import (
     Failed,
     FailureCause,
     Message,
+    OnAgentError,
     Reward,
     Rollout,
     RolloutKey,
@@ -30,9 +31,6 @@ from loopwright.types import (
     Timing,
     Turn,
 )
-
-OnAgentError = Literal["fail", "grade"] | float
-"""What an agent that raised is worth: nothing, what the judger says of what it did so far, or a fixed reward."""
 
 
 class RecordingPolicy(Policy, Protocol):

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from loopwright.core.seeds import derive_seed
 from loopwright.ports import AgentLoop, Judger, Lockstep, Sampler
-from loopwright.produce.rollout import Limits, OnAgentError, RecordingPolicy, run_rollout
-from loopwright.types import Failed, Rollout, RolloutKey, Sampling, Task
+from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout
+from loopwright.types import Failed, OnAgentError, Rollout, RolloutKey, Sampling, Task
 
 
 @dataclass(frozen=True, slots=True)

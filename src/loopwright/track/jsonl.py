@@ -20,6 +20,7 @@ from loopwright.track.events import timed
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+"""Their names in the folder of a run."""
 
 _CHUNK = 4096
 

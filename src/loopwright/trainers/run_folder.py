@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from loopwright.errors import ConfigChangedError, RunError, RunLockedError
+from loopwright.track.jsonl import EVENTS, METRICS
 from loopwright.trainers.config_changes import config_changes
 from loopwright.trainers.durable import draft_of, write_whole
 
@@ -43,11 +44,11 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS
 
     @property
     def checkpoints(self) -> Path:

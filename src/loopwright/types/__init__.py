@@ -1,7 +1,7 @@
 """Frozen values that flow through the rooms. Standard library and numpy only; no behaviour beyond their own
 consistency: an impossible value cannot be built."""
 
-from loopwright.types.choices import Aggregate, Schedule
+from loopwright.types.choices import Aggregate, OnAgentError, Schedule
 from loopwright.types.group import Group, GroupStatus
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
@@ -21,6 +21,7 @@ __all__ = [
     "Group",
     "GroupStatus",
     "Message",
+    "OnAgentError",
     "Reward",
     "Rollout",
     "RolloutKey",

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
+
+OnAgentError = Literal["fail", "grade"] | float
+"""What an agent that raised is worth: nothing (its rollout failed), what the judger says of what it did so far, or a
+fixed reward."""
 
 
 class Schedule(StrEnum):
