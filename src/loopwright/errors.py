@@ -6,6 +6,7 @@
     ├── ModelError                 a model or tokenizer cannot be loaded or is not supported
     ├── ChainError                 token streams that could not have come from one context
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
+    ├── ContextError               a task's prompt does not fit the model's context: no retry can help
     ├── AgentError                 the user's agent loop raised
     ├── JudgeError                 the user's judger raised, timed out or returned no number
     ├── LearnerError               a train step went wrong, and its update was not made
@@ -62,6 +63,10 @@ class ChainError(LoopwrightError):
 
 class EngineError(LoopwrightError):
     """Generation failed for reasons of infrastructure. A rollout that meets it is retried."""
+
+
+class ContextError(LoopwrightError):
+    """A task's prompt does not fit the model's context. Another attempt would meet the same."""
 
 
 class AgentError(LoopwrightError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.agents import EnginePolicy
-from loopwright.errors import AgentError, ChainError, EngineError
+from loopwright.errors import AgentError, ChainError, ContextError, EngineError
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.testing.tiny import tiny_tokenizer
@@ -128,6 +129,20 @@ async def test_without_room_nothing_is_asked_of_the_engine() -> None:
     assert (episode.stop, episode.chains) == (StopReason.BUDGET, ())
 
 
+async def test_a_first_prompt_without_room_is_a_fault_until_a_shorter_one_is_answered() -> None:
+    prompt = len(CharRenderer().render(ASK))
+    policy = policy_on(ScriptedEngine(["ok"]), max_context=prompt + 1)
+    long = [user("hi there")]
+    await policy.reply(long)
+    tokens = len(CharRenderer().render(long))
+    assert isinstance(policy.fault, ContextError)
+    assert f"a prompt of {tokens} tokens does not fit model.max_context {prompt + 1}" in policy.fault.message
+    await policy.reply(ASK)
+    assert policy.fault is None
+    await policy.reply(long)
+    assert policy.fault is None, "a later turn without room is the agent's own budget"
+
+
 async def test_calls_may_overlap() -> None:
     policy = policy_on(ScriptedEngine(lambda request: CharRenderer().text(request.prompt_ids)[6:8], steps=3))
     replies = await asyncio.gather(*(policy.reply([user(text)]) for text in ("aa", "bb", "cc")))
@@ -157,6 +172,20 @@ async def test_a_fault_is_forgotten_after_a_good_reply() -> None:
     assert policy.fault is None
 
 
+async def test_only_a_call_made_after_a_fault_makes_it_good() -> None:
+    """A sub-agent that was under way when its sibling failed says nothing about that sibling."""
+    policy = policy_on(ScriptedEngine(["a long answer", "", "one"], steps=2, faults={1}))
+    slow = asyncio.create_task(policy.reply([user("slow")]))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineError):
+        await policy.reply([user("unlucky")])
+    fault = policy.fault
+    await slow
+    assert policy.fault is fault is not None
+    await policy.reply(ASK)
+    assert policy.fault is None
+
+
 class Misaligned(ScriptedEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         return Generation((1, 2), (-0.5,), (0, 0), FinishReason.STOP)
@@ -171,3 +200,19 @@ async def test_misaligned_streams_are_refused() -> None:
 async def test_a_return_value_that_is_no_transcript_is_the_agents_error(transcript: Sequence[Message]) -> None:
     with pytest.raises(AgentError, match="no transcript"):
         policy_on(ScriptedEngine([])).episode(transcript)
+
+
+CIRCULAR: list[object] = []
+CIRCULAR.append(CIRCULAR)
+
+
+@pytest.mark.parametrize("content", [{1, 2}, Decimal("1.5"), object(), b"raw", float("nan"), {(1, 2): 3}, CIRCULAR])
+async def test_a_message_that_json_cannot_hold_is_the_agents_error(content: object) -> None:
+    policy = policy_on(ScriptedEngine(["one"]))
+    await policy.reply(ASK)
+    odd = [*ASK, {"role": "tool", "content": content}]
+    with pytest.raises(AgentError, match=r"returned message 1 \(tool\), which cannot be stored as JSON"):
+        policy.episode(odd)
+    with pytest.raises(AgentError, match=r"asked with message 1 \(tool\)"):
+        await policy.reply(odd)
+    assert policy.transcript[0] == ASK[0], "what was refused is not the conversation"

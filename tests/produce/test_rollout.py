@@ -53,6 +53,10 @@ class Odd:
                     await asyncio.sleep(60)
             case "nothing":
                 return None  # type: ignore[return-value]
+            case "odd content":
+                return [*messages, {"role": "tool", "content": {1, 2}}]
+            case "ask oddly":
+                await policy.reply([*messages, {"role": "tool", "content": {1, 2}}])
         return messages
 
 
@@ -79,8 +83,9 @@ async def run(
     on_agent_error: OnAgentError = "fail",
     seconds: float = 30.0,
     judge_attempts: int = 2,
+    max_context: int = 1000,
 ) -> Rollout:
-    policy = EnginePolicy(engine or ScriptedEngine(["19"]), CharRenderer(), Sampling(), str(KEY), 1000)
+    policy = EnginePolicy(engine or ScriptedEngine(["19"]), CharRenderer(), Sampling(), str(KEY), max_context)
     limits = Limits(seconds, judge_attempts)
     return await run_rollout(
         KEY,
@@ -118,7 +123,8 @@ async def test_an_engine_failure_stays_one_whatever_the_agent_makes_of_it(swallo
 @pytest.mark.parametrize(
     ("then", "error", "words"),
     [("raise", "KeyError", "'tool' (test_rollout.py:"), ("own timeout", "TimeoutError", "in run)"),
-     ("nothing", "AgentError", "returned None")],
+     ("nothing", "AgentError", "returned None"), ("odd content", "AgentError", "message 2 (tool)"),
+     ("ask oddly", "AgentError", "message 2 (tool)")],
 )  # fmt: skip
 async def test_an_agent_that_raises_fails_by_default(then: str, error: str, words: str) -> None:
     rollout = await run(Odd(then))
@@ -158,6 +164,24 @@ async def test_a_model_that_never_answers_is_infrastructure() -> None:
     rollout = await run(Odd("hang", ask_first=False), seconds=0.05)
     assert isinstance(rollout.reward, Failed)
     assert (rollout.reward.cause, rollout.reward.error) == (FailureCause.INFRA, "Timeout")
+
+
+async def test_an_agent_that_asked_with_odd_content_can_be_graded_on_what_was_sound() -> None:
+    rollout = await run(Odd("ask oddly"), on_agent_error="grade")
+    assert rollout.reward == Scored(1.0)
+    assert rollout.episode is not None
+    assert len(rollout.episode.messages) == 2
+
+
+@pytest.mark.parametrize("loop", [SingleTurn(), Wraps(True), Odd("raise")])
+@pytest.mark.parametrize("rule", ["fail", "grade", 0.0])
+async def test_a_task_that_does_not_fit_is_a_failure_of_its_own_kind(loop: AgentLoop, rule: OnAgentError) -> None:
+    rollout = await run(loop, on_agent_error=rule, max_context=5)
+    tokens = len(CharRenderer().render(TASK.messages))
+    assert isinstance(rollout.reward, Failed)
+    assert (rollout.reward.cause, rollout.reward.error) == (FailureCause.TASK, "ContextError")
+    words = f"task 'sum': a prompt of {tokens} tokens does not fit model.max_context 5"
+    assert words in rollout.reward.detail
 
 
 async def test_the_judge_alone_is_tried_again() -> None:

@@ -2,18 +2,19 @@
 
 The invariants: every token that goes in and comes out is recorded as the engine had it (T1, T4); a conversation that
 continues a recorded one continues its token stream and is not rendered again (T5); a request never asks for more than
-the context can hold (S5).
+the context can hold (S5). What kept the model from answering is remembered as a fault, whatever the agent makes of it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from loopwright.agents.transcript import transcript_of
 from loopwright.core.chains import chains_of
 from loopwright.core.seeds import derive_seed
-from loopwright.errors import AgentError, EngineError
+from loopwright.errors import ContextError, EngineError
 from loopwright.ports import Engine, Renderer, Reply
 from loopwright.types import Episode, FinishReason, GenerateRequest, Message, Sampling, StopReason, Turn
 
@@ -43,7 +44,8 @@ class EnginePolicy:
         self._said: list[_Said] = []
         self._transcript: tuple[Message, ...] = ()
         self._finish = FinishReason.STOP
-        self._fault: Exception | None = None
+        self._faults: dict[int, Exception] = {}
+        self._unfit: ContextError | None = None
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -57,15 +59,22 @@ class EnginePolicy:
 
     @property
     def fault(self) -> Exception | None:
-        """What the engine's latest call raised. An agent may have wrapped it in its own exception, or swallowed it."""
-        return self._fault
+        """What the engine raised, unless a call that was made afterwards was answered; or that no prompt ever fitted.
+
+        An agent may have wrapped it in its own exception, or swallowed it.
+        """
+        raised = next(iter(self._faults.values()), None)
+        return raised or (None if self._turns else self._unfit)
 
     async def reply(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
         number, self._calls = self._calls, self._calls + 1
-        asked = copy.deepcopy(tuple(messages))
+        asked = copy.deepcopy(transcript_of(tuple(messages), verb="asked with"))
         self._transcript = asked
         prompt = self._prompt(asked)
-        limits = [self._sampling.max_new_tokens, self._max_context - len(prompt)]
+        room = self._max_context - len(prompt)
+        if room <= 0:
+            self._unfit = self._unfit or _does_not_fit(len(prompt), self._max_context)
+        limits = [self._sampling.max_new_tokens, room]
         budget = min(limits if max_new_tokens is None else [*limits, max_new_tokens])
         if budget <= 0:
             self._finish = FinishReason.LENGTH
@@ -80,7 +89,7 @@ class EnginePolicy:
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
         """The recorded tokens under the agent's transcript. Without `stop`, a last reply cut by length is a budget."""
         cut = StopReason.BUDGET if self._finish is FinishReason.LENGTH else StopReason.DONE
-        return Episode(_checked(messages), chains_of(self.turns), stop or cut)
+        return Episode(transcript_of(messages, verb="returned"), chains_of(self.turns), stop or cut)
 
     def _prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         continued = [said for said in self._said if messages[: len(said.messages)] == said.messages]
@@ -101,19 +110,19 @@ class EnginePolicy:
                 )
             turn = Turn(request.prompt_ids, sampled.ids, sampled.logprobs, sampled.versions, sampled.finish)
         except Exception as error:
-            self._fault = error
+            # Known by the first call that could be made after it: only such a call, answered, makes it good.
+            self._faults.setdefault(self._calls, error)
             raise
-        self._fault = None
+        self._faults = {after: fault for after, fault in self._faults.items() if after > number}
         self._finish = turn.finish
         self._turns[number] = turn
         return turn
 
 
-def _checked(messages: object) -> tuple[Message, ...]:
-    """What an agent returned, which is the user's code and may be anything."""
-    if isinstance(messages, Sequence) and all(isinstance(m, Mapping) and "role" in m for m in messages):
-        return tuple(messages)
-    raise AgentError(
-        f"the agent returned {messages!r:.80}, which is no transcript",
-        remedy="return the list of messages, each a dict with `role` and `content`",
+def _does_not_fit(tokens: int, max_context: int) -> ContextError:
+    return ContextError(
+        f"a prompt of {tokens} tokens does not fit model.max_context {max_context} with room for an answer",
+        remedy="shorten the prompt, leave such tasks out, or raise model.max_context if the model allows it",
+        tokens=tokens,
+        max_context=max_context,
     )

@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loopwright.core.blame import blame
-from loopwright.errors import AgentError, EngineError, JudgeError, LoopwrightError
+from loopwright.errors import AgentError, ContextError, EngineError, JudgeError, LoopwrightError
 from loopwright.ports import AgentLoop, Judger, Policy
 from loopwright.types import (
     Episode,
@@ -46,7 +46,7 @@ class RecordingPolicy(Policy, Protocol):
 
     @property
     def fault(self) -> Exception | None:
-        """What the engine raised at its latest call, whatever the agent made of it."""
+        """What kept the model from answering, whatever the agent made of it."""
         ...
 
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode: ...
@@ -76,11 +76,19 @@ async def run_rollout(
         started, clock = time.time(), time.monotonic()
         ended = await _run_agent(task, loop, policy, limits.agent_timeout_seconds, on_agent_error)
         agent_seconds = time.monotonic() - clock
+    timing = Timing(started, agent_seconds)
     if isinstance(ended, _Settled):
-        return Rollout(key, task, ended.episode, ended.reward, Timing(started, agent_seconds))
+        return Rollout(key, task, ended.episode, ended.reward, timing)
+    return await score(key, task, ended, timing, judger=judger, limits=limits)
+
+
+async def score(
+    key: RolloutKey, task: Task, episode: Episode, timing: Timing, *, judger: Judger, limits: Limits
+) -> Rollout:
+    """The episode as a finished rollout, scored or failed by its judge."""
     clock = time.monotonic()
-    reward = await _judge(judger, task, ended, limits.judge_attempts)
-    return Rollout(key, task, ended, reward, Timing(started, agent_seconds, time.monotonic() - clock))
+    reward = await _judge(judger, task, episode, limits.judge_attempts)
+    return Rollout(key, task, episode, reward, replace(timing, judge_seconds=time.monotonic() - clock))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +111,13 @@ async def _run_agent(
             raise policy.fault
         return policy.episode(messages)
     except Exception as error:
-        # The engine's fault comes first: an agent may have wrapped it in an exception of its own.
+        # The policy's fault comes first: an agent may have wrapped it in an exception of its own.
         reason = policy.fault or error
         if isinstance(reason, EngineError):
             return _Settled(Failed(FailureCause.INFRA, type(reason).__name__, reason.message))
+        if isinstance(reason, ContextError):
+            detail = f"task {task.id!r}: {reason.message}"
+            return _Settled(Failed(FailureCause.TASK, type(reason).__name__, detail))
         if reason is policy.fault or _is_ours(reason):
             raise reason from reason.__cause__
         if deadline.expired():

@@ -14,8 +14,12 @@ from dataclasses import dataclass, replace
 
 from loopwright.core.seeds import derive_seed
 from loopwright.ports import AgentLoop, Judger, Lockstep, Sampler
-from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout
-from loopwright.types import Failed, OnAgentError, Rollout, RolloutKey, Sampling, Task
+from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout, score
+from loopwright.types import Failed, FailureCause, OnAgentError, Rollout, RolloutKey, Sampling, Task
+
+ANOTHER_MAY_HELP = frozenset({FailureCause.INFRA, FailureCause.AGENT})
+"""Causes for which a rollout is made again. A judge that failed has had its own retries, and the episode is sound; a
+task that does not fit never will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,16 @@ class TaskSetRuntime:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One rollout to be made. `split` keeps the seeds of training and of each evaluation apart."""
+    """One rollout to be made. `split` keeps the seeds of training and of each evaluation apart.
+
+    With `judge_only`, a rollout that was made before, its episode is not made again but put before its judge again.
+    """
 
     key: RolloutKey
     task: Task
     task_set: TaskSetRuntime
     split: str = "train"
+    judge_only: Rollout | None = None
 
     def again(self) -> Job:
         """The next attempt at the same member: with another seed, because the first one failed."""
@@ -86,11 +94,13 @@ class RolloutRunner:
         return [done[i] for i in range(len(jobs))]
 
     def worth_another(self, rollout: Rollout) -> bool:
-        """Whether the rollout failed and has attempts left."""
-        return isinstance(rollout.reward, Failed) and rollout.key.attempt + 1 < self._max_attempts
+        """Whether the rollout failed in a way that may pass, and has attempts left."""
+        failed = rollout.reward
+        may_help = isinstance(failed, Failed) and failed.cause in ANOTHER_MAY_HELP
+        return may_help and rollout.key.attempt + 1 < self._max_attempts
 
     async def _run_once(self, jobs: Sequence[Job], on_rollout: OnRollout) -> list[Rollout]:
-        gate = _Gate(len(jobs), self._concurrency, self._lockstep)
+        gate = _Gate(sum(job.judge_only is None for job in jobs), self._concurrency, self._lockstep)
 
         async def one(job: Job) -> Rollout:
             rollout = await self._rollout(job, gate)
@@ -108,7 +118,10 @@ class RolloutRunner:
         return [task.result() for task in tasks]
 
     async def _rollout(self, job: Job, gate: _Gate) -> Rollout:
-        key = job.key
+        key, made = job.key, job.judge_only
+        if made is not None and made.episode is not None:
+            judger = job.task_set.judger
+            return await score(key, job.task, made.episode, made.timing, judger=judger, limits=self._limits)
         seed = derive_seed(self._seed, job.split, key.task_set, key.draw, key.member, key.attempt)
         return await run_rollout(
             key,

@@ -146,6 +146,7 @@ def _failures(run: RunSummary) -> str:
 
 _BLAME = {
     FailureCause.INFRA: "infrastructure",
+    FailureCause.TASK: "prompts that do not fit",
     FailureCause.AGENT: "the agent",
     FailureCause.JUDGE: "the judger",
 }

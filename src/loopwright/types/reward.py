@@ -15,6 +15,8 @@ class FailureCause(StrEnum):
 
     INFRA = "infra"
     """Engine, network or sandbox: the rollout was retried and still failed."""
+    TASK = "task"
+    """The task's own prompt does not fit the model's context; another attempt would meet the same."""
     AGENT = "agent"
     """The user's agent loop raised."""
     JUDGE = "judge"

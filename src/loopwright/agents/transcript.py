@@ -1,0 +1,35 @@
+"""What an agent says, checked where it says it: messages that can be rendered, and stored as JSON.
+
+An agent is the user's code, and what it hands over may be anything. What passes here can be stored later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from loopwright.errors import AgentError
+from loopwright.types import Message
+
+
+def transcript_of(messages: object, *, verb: str) -> tuple[Message, ...]:
+    """The messages as they are, or an AgentError that names the one that cannot be kept. `verb`: what the agent did."""
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise AgentError(
+            f"the agent {verb} {messages!r:.80}, which is no transcript",
+            remedy="use a list of messages, each a dict with `role` and `content`",
+        )
+    for number, message in enumerate(messages):
+        _check_storable(number, message, verb)
+    return tuple(messages)
+
+
+def _check_storable(number: int, message: Message, verb: str) -> None:
+    try:
+        json.dumps(dict(message), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AgentError(
+            f"the agent {verb} message {number} ({message['role']}), which cannot be stored as JSON: {error}",
+            remedy="use strings, finite numbers, booleans, None, lists and dicts; make dicts of an SDK's objects",
+            message_number=number,
+        ) from error
