@@ -183,12 +183,14 @@ async def test_a_second_run_on_the_same_folder_is_refused(write_config: WriteCon
 async def test_a_broken_judger_is_named_and_its_rollouts_are_failures_not_zeros(
     write_config: WriteConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, words: str
 ) -> None:
-    file = write_config(eval=None, produce__failure_budget=2, produce__max_attempts=1)
+    file = write_config(produce__failure_budget=2, produce__max_attempts=1)
     (tmp_path / "judger.py").write_text(f"def judge(task, episode):\n    {body}\n")
     with caplog.at_level(logging.WARNING), pytest.raises(BudgetError, match="vowels") as stopped:
         await run(file)
     assert words in str(stopped.value)
-    assert words in caplog.text
+    first = caplog.messages[0]
+    assert first.startswith("rollout eval/"), "it is named at its first call, in the evaluation before training"
+    assert words in first
     assert set(groups(RunFolder(tmp_path / "run"))["train"]) == {GroupStatus.FAILED}
     async with open_run(load(file), cache=file.parent, stop=asyncio.Event()) as opened:
         assert metrics(opened.folder, "reward/mean") == {}

@@ -66,11 +66,12 @@ class House:
     concurrency: int = 100
     max_attempts: int = 2
     lockstep: bool = False
+    max_context: int = 500
     seen: list[Rollout] = field(default_factory=list)
 
     def producer(self, plans: dict[str, ResumePlan] | None = None) -> SyncProducer:
         runner = RolloutRunner(
-            lambda prefix, sampling: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, 500),
+            lambda prefix, sampling: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, self.max_context),
             seed=1,
             limits=Limits(judge_attempts=1),
             concurrency=self.concurrency,
@@ -158,6 +159,23 @@ async def test_a_spent_budget_stops_the_run_with_the_reason(caplog: pytest.LogCa
     assert len(caplog.records) == 1, "the first failure of a kind is told, the others are counted"
     assert "strict" in caplog.text
     assert GroupStatus.PENDING not in await house.counts()
+
+
+async def test_a_judge_failure_is_not_sampled_again() -> None:
+    judger = FlakyJudger(IntegerAnswer(), {0})
+    house = House(task_sets=[task_set(judger=judger)], groups=1, max_attempts=5)
+    batch = await house.producer().produce_batch(1, 0)
+    assert {rollout.key.attempt for rollout in house.seen} == {0}
+    assert [group.draw for group in batch.groups] == [1]
+    assert await house.counts() == {GroupStatus.COMPLETED: 1, GroupStatus.FAILED: 1}
+
+
+async def test_tasks_that_do_not_fit_are_tried_once_and_stop_the_run_with_their_length() -> None:
+    house = House(max_context=10, max_attempts=5)
+    with pytest.raises(BudgetError, match=r"prompt of 23 tokens does not fit model\.max_context 10"):
+        await house.producer().produce_batch(1, 0)
+    assert {rollout.key.attempt for rollout in house.seen} == {0}
+    assert house.engine.requests == []
 
 
 async def test_failures_between_successes_do_not_spend_the_budget() -> None:
@@ -263,6 +281,26 @@ async def test_after_a_kill_every_draw_is_finished_once(writes: int, faults: set
     assert len(set(draws)) == 3
     assert set(counts) <= {GroupStatus.FAILED}
     assert max(draws) + 1 == len(draws) + sum(counts.values()), "no draw was skipped"
+
+
+async def test_a_resumed_run_puts_a_stored_episode_before_its_judge_again() -> None:
+    storage = Mortal()
+    judger = FlakyJudger(IntegerAnswer(), {0, 1})
+    killed = House(storage=storage, task_sets=[task_set(judger=judger)], groups=1)
+    storage.writes_left = 3  # the draw and both rollouts
+    with pytest.raises(KilledError):
+        await killed.producer().produce_batch(1, 0)
+    storage.writes_left = None
+    plan = await storage.resume("math", step=0, next_draw=None)
+    again = House(storage=storage, groups=1, lockstep=True)
+    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    assert again.engine.requests == [], "the episodes are sound"
+    assert set(again.engine.expected) == {0}, "no agent is to come"
+    (group,) = batch.groups
+    assert group.rewards == (1.0, 1.0)
+    assert [rollout.key.attempt for rollout in group.rollouts] == [1, 1]
+    first, second = ([r.episode.sampled_tokens for r in h.seen if r.episode] for h in (killed, again))
+    assert first == second
 
 
 async def test_completed_groups_of_a_resumed_run_are_used_before_anything_is_made() -> None:

@@ -1,12 +1,14 @@
 """How groups are made: the boundary around user code, retries, refills and budgets."""
 
 from loopwright.produce.batch import Batch
+from loopwright.produce.failures import FirstFailures
 from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout
 from loopwright.produce.runner import Job, PolicyFactory, RolloutRunner, TaskSetRuntime
 from loopwright.produce.sync import ProduceSettings, SyncProducer
 
 __all__ = [
     "Batch",
+    "FirstFailures",
     "Job",
     "Limits",
     "PolicyFactory",

@@ -15,6 +15,28 @@ from loopwright.types import Failed, FailureCause, Rollout
 log = logging.getLogger("loopwright")
 
 
+class FirstFailures:
+    """Tells of the first failure of each kind, as it happens; the others are for the caller to count."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, FailureCause, str]] = set()
+
+    def saw(self, rollout: Rollout) -> None:
+        failed = rollout.reward
+        if not isinstance(failed, Failed):
+            return
+        kind = (rollout.key.task_set, failed.cause, failed.error)
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        log.warning(
+            "rollout %s: %s failure: %s (more of this kind are counted, not shown)",
+            rollout.key,
+            failed.cause,
+            failed.detail,
+        )
+
+
 class FailureLedger:
     """The failures of one task set. `budget` is how many of its groups may fail in a row."""
 
@@ -22,23 +44,9 @@ class FailureLedger:
         self._task_set = task_set
         self._judger = judger
         self._budget = budget
-        self._told: set[tuple[FailureCause, str]] = set()
         self._causes: Counter[str] = Counter()
         self._first_detail = ""
         self._in_a_row = 0
-
-    def saw(self, rollout: Rollout) -> None:
-        """Tell of the first failure of each kind, as it happens."""
-        failed = rollout.reward
-        if not isinstance(failed, Failed) or (failed.cause, failed.error) in self._told:
-            return
-        self._told.add((failed.cause, failed.error))
-        log.warning(
-            "rollout %s: %s failure: %s (more of this kind are counted, not shown)",
-            rollout.key,
-            failed.cause,
-            failed.detail,
-        )
 
     def group_completed(self) -> None:
         self._in_a_row = 0

@@ -13,9 +13,9 @@ from loopwright.core.allocation import shares_of_step
 from loopwright.ports import ResumePlan, Storage
 from loopwright.produce.batch import Batch, batch_metrics
 from loopwright.produce.draws import FRESH, Draws, Started
-from loopwright.produce.failures import FailureLedger
+from loopwright.produce.failures import FailureLedger, FirstFailures
 from loopwright.produce.runner import Job, RolloutRunner, TaskSetRuntime
-from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored
+from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, RolloutKey, Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class SyncProducer:
         self._storage = storage
         self._settings = settings
         self._on_rollout = on_rollout
+        self._first_failures = FirstFailures()
 
     @property
     def next_draws(self) -> dict[str, int]:
@@ -104,14 +105,14 @@ class SyncProducer:
         async def keep(rollout: Rollout) -> None:
             await self._storage.put(rows[rollout.key.task_set, rollout.key.draw], rollout)
             attempts.append(rollout)
-            self._by_name[rollout.key.task_set].failures.saw(rollout)
+            self._first_failures.saw(rollout)
             if self._on_rollout is not None:
                 self._on_rollout(rollout)
 
         await self._runner.run([job for group in started for job in self._jobs(group)], keep)
 
     def _jobs(self, group: Started) -> list[Job]:
-        """One job for each member that has no score and has attempts left."""
+        """One job for each member that is missing, or that failed and may still be scored."""
         row = group.row
         task_set = self._by_name[row.task_set].task_set
         stored = {rollout.key.member: rollout for rollout in group.stored}
@@ -121,6 +122,8 @@ class SyncProducer:
                 jobs.append(Job(RolloutKey(row.task_set, row.draw, member), row.task, task_set))
             elif self._runner.worth_another(stored[member]):
                 jobs.append(Job(stored[member].key, row.task, task_set).again())
+            elif _judge_failed(stored[member]):
+                jobs.append(Job(stored[member].key, row.task, task_set, judge_only=stored[member]).again())
         return jobs
 
     async def _settle(self, started: Sequence[Started], attempts: Sequence[Rollout], step: int) -> list[Group]:
@@ -143,6 +146,10 @@ class SyncProducer:
             else:
                 failures.group_completed()
         return completed
+
+
+def _judge_failed(rollout: Rollout) -> bool:
+    return isinstance(rollout.reward, Failed) and rollout.reward.cause is FailureCause.JUDGE
 
 
 def _members(group: Started, attempts: Sequence[Rollout]) -> list[Rollout]:

@@ -1,19 +1,22 @@
 """Evaluation: metrics of a fixed task set, greedy and at the training temperature.
 
 Every task is run exactly once, with the same seeds each time, so that evaluations can be compared task by task. A
-rollout that fails is counted apart; it is neither a 0 nor replaced by another task.
+rollout that fails is counted apart and told of; it is neither a 0 nor replaced by another task.
 """
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
 from loopwright.ports import Storage, Tracker
-from loopwright.produce import Job, RolloutRunner, TaskSetRuntime
+from loopwright.produce import FirstFailures, Job, RolloutRunner, TaskSetRuntime
 from loopwright.types import Rollout, RolloutKey
+
+log = logging.getLogger("loopwright")
 
 
 class EvalMode(StrEnum):
@@ -43,6 +46,7 @@ class Evaluator:
         self._storage = storage
         self._tracker = tracker
         self._on_rollout = on_rollout
+        self._first_failures = FirstFailures()
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the weights after train step `step`."""
@@ -55,9 +59,12 @@ class Evaluator:
                     await self._storage.put_eval(step, task_set.name, mode, rollouts)
                 prefix = f"eval/{task_set.name}/{mode}"
                 metrics |= {f"{prefix}/{name}": value for name, value in eval_metrics(rollouts).items()}
+                if f"{prefix}/reward" not in metrics:
+                    log.warning("%s after step %d: all %d rollouts failed, so there is no reward", prefix, step, tasks)
         return metrics
 
     async def _saw(self, rollout: Rollout) -> None:
+        self._first_failures.saw(rollout)
         if self._on_rollout is not None:
             self._on_rollout(rollout)
 
