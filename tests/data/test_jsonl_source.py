@@ -60,6 +60,7 @@ def test_both_shapes_of_a_task(tmp_path):
         ('{"messages": ["hello"]}', "messages must be a list of objects"),
         ('{"messages": [{"content": "a"}]}', "a message has no role"),
         ('{"messages": [{"role": "user"}]}', "a message has no content"),
+        ('{"prompt": "a", "truth": NaN}', "this line is not valid JSON: NaN is no JSON value"),
         ('{"prompt": "a", "tools": {}}', "tools must be a list of objects"),
         ('{"prompt": "a", "metadata": 3}', "metadata must be an object"),
         ('{"prompt": "a", "k": 1, "metadata": {"k": 2}}', "'k' is given twice"),

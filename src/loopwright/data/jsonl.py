@@ -59,7 +59,7 @@ class JsonlSource:
 def _task(path: Path, line: int, raw: bytes) -> Task:
     where = f"{path}:{line}"
     try:
-        record = json.loads(raw)
+        record = json.loads(raw, parse_constant=_not_json)
     except ValueError as error:
         raise DataError(
             f"{where}: this line is not valid JSON: {error}",
@@ -68,3 +68,8 @@ def _task(path: Path, line: int, raw: bytes) -> Task:
             line=line,
         ) from error
     return task_from(record, default_id=f"{path.stem}:{line}", where=where, file=str(path), line=line)
+
+
+def _not_json(constant: str) -> None:
+    """Python reads NaN and Infinity; JSON has neither, and what was read could not be stored."""
+    raise ValueError(f"{constant} is no JSON value")
