@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -31,6 +32,11 @@ def nan(task, episode): return float("nan")
 def broken(task, episode):
     return task.truth["answer"]
 def quits(task, episode): raise SystemExit("bye")
+def lazy(task, episode): return patient(task, episode)
+def hangs(task, episode):
+    import time
+    time.sleep(600)
+async def broken_later(task, episode): return broken(task, episode)
 class Loop:
     def __init__(self, turns): self.turns = turns
     async def run(self, task, policy): return []
@@ -128,6 +134,8 @@ def test_deep_awaits_an_async_judger_and_knows_the_built_in(run, file):
         ("broken", 'return task.truth["answer"]'),
         ("broken", "TypeError: 'int' object is not subscriptable"),
         ("quits", "SystemExit: bye"),
+        ("lazy", "make the judger an `async def`"),
+        ("broken_later", 'return task.truth["answer"]'),
     ],
 )
 def test_deep_names_a_judger_that_gives_no_number(run, file, judger, words):
@@ -136,7 +144,22 @@ def test_deep_names_a_judger_that_gives_no_number(run, file, judger, words):
     assert "ok:" not in out
     assert f"judger 'mine' (mine.py:{judger})" in err
     assert words in err
-    assert "rehearsal.py" not in err, "only the user's own frames are shown"
+    assert not {"rehearsal.py", "native.py"} & set(re.findall(r"\w+\.py", err)), "only the user's frames are shown"
+
+
+def test_deep_does_not_wait_for_a_judger_that_hangs(run, file):
+    code, _, err = run(
+        "check", "--deep", file, "judgers.mine={kind: native, path: 'mine.py:hangs', timeout_seconds: 0.3}"
+    )
+    assert code == 2
+    assert "judger 'mine' (mine.py:hangs) gave no score within 0.3 s" in err
+
+
+def test_deep_refuses_tasks_that_cannot_be_stored(run, file):
+    (file.parent / "tasks.py").write_text("def made(): return [{'prompt': 'a', 'truth': {1, 2}}]\n")
+    code, _, err = run("check", "--deep", file, "data={kind: python, path: 'tasks.py:made'}")
+    assert code == 2
+    assert "tasks.py:made, task 0: truth cannot be stored as JSON" in err
 
 
 def test_deep_makes_the_agent(run, file):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from loopwright.agents import load_agent
 from loopwright.config import JudgerConfig, Loaded, NativeJudgerConfig, PythonAgent, TaskSetConfig
 from loopwright.data import open_source
 from loopwright.errors import JudgeError, LoopwrightError
-from loopwright.judgers import IntegerAnswer
-from loopwright.judgers.native import load_judger
-from loopwright.judgers.verdict import Signature
+from loopwright.judgers import IntegerAnswer, NativeJudger
 from loopwright.types import Episode, Scored, Task
 
 SHOWN = 200
@@ -58,23 +53,23 @@ async def _judge(name: str, config: JudgerConfig | None, base: Path, task: Task,
     episode = Episode((*task.messages, {"role": "assistant", "content": answer}), chains=())
     if not isinstance(config, NativeJudgerConfig):
         return await IntegerAnswer(name).judge(task, episode)
-    signature = Signature(name, config.path)
-    return signature.scored(await _call(signature, load_judger(config.path, base), task, episode))
+    # The judger that training will use, with its deadline: what passes here passes there.
+    async with NativeJudger(name, config.path, base, config.timeout_seconds) as judger:
+        try:
+            return await judger.judge(task, episode)
+        except JudgeError as error:
+            raise _with_traceback(error, task) from error
 
 
-async def _call(signature: Signature, function: Callable[..., Any], task: Task, episode: Episode) -> Any:
-    """The boundary round the user's judger: its whole traceback is what the deep check is for."""
-    try:
-        value = function(task, episode)
-        return await value if inspect.isawaitable(value) else value
-    except (Exception, SystemExit) as error:
-        own = error.__traceback__.tb_next if error.__traceback__ else None
-        trace = "".join(traceback.format_exception(type(error), error, own)).rstrip()
-        raise JudgeError(
-            f"judger {signature.name!r} ({signature.path}) raised on task {task.id!r}:\n{trace}",
-            remedy="mend the judger: in training, a judger that raises makes its rollout a failure",
-            judger=signature.name,
-        ) from error
+def _with_traceback(error: JudgeError, task: Task) -> JudgeError:
+    """The whole traceback of a judger that raised is what the deep check is for."""
+    if "trace" not in error.facts:
+        return error
+    return JudgeError(
+        f"judger {error.facts['judger']!r} ({error.facts['path']}) raised on task {task.id!r}:\n{error.facts['trace']}",
+        remedy="mend the judger: in training, a judger that raises makes its rollout a failure",
+        **error.facts,
+    )
 
 
 def _cut(value: object) -> str:

@@ -6,8 +6,10 @@ Nothing is read into a wrong answer. A string, None or NaN is an error, not the 
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import iscoroutine
 from numbers import Real
 from typing import Any
 
@@ -31,17 +33,21 @@ class Signature:
         """The function's return value as a score. A bool counts as 0 or 1."""
         number, parts = (value.value, value.parts) if isinstance(value, Scored) else (value, {})
         if not all(_is_finite(part) for part in (number, *parts.values())):
-            hint = "call `.item()` on a tensor" if hasattr(value, "item") else f"return a float; {DRY_RUN}"
             raise self.error(
                 f"returned {_shown(value)} of type {type(value).__name__}; it must return a finite number or Scored",
-                remedy=hint,
+                remedy=_hint(value),
                 error="WrongReturn",
             )
         return Scored(float(number), {name: float(part) for name, part in parts.items()})
 
     def raised(self, error: BaseException, function: Callable[..., Any]) -> JudgeError:
-        """The user's own exception, with the line of their file that raised it."""
-        return self.error(f"raised {blame(error, function)}", remedy=DRY_RUN, error=type(error).__name__)
+        """The user's own exception, with the line of their file that raised it; its traceback is among the facts.
+
+        To be called by the frame that called `function`: the traceback starts below it.
+        """
+        below = error.__traceback__.tb_next if error.__traceback__ else None
+        trace = "".join(traceback.format_exception(type(error), error, below)).rstrip()
+        return self.error(f"raised {blame(error, function)}", remedy=DRY_RUN, error=type(error).__name__, trace=trace)
 
     def late(self, seconds: float) -> JudgeError:
         return self.error(
@@ -57,15 +63,27 @@ class Signature:
             error="WorkerDied",
         )
 
-    def error(self, what: str, *, remedy: str, error: str) -> JudgeError:
+    def error(self, what: str, *, remedy: str, error: str, **facts: str) -> JudgeError:
         """`error` names the kind of failure; failures are counted by it."""
         return JudgeError(
-            f"judger {self.name!r} ({self.path}) {what}", remedy=remedy, judger=self.name, path=self.path, error=error
+            f"judger {self.name!r} ({self.path}) {what}",
+            remedy=remedy,
+            judger=self.name,
+            path=self.path,
+            error=error,
+            **facts,
         )
 
 
 def _is_finite(number: object) -> bool:
     return isinstance(number, Real | np.bool_) and math.isfinite(number)
+
+
+def _hint(value: object) -> str:
+    if iscoroutine(value):
+        value.close()  # nobody will await it, and Python would warn of that
+        return "make the judger an `async def`, and await what it calls"
+    return "call `.item()` on a tensor" if hasattr(value, "item") else f"return a float; {DRY_RUN}"
 
 
 def _shown(value: object) -> str:
