@@ -103,6 +103,11 @@ def test_a_run_without_anything_still_has_a_page():
     assert "svg" not in page.tags
 
 
+def test_every_cause_of_failure_is_told():
+    steps = {1: {f"failures/{cause}": 7.0 for cause in FailureCause}}
+    assert Page(render_report(empty(steps=steps))).text.count("7 by ") == len(FailureCause)
+
+
 def test_one_evaluation_is_shown_without_a_comparison():
     page = Page(render_report(empty(evaluations=(Evaluated(0, "heldout", "greedy", 0.5, 4, 2),))))
     assert "0.500" in page.text
