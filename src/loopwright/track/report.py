@@ -141,7 +141,8 @@ def _failures(run: RunSummary) -> str:
     told = [f"{count} by {_BLAME[cause]}" for cause, count in counts.items() if count]
     told += [f"{in_eval} in evaluations"] if in_eval else []
     told += [f"{lost} groups were given up"] if lost else []
-    return f"<p>Failed rollouts are tried again where that can help, and never count as reward 0: {escape(', '.join(told))}.</p>"
+    rule = "Failed rollouts are tried again where that can help, and never count as reward 0"
+    return f"<p>{rule}: {escape(', '.join(told))}.</p>"
 
 
 _BLAME = {
