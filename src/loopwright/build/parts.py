@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from loopwright.agents import EnginePolicy, SingleTurn, load_agent
 from loopwright.config import (
     EvalConfig,
     Loaded,
-    NativeJudgerConfig,
     PythonAgent,
     RolloutConfig,
     RunConfig,
@@ -23,7 +21,6 @@ from loopwright.core.advantage import ADVANTAGES
 from loopwright.core.seeds import derive_seed
 from loopwright.data import EpochSampler, open_source
 from loopwright.engines.torch.engine import TorchEngine
-from loopwright.judgers import IntegerAnswer, NativeJudger
 from loopwright.learn.learner import Recipe
 from loopwright.learn.losses import ppo_clip
 from loopwright.models.load import LoadedModel, load_model
@@ -39,15 +36,6 @@ from loopwright.types import Sampling
 def judger_names(config: RunConfig) -> list[str]:
     """The judgers that some task set names, each once."""
     return list(dict.fromkeys(task_set.agent.judger for _, task_set in config.all_task_sets()))
-
-
-def make_judger(loaded: Loaded, name: str) -> AbstractAsyncContextManager[Judger]:
-    described = loaded.config.judgers.get(name)
-    if isinstance(described, NativeJudgerConfig):
-        return NativeJudger(
-            name, described.path, loaded.base, timeout_seconds=described.timeout_seconds, workers=described.workers
-        )
-    return nullcontext(IntegerAnswer(name))
 
 
 def train_sets(loaded: Loaded, judgers: Mapping[str, Judger]) -> list[TaskSetRuntime]:

@@ -14,6 +14,7 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.config import Loaded, RunConfig
 from loopwright.engines.torch.engine import TorchEngine
+from loopwright.judgers import make_judger
 from loopwright.learn.learner import TorchLearner
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
@@ -88,7 +89,7 @@ async def open_run(
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
     async with AsyncExitStack() as stack:
         judgers = {
-            name: await stack.enter_async_context(parts.make_judger(loaded, name))
+            name: await stack.enter_async_context(make_judger(name, config.judgers.get(name), loaded.base))
             for name in parts.judger_names(config)
         }
         train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)

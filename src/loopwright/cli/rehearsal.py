@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loopwright.agents import load_agent
-from loopwright.config import JudgerConfig, Loaded, NativeJudgerConfig, PythonAgent, TaskSetConfig
+from loopwright.config import JudgerConfig, Loaded, PythonAgent, TaskSetConfig
 from loopwright.data import open_source
 from loopwright.errors import JudgeError, LoopwrightError
-from loopwright.judgers import IntegerAnswer, NativeJudger
+from loopwright.judgers import make_judger
 from loopwright.types import Episode, Scored, Task
 
 SHOWN = 200
@@ -51,10 +51,8 @@ def made_up_answer(task: Task) -> str:
 
 async def _judge(name: str, config: JudgerConfig | None, base: Path, task: Task, answer: str) -> Scored:
     episode = Episode((*task.messages, {"role": "assistant", "content": answer}), chains=())
-    if not isinstance(config, NativeJudgerConfig):
-        return await IntegerAnswer(name).judge(task, episode)
     # The judger that training will use, with its deadline: what passes here passes there.
-    async with NativeJudger(name, config.path, base, config.timeout_seconds) as judger:
+    async with make_judger(name, config, base) as judger:
         try:
             return await judger.judge(task, episode)
         except JudgeError as error:
