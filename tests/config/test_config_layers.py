@@ -26,7 +26,7 @@ def test_the_example_loads_and_its_files_are_there():
     assert [task_set.name for task_set in loaded.config.task_sets] == ["train"]
     assert loaded.config.eval is not None
     assert [task_set.name for task_set in loaded.config.eval.task_sets] == ["eval"]
-    assert loaded.config.learner.lr == 1e-5
+    assert loaded.config.rollout.samples_per_task == 8
 
 
 def test_default_file_environment_and_command_line_in_that_order(load_text, minimal):

@@ -11,6 +11,7 @@ from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.forward import FIRST_ROW, Forward
+from loopwright.errors import EngineError
 from loopwright.models.load import LoadedModel
 from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
 
@@ -118,7 +119,7 @@ def test_a_reset_leaves_nothing_behind_not_even_nan(loaded: LoadedModel, plain: 
     put(loaded.model, broken)
     for length in (30, 8):
         batch.submit(ask(tuple(range(length)), temperature=0, max_new_tokens=20))
-    for _ in range(5):
+    with pytest.raises(EngineError, match="not numbers"):
         batch.step()
     batch.reset()
     assert batch.idle

@@ -17,6 +17,10 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 30
 """Margins around the plotted area, in which the ticks are labelled."""
 
 
+SMALLEST_RANGE = 1e-12
+"""Values that differ by less are drawn as equal: no tick could tell them apart."""
+
+
 class Mark(StrEnum):
     """How a line is drawn; the style sheet knows these names."""
 
@@ -119,9 +123,9 @@ def _spread(values: Iterator[float]) -> tuple[float, float]:
     """The range of the values, never empty."""
     found = list(values)
     low, high = min(found), max(found)
-    if high > low:
+    if high - low > SMALLEST_RANGE:
         return low, high
-    around = abs(low) / 2 or 0.5
+    around = abs(low) / 2 if abs(low) > SMALLEST_RANGE else 0.5
     return low - around, high + around
 
 
