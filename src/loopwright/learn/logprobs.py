@@ -1,7 +1,7 @@
 """Logprobs of chosen tokens, without a second tensor the size of the logits.
 
 Our own because autograd's way through `gather` and `logsumexp` fills, adds and exponentiates whole [rows, vocabulary]
-tensors that nobody needs (measured: 0.6 s of a 6.9 s train step with 800 rows and 49,152 entries).
+tensors that nobody needs (with the split in `attention.py`, a profiled train step went from 6.9 s to 6.1 s).
 """
 
 from __future__ import annotations
