@@ -43,7 +43,7 @@ def make_rollout(
     )
     episode = Episode((*TASK.messages, {"role": "assistant", "content": "7"}), (chain,))
     key = RolloutKey(task_set, draw, member, attempt)
-    return Rollout(key, TASK, episode, reward or Scored(float(member)), Timing(1.5, 0.25, 0.125))
+    return Rollout(key, TASK, episode, reward or Scored(float(member), answer=str(member)), Timing(1.5, 0.25, 0.125))
 
 
 def make_failure(draw: int = 0, member: int = 0, attempt: int = 0) -> Rollout:

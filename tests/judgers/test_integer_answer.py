@@ -66,4 +66,4 @@ async def test_a_truth_that_is_no_integer_is_an_error(truth: Any) -> None:
 async def test_the_last_assistant_message_counts() -> None:
     messages = [("assistant", "5"), ("user", "sure? 6"), ("assistant", "7"), ("user", "8")]
     said = Episode(tuple({"role": role, "content": text} for role, text in messages), ())
-    assert await IntegerAnswer().judge(Task.ask("t", "?", truth=7), said) == Scored(1.0)
+    assert await IntegerAnswer().judge(Task.ask("t", "?", truth=7), said) == Scored(1.0, answer="7")

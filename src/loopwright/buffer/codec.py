@@ -134,8 +134,8 @@ def decode_messages(text: str) -> tuple[Message, ...]:
 
 def encode_reward(reward: Reward) -> str:
     match reward:
-        case Scored(value, parts):
-            fields: dict[str, Any] = {"kind": "scored", "value": value, "parts": dict(parts)}
+        case Scored(value, parts, answer):
+            fields: dict[str, Any] = {"kind": "scored", "value": value, "parts": dict(parts), "answer": answer}
         case Failed(cause, error, detail):
             fields = {"kind": "failed", "cause": cause.value, "error": error, "detail": detail}
         case Unscored():
@@ -145,8 +145,8 @@ def encode_reward(reward: Reward) -> str:
 
 def decode_reward(text: str) -> Reward:
     match _from_json(text, "reward"):
-        case {"kind": "scored", "value": value, "parts": parts}:
-            return Scored(value, parts)
+        case {"kind": "scored", "value": value, "parts": parts, "answer": answer}:
+            return Scored(value, parts, answer)
         case {"kind": "failed", "cause": cause, "error": error, "detail": detail}:
             return Failed(FailureCause(cause), error, detail)
         case {"kind": "unscored"}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent
@@ -17,12 +16,9 @@ from loopwright.config import (
     TaskSetConfig,
     model_folder,
 )
-from loopwright.core.advantage import ADVANTAGES
 from loopwright.core.seeds import derive_seed
 from loopwright.data import EpochSampler, open_source
 from loopwright.engines.torch.engine import TorchEngine
-from loopwright.learn.learner import Recipe
-from loopwright.learn.losses import ppo_clip
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure
 from loopwright.ports import AgentLoop, Judger
@@ -116,24 +112,3 @@ def intervals(config: RunConfig) -> Intervals:
 
 def eval_modes(config: EvalConfig) -> list[EvalMode]:
     return [mode for mode in EvalMode if getattr(config, mode)]
-
-
-def recipe(config: RunConfig) -> Recipe:
-    learner, loss = config.learner, config.learner.loss
-    return Recipe(
-        advantage=ADVANTAGES[learner.advantage],
-        loss=partial(ppo_clip, clip_low=loss.clip_low, clip_high=loss.clip_high),
-        temperature=config.rollout.temperature,
-        steps=config.trainer.steps,
-        lr=learner.lr,
-        betas=learner.betas,
-        eps=learner.eps,
-        weight_decay=learner.weight_decay,
-        schedule=learner.schedule,
-        warmup_steps=learner.warmup_steps,
-        max_grad_norm=learner.max_grad_norm,
-        aggregate=loss.aggregate,
-        importance_cap=learner.importance_cap,
-        mini_batches=learner.mini_batches,
-        micro_batch_tokens=learner.micro_batch_tokens,
-    )

@@ -12,6 +12,7 @@ from pathlib import Path
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
+from loopwright.build.recipe import make_recipe
 from loopwright.config import Loaded, RunConfig
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import make_judger
@@ -159,7 +160,7 @@ def _owes_evaluation(config: RunConfig, folder: RunFolder, step: int) -> bool:
 async def _learner(
     config: RunConfig, model: LoadedModel, compute: ComputeThread, folder: RunFolder, latest: Checkpoint | None
 ) -> TorchLearner:
-    learner = TorchLearner(model, parts.recipe(config), compute)
+    learner = TorchLearner(model, make_recipe(config), compute)
     if latest is not None:
         await learner.load(latest.path)
     model.tokenizer.save_pretrained(folder.tokenizer)

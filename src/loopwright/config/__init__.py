@@ -1,16 +1,16 @@
 """The schema of a run, its layers with their provenance, and the checks across fields. Torch-free."""
 
+from loopwright.config.data import DataConfig, JsonlData, PythonData
+from loopwright.config.evaluation import EvalConfig
 from loopwright.config.files import BUNDLED_MODEL, model_folder
 from loopwright.config.imports import load_symbol, user_line
+from loopwright.config.judgers import BUILT_IN_JUDGERS, IntegerAnswerConfig, JudgerConfig, NativeJudgerConfig
 from loopwright.config.layers import Layer, Source
+from loopwright.config.learner import AdvantageKind, LearnerConfig, PpoClipConfig
 from loopwright.config.loading import Loaded, Setting, load
 from loopwright.config.schema import (
-    AdvantageKind,
     Dtype,
-    EvalConfig,
-    LearnerConfig,
     ModelConfig,
-    PpoClipConfig,
     ProduceConfig,
     RolloutConfig,
     RunConfig,
@@ -18,20 +18,7 @@ from loopwright.config.schema import (
     TrackConfig,
     TrainerConfig,
 )
-from loopwright.config.task_sets import (
-    BUILT_IN_JUDGERS,
-    AgentConfig,
-    DataConfig,
-    IntegerAnswerConfig,
-    JsonlData,
-    JudgerConfig,
-    NativeJudgerConfig,
-    PythonAgent,
-    PythonData,
-    SamplingOverrides,
-    SingleTurnAgent,
-    TaskSetConfig,
-)
+from loopwright.config.task_sets import AgentConfig, PythonAgent, SamplingOverrides, SingleTurnAgent, TaskSetConfig
 
 __all__ = [
     "BUILT_IN_JUDGERS",

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from loopwright.config.data import JsonlData, PythonData
 from loopwright.config.imports import split_symbol
+from loopwright.config.judgers import NativeJudgerConfig
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import JsonlData, NativeJudgerConfig, PythonAgent, PythonData
+from loopwright.config.task_sets import PythonAgent
 from loopwright.errors import ConfigError
 
 BUNDLED_MODEL = "smollm2"

@@ -7,30 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Share, Text
+from loopwright.config.data import DataConfig
 from loopwright.types import OnAgentError
-
-BUILT_IN_JUDGERS = ("integer_answer",)
-"""Judgers that an agent may name without declaring them."""
-
-
-class JsonlData(Section):
-    """One task per line of a file."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    path: Text
-    shuffle: bool = True
-
-
-class PythonData(Section):
-    """Tasks from the user's function, called once with `args`."""
-
-    kind: Literal["python"] = "python"
-    path: Text
-    args: dict[str, Any] = Field(default_factory=dict)
-    shuffle: bool = True
-
-
-DataConfig = Annotated[JsonlData | PythonData, Field(discriminator="kind")]
 
 
 class SingleTurnAgent(Section):
@@ -73,21 +51,3 @@ class TaskSetConfig(Section):
     agent: AgentConfig
     weight: Positive = 1.0
     sampling: SamplingOverrides = SamplingOverrides()
-
-
-class NativeJudgerConfig(Section):
-    """The user's function `judge(task, episode)`."""
-
-    kind: Literal["native"] = "native"
-    path: Text
-    timeout_seconds: Positive = 10.0
-    workers: Count = 1
-
-
-class IntegerAnswerConfig(Section):
-    """Built in: 1 if the last integer of the answer is the task's truth."""
-
-    kind: Literal["integer_answer"] = "integer_answer"
-
-
-JudgerConfig = Annotated[NativeJudgerConfig | IntegerAnswerConfig, Field(discriminator="kind")]

@@ -34,7 +34,8 @@ class IntegerAnswer:
                 judger=self._name,
                 error="WrongTruth",
             )
-        return Scored(1.0 if last_integer(episode.answer) == truth else 0.0)
+        answer = last_integer(episode.answer)
+        return Scored(1.0 if answer == truth else 0.0, answer=answer)
 
 
 def last_integer(text: str) -> str | None:

@@ -31,14 +31,17 @@ class Signature:
 
     def scored(self, value: Any) -> Scored:
         """The function's return value as a score. A bool counts as 0 or 1."""
-        number, parts = (value.value, value.parts) if isinstance(value, Scored) else (value, {})
+        number, parts, answer = (
+            (value.value, value.parts, value.answer) if isinstance(value, Scored) else (value, {}, None)
+        )
         if not all(_is_finite(part) for part in (number, *parts.values())):
             raise self.error(
                 f"returned {_shown(value)} of type {type(value).__name__}; it must return a finite number or Scored",
                 remedy=_hint(value),
                 error="WrongReturn",
             )
-        return Scored(float(number), {name: float(part) for name, part in parts.items()})
+        answer = value.answer if isinstance(value, Scored) else None
+        return Scored(float(number), {name: float(part) for name, part in parts.items()}, answer)
 
     def raised(self, error: BaseException, function: Callable[..., Any]) -> JudgeError:
         """The user's own exception, with the line of their file that raised it; its traceback is among the facts.

@@ -20,8 +20,7 @@ from loopwright.core.packing import Packed, micro_batches, pack
 from loopwright.core.schedule import learning_rate
 from loopwright.errors import LearnerError
 from loopwright.learn import state
-from loopwright.learn.attention import SharedPrefixPlan
-from loopwright.learn.logprobs import chosen_logprobs
+from loopwright.learn.forward import packed_logprobs
 from loopwright.learn.losses import importance
 from loopwright.learn.meter import Meter
 from loopwright.learn.samples import Sample, Tensors, samples_of, tensors_of
@@ -145,7 +144,7 @@ class TorchLearner:
         old = None
         if self._recipe.mini_batches > 1:
             with torch.no_grad():
-                old = self._logprobs(rows, tensors)[0]
+                old = packed_logprobs(self._model, rows, tensors, self._recipe.temperature)[0]
         return _Micro(rows, tensors, old)
 
     def _update(self, mini_batch: Sequence[_Micro], meter: Meter) -> None:
@@ -155,7 +154,7 @@ class TorchLearner:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
         for micro in mini_batch:
             data = micro.tensors
-            logprobs, entropy = self._logprobs(micro.rows, data)
+            logprobs, entropy = packed_logprobs(self._model, micro.rows, data, recipe.temperature)
             old = logprobs.detach() if micro.old is None else micro.old
             correction = importance(old, data.sampled_logprobs, recipe.importance_cap)
             loss = (recipe.loss(logprobs, old, data.advantages) * correction * data.weights).sum()
@@ -172,18 +171,3 @@ class TorchLearner:
             )
         meter.grad_norm(norm)
         self._optimizer.step()
-
-    def _logprobs(self, rows: Sequence[Packed], data: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprobs of the targets under the current weights (T8), and the entropy where they were sampled."""
-        output = self._model(
-            input_ids=data.ids[None],
-            position_ids=data.positions[None],
-            use_cache=False,
-            logits_to_keep=data.logit_positions,
-            plan=SharedPrefixPlan(rows, self._model.device),
-        )
-        logits = output.logits[0].float()
-        if self._recipe.temperature != 1:
-            logits = logits / self._recipe.temperature
-        logprobs, entropy = chosen_logprobs(logits, data.logit_of_target, data.targets)
-        return logprobs, entropy[data.logit_of_target]

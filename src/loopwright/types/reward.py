@@ -25,10 +25,15 @@ class FailureCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A finite number from a judger. `parts` holds named components when the judger has several."""
+    """A finite number from a judger.
+
+    `parts` holds named components when the judger has several; `answer` is what it read as the episode's answer, in
+    canonical spelling, so that equal answers can be counted (majority@k).
+    """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):

@@ -1,0 +1,68 @@
+"""Sampling: one temperature, and lengths that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loopwright.config.problems import KeyPath, Problem
+from loopwright.config.schema import Dtype, RolloutConfig, RunConfig
+from loopwright.config.task_sets import SamplingOverrides
+
+
+def problems(config: RunConfig) -> Iterator[Problem]:
+    yield from _one_temperature(config)
+    yield from _lengths(config)
+
+
+def warnings(config: RunConfig) -> Iterator[Problem]:
+    yield from _truncated_sampling(config)
+    yield from _slow_numbers(config)
+
+
+def _one_temperature(config: RunConfig) -> Iterator[Problem]:
+    common = config.rollout.temperature
+    for place, task_set in config.all_task_sets():
+        own = task_set.sampling.temperature
+        if own is not None and own != common:
+            yield Problem(
+                (*place, "sampling", "temperature"),
+                f"is {own}, but rollout.temperature is {common}: logprobs are compared at one temperature per run",
+                "remove it, or set rollout.temperature to it",
+                also=(("rollout", "temperature"),),
+            )
+
+
+def _lengths(config: RunConfig) -> Iterator[Problem]:
+    context = config.model.max_context
+    if context is None:
+        return
+    fields: list[tuple[KeyPath, int | None]] = [(("rollout", "max_new_tokens"), config.rollout.max_new_tokens)]
+    fields += [
+        ((*place, "sampling", "max_new_tokens"), t.sampling.max_new_tokens) for place, t in config.all_task_sets()
+    ]
+    for path, length in fields:
+        if length is not None and length >= context:
+            yield Problem(
+                path,
+                f"is {length}, which leaves no room for a prompt in model.max_context {context}",
+                "lower it, or raise model.max_context",
+                also=(("model", "max_context"),),
+            )
+
+
+def _truncated_sampling(config: RunConfig) -> Iterator[Problem]:
+    yield from _truncates(("rollout",), config.rollout)
+    for index, task_set in enumerate(config.task_sets):
+        yield from _truncates(("task_sets", index, "sampling"), task_set.sampling)
+
+
+def _truncates(place: KeyPath, settings: RolloutConfig | SamplingOverrides) -> Iterator[Problem]:
+    for name, value, off in (("top_k", settings.top_k, 0), ("top_p", settings.top_p, 1)):
+        if value is not None and value != off:
+            text = f"is {value}: it changes what is sampled but not the logprobs that are trained on"
+            yield Problem((*place, name), text, f"for training, leave it at {off}")
+
+
+def _slow_numbers(config: RunConfig) -> Iterator[Problem]:
+    if config.model.dtype is Dtype.BFLOAT16:
+        yield Problem(("model", "dtype"), "is bfloat16: on a CPU it is slower than float32", "use float32 on a CPU")
