@@ -11,6 +11,7 @@
     ├── JudgeError                 the user's judger raised, timed out or returned no number
     ├── LearnerError               a train step went wrong, and its update was not made
     ├── BudgetError                the run can make no progress, and stops instead of spinning
+    ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
     └── RunError                   a run folder or checkpoint cannot be used as asked
         ├── RunLockedError         another process is using the folder
         ├── ConfigChangedError     resuming with a config that differs from the run's
@@ -83,6 +84,10 @@ class LearnerError(LoopwrightError):
 
 class BudgetError(LoopwrightError):
     """The run can make no progress (every group fails): it stops and says why."""
+
+
+class BenchError(LoopwrightError):
+    """A benchmark cannot be run: there is no checkout or no peer, or one of its processes died."""
 
 
 class RunError(LoopwrightError):

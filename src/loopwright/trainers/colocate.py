@@ -77,16 +77,23 @@ class ColocateTrainer:
         """Train. True when the last step was reached, False when `stop` came first."""
         if self._owes_evaluation and not await self._evaluate(self._learner.version):
             return await self._stopped()
-        for step in range(self._learner.version + 1, self._intervals.steps + 1):
-            batch = await self._roll_out(step)
-            if batch is None:
+        while self._learner.version < self._intervals.steps:
+            if not await self.advance():
                 return await self._stopped()
-            metrics = await self._learn(step, batch)
-            self._tracker.log(step, {**batch.metrics, **metrics})
-            if self._intervals.evaluates(step) and not await self._evaluate(step):
-                return await self._stopped()
-            if self._intervals.checkpoints(step):
-                await self._checkpoint()
+        return True
+
+    async def advance(self) -> bool:
+        """One step, with the evaluation and the checkpoint that are due after it. False when `stop` came first."""
+        step = self._learner.version + 1
+        batch = await self._roll_out(step)
+        if batch is None:
+            return False
+        metrics = await self._learn(step, batch)
+        self._tracker.log(step, {**batch.metrics, **metrics})
+        if self._intervals.evaluates(step) and not await self._evaluate(step):
+            return False
+        if self._intervals.checkpoints(step):
+            await self._checkpoint()
         return True
 
     async def _roll_out(self, step: int) -> Batch | None:
