@@ -13,12 +13,9 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.recipe import make_recipe
+from loopwright.build.sampling import Workbench, open_workbench
 from loopwright.config import Loaded, RunConfig
-from loopwright.engines.torch.engine import TorchEngine
-from loopwright.judgers import make_judger
 from loopwright.learn.learner import TorchLearner
-from loopwright.models.compute import ComputeThread
-from loopwright.models.load import LoadedModel
 from loopwright.ports import ResumePlan, Storage, Tracker
 from loopwright.produce import SyncProducer
 from loopwright.track.console import Console
@@ -84,40 +81,32 @@ async def open_run(
 ) -> AsyncIterator[Run]:
     """Open the run that a config describes. Setting `stop` ends its training after a checkpoint.
 
-    `cache` is where converted models are kept. The user's own code is loaded first, then the model, and the run folder
-    is opened last: a mistake shows soon, and costs an earlier run in that folder nothing.
+    `cache` is where converted models are kept. The run folder is opened after the user's code and the model: a mistake
+    in them costs an earlier run in that folder nothing.
     """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
     async with AsyncExitStack() as stack:
-        judgers = {
-            name: await stack.enter_async_context(make_judger(name, config.judgers.get(name), loaded.base))
-            for name in parts.judger_names(config)
-        }
-        train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
-        compute = stack.enter_context(ComputeThread())
-        model = await compute.run(parts.make_model, loaded, cache)
+        bench = await stack.enter_async_context(open_workbench(loaded, cache))
         path = Path(config.trainer.run_dir)
         opened = RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         folder = stack.enter_context(opened)
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         begun = await _begin(config, folder, storage)
-        learner = await _learner(config, model, compute, folder, begun.latest)
+        learner = await _learner(bench, folder, begun.latest)
         folder.adopt(snapshot)
-        engine = await stack.enter_async_context(
-            TorchEngine(model, compute, max_batch=config.rollout.engine.max_batch, version=learner.version)
-        )
+        engine = await stack.enter_async_context(bench.engine(learner.version))
         tracker = _tracker(folder, learner.version, console)
         if console is not None:
             stack.enter_context(console)
         on_rollout = console.on_rollout if console else None
-        runner = parts.make_runner(config, engine, model)
+        runner = bench.runner(engine)
         producer = SyncProducer(
-            train_sets, runner, storage, parts.produce_settings(config), plans=begun.plans, on_rollout=on_rollout
+            bench.train_sets, runner, storage, parts.produce_settings(config), plans=begun.plans, on_rollout=on_rollout
         )
         evaluator = None
-        if config.eval is not None and eval_sets:
+        if config.eval is not None and bench.eval_sets:
             modes = parts.eval_modes(config.eval)
-            evaluator = Evaluator(eval_sets, modes, runner, storage, tracker, on_rollout=on_rollout)
+            evaluator = Evaluator(bench.eval_sets, modes, runner, storage, tracker, on_rollout=on_rollout)
         trainer = ColocateTrainer(
             producer=producer,
             engine=engine,
@@ -157,13 +146,11 @@ def _owes_evaluation(config: RunConfig, folder: RunFolder, step: int) -> bool:
     return not wanted <= {tuple(stored) for stored in StoredRun(folder.rollouts).evaluations()}
 
 
-async def _learner(
-    config: RunConfig, model: LoadedModel, compute: ComputeThread, folder: RunFolder, latest: Checkpoint | None
-) -> TorchLearner:
-    learner = TorchLearner(model, make_recipe(config), compute)
+async def _learner(bench: Workbench, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:
+    learner = TorchLearner(bench.model, make_recipe(bench.config), bench.compute)
     if latest is not None:
         await learner.load(latest.path)
-    model.tokenizer.save_pretrained(folder.tokenizer)
+    bench.model.tokenizer.save_pretrained(folder.tokenizer)
     return learner
 
 

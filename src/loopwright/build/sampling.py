@@ -1,0 +1,57 @@
+"""What training, evaluation and plain rollouts share: the user's code, the model, the engine and its runner.
+
+They are opened in two halves, because a run folder is opened in between: a mistake in the user's code or a model that
+cannot be loaded must cost the run in that folder nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.build import parts
+from loopwright.config import Loaded, RunConfig
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.judgers import make_judger
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import LoadedModel
+from loopwright.produce import RolloutRunner, TaskSetRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """The user's code and the model, ready to be used."""
+
+    loaded: Loaded
+    train_sets: Sequence[TaskSetRuntime]
+    eval_sets: Sequence[TaskSetRuntime]
+    model: LoadedModel
+    compute: ComputeThread
+
+    @property
+    def config(self) -> RunConfig:
+        return self.loaded.config
+
+    def engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
+        """The engine that `rollout.engine` describes; its first tokens are sampled by weights `version`."""
+        return TorchEngine(self.model, self.compute, max_batch=self.config.rollout.engine.max_batch, version=version)
+
+    def runner(self, engine: TorchEngine) -> RolloutRunner:
+        return parts.make_runner(self.config, engine, self.model)
+
+
+@asynccontextmanager
+async def open_workbench(loaded: Loaded, cache: Path) -> AsyncIterator[Workbench]:
+    """Load the user's own code first, then the model. `cache` is where converted models are kept."""
+    config = loaded.config
+    async with AsyncExitStack() as stack:
+        judgers = {
+            name: await stack.enter_async_context(make_judger(name, config.judgers.get(name), loaded.base))
+            for name in parts.judger_names(config)
+        }
+        train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
+        compute = stack.enter_context(ComputeThread())
+        model = await compute.run(parts.make_model, loaded, cache)
+        yield Workbench(loaded, train_sets, eval_sets, model, compute)
