@@ -146,6 +146,33 @@ async def test_resume_undoes_what_came_after_the_checkpoint(storage: Storage) ->
     }
 
 
+async def test_filtered_groups_stay_filtered_unless_their_weights_are_lost(storage: Storage) -> None:
+    await consume(storage, 0, step=1)
+    for draw, version in ((1, 1), (2, 2), (3, 1)):
+        await complete(storage, draw, version=version)
+        await storage.mark([("train", draw)], GroupStatus.FILTERED)
+
+    plan = await storage.resume("train", step=1, next_draw=None)
+
+    assert (plan.completed, plan.redraw, plan.next_draw) == ((), (2,), 4)
+    assert plan.filtered == 2, "a group that is rolled back is no longer filtered"
+    assert await statuses(storage) == {
+        GroupStatus.CONSUMED: 1,
+        GroupStatus.FILTERED: 2,
+        GroupStatus.ROLLED_BACK: 1,
+    }
+
+
+async def test_only_groups_filtered_after_the_last_kept_one_are_in_a_row(storage: Storage) -> None:
+    for draw, status in enumerate((GroupStatus.FILTERED, None, GroupStatus.FILTERED, GroupStatus.FAILED)):
+        await complete(storage, draw)
+        if status is not None:
+            await storage.mark([("train", draw)], status)
+    assert (await storage.resume("train", step=0, next_draw=None)).filtered == 1
+    assert (await storage.resume("train", step=0, next_draw=1)).filtered == 1, "as it stood at draw 1"
+    assert (await storage.resume("train", step=0, next_draw=0)).filtered == 0
+
+
 async def test_a_redraw_is_a_new_round_and_the_old_one_stays(storage: Storage) -> None:
     await consume(storage, 0, step=2)
     await storage.resume("train", step=0, next_draw=None)

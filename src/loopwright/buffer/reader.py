@@ -38,15 +38,11 @@ class StoredRun:
 
     def rollouts(self, step: int) -> tuple[Rollout, ...]:
         """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
-        with self._reading() as db:
-            groups = db.execute(
-                "SELECT task_set, draw, round, task FROM groups WHERE step = ? ORDER BY task_set, draw", (step,)
-            ).fetchall()
-            return tuple(
-                rollout
-                for task_set, draw, round, task in groups
-                for rollout in ledger.members_of(db, task_set, draw, round, decode_task(task))
-            )
+        return self._members("step = ? ORDER BY task_set, draw", step)
+
+    def rollouts_in(self, status: GroupStatus) -> tuple[Rollout, ...]:
+        """The rollouts of the groups in `status`, the latest draws first."""
+        return self._members("status = ? ORDER BY draw DESC, task_set, round DESC", status.value)
 
     def find(self, key: RolloutKey) -> Rollout | None:
         """One train rollout of any group, trained or not; None when there is none of that name."""
@@ -83,6 +79,16 @@ class StoredRun:
         """Groups by task set and status."""
         with self._reading() as db:
             return ledger.count_groups(db)
+
+    def _members(self, chosen: str, value: int | str) -> tuple[Rollout, ...]:
+        """The rollouts of the groups that `chosen`, SQL with one parameter, selects and orders."""
+        with self._reading() as db:
+            groups = db.execute(f"SELECT task_set, draw, round, task FROM groups WHERE {chosen}", (value,)).fetchall()
+            return tuple(
+                rollout
+                for task_set, draw, round, task in groups
+                for rollout in ledger.members_of(db, task_set, draw, round, decode_task(task))
+            )
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

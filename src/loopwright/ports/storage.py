@@ -33,6 +33,8 @@ class ResumePlan:
     redraw: tuple[int, ...]
     """Draws whose groups were rolled back or discarded: they come before new ones."""
     next_draw: int
+    filtered: int = 0
+    """How many groups in a row, the latest ones, were filtered."""
 
 
 class Storage(Protocol):

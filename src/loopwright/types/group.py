@@ -19,6 +19,8 @@ class GroupStatus(StrEnum):
     """All its members are scored; it waits for a train step."""
     CONSUMED = "consumed"
     """Trained at the step recorded with it."""
+    FILTERED = "filtered"
+    """All its members are scored, but the filter saw nothing to learn in them; another group takes its place."""
     FAILED = "failed"
     """Too few members could be scored, after all retries."""
     DISCARDED = "discarded"

@@ -90,7 +90,7 @@ def resume_at(db: sqlite3.Connection, task_set: str, step: int, next_draw: int |
         )
     db.execute(
         "UPDATE groups SET status = 'rolled_back'"
-        " WHERE task_set = ? AND newest > ? AND status IN ('pending', 'completed', 'failed')",
+        " WHERE task_set = ? AND newest > ? AND status IN ('pending', 'completed', 'filtered', 'failed')",
         (task_set, step),
     )
     return _plan(db, task_set, next_draw)
@@ -111,7 +111,18 @@ def _plan(db: sqlite3.Connection, task_set: str, next_draw: int | None) -> Resum
         completed=tuple(_with_scored(db, row) for row in _groups(db, task_set, GroupStatus.COMPLETED, "version, draw")),
         redraw=tuple(draw for (draw,) in again),
         next_draw=next_draw,
+        filtered=_filtered_in_a_row(db, task_set),
     )
+
+
+def _filtered_in_a_row(db: sqlite3.Connection, task_set: str) -> int:
+    """Groups that were filtered since the last one that was kept."""
+    (count,) = db.execute(
+        "SELECT count(*) FROM groups WHERE task_set = ?1 AND status = 'filtered' AND draw > ("
+        " SELECT coalesce(max(draw), -1) FROM groups WHERE task_set = ?1 AND status IN ('completed', 'consumed'))",
+        (task_set,),
+    ).fetchone()
+    return int(count)
 
 
 def _groups(db: sqlite3.Connection, task_set: str, status: GroupStatus, order: str) -> list[GroupRow]:

@@ -95,6 +95,7 @@ class MemoryStorage:
             completed=tuple(group.scored() for group in completed),
             redraw=tuple(g.row.draw for g in _with_status(current, *DRAWN_AGAIN) if g.row.draw < next_draw),
             next_draw=next_draw,
+            filtered=_filtered_in_a_row(current),
         )
 
     async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
@@ -133,6 +134,12 @@ def _undo(group: _Round, step: int, next_draw: int | None) -> None:
         group.move(GroupStatus.DISCARDED)
     if group.newest > step and group.row.status not in (GroupStatus.CONSUMED, *DRAWN_AGAIN):
         group.move(GroupStatus.ROLLED_BACK)
+
+
+def _filtered_in_a_row(current: Iterable[_Round]) -> int:
+    """Groups that were filtered since the last one that was kept."""
+    kept = [group.row.draw for group in _with_status(current, GroupStatus.COMPLETED, GroupStatus.CONSUMED)]
+    return sum(group.row.draw > max(kept, default=-1) for group in _with_status(current, GroupStatus.FILTERED))
 
 
 def _with_status(groups: Iterable[_Round], *statuses: GroupStatus) -> list[_Round]:
