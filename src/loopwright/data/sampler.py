@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from loopwright.core.seeds import derive_seed
+from loopwright.core.order import epoch_order
 from loopwright.ports import TaskSource
 from loopwright.types import Task
 
@@ -35,5 +33,4 @@ class EpochSampler:
         size = len(self._source)
         if not self._shuffle:
             return range(size)
-        permutation = np.random.default_rng(derive_seed("epoch", self._seed, epoch)).permutation(size)
-        return [int(index) for index in permutation]
+        return epoch_order(self._seed, epoch, size)
