@@ -28,6 +28,7 @@ FROZEN = {
     "Rollout",
     "Scored",
     "Task",
+    "TaskResult",
     "TaskSource",
     "TokenChain",
     "__version__",

@@ -5,7 +5,7 @@
 
 from loopwright.errors import LoopwrightError
 from loopwright.ports import AgentLoop, Judger, Policy, Reply, TaskSource
-from loopwright.types import Episode, Group, Message, Rollout, Scored, Task, TokenChain
+from loopwright.types import Episode, Group, Message, Rollout, Scored, Task, TaskResult, TokenChain
 
 __version__ = "0.1.0"
 
@@ -21,6 +21,7 @@ __all__ = [
     "Rollout",
     "Scored",
     "Task",
+    "TaskResult",
     "TaskSource",
     "TokenChain",
     "__version__",

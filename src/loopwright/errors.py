@@ -9,6 +9,7 @@
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
     ├── AgentError                 the user's agent loop raised
     ├── JudgeError                 the user's judger raised, timed out or returned no number
+    ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
     ├── BudgetError                the run can make no progress, and stops instead of spinning
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
@@ -76,6 +77,10 @@ class AgentError(LoopwrightError):
 
 class JudgeError(LoopwrightError):
     """The user's judger raised, ran past its deadline, or returned something that is not a number."""
+
+
+class MetricError(LoopwrightError):
+    """A metric of an evaluation raised, returned no number, or had nothing to measure. The rollouts are sound."""
 
 
 class LearnerError(LoopwrightError):

@@ -98,7 +98,7 @@ def test_a_terminal_shows_live_reward_and_failures_and_cleans_up(file):
             console._bars.refresh()
             assert "3/4" in file.getvalue()
             assert "reward 0.667, 1 failed" in file.getvalue()
-        with console.span("evaluate", step=1, task_set="heldout", mode="greedy", tasks=7):
+        with console.span("evaluate", step=1, task_set="heldout", mode="greedy", tasks=7, rollouts=7):
             console._bars.refresh()
             assert "evaluating heldout greedy" in file.getvalue()
             assert "0/7" in file.getvalue()
@@ -144,6 +144,7 @@ def test_a_sparkline_of_shares_does_not_magnify_noise():
 
 
 def test_other_metrics_are_no_evaluations():
+    assert evaluations({"eval/a/greedy/sampled/pass@2/tasks": 1.0}) == {("a/greedy", "sampled"): {"pass@2/tasks": 1.0}}
     assert evaluations({"reward/mean": 1.0, "eval/odd": 2.0, "time/eval/a/b": 3.0}) == {}
 
 

@@ -87,6 +87,16 @@ def test_the_largest_gains_are_shown_first_and_failures_are_not_compared():
     assert len(found.pairs) == PAIRS
 
 
+def test_samples_of_one_task_are_compared_as_one_task():
+    def side(*answers: str) -> tuple:
+        return tuple(answered(RolloutKey("held", 0, i), add(1, 1), answer) for i, answer in enumerate(answers))
+
+    found = compare(EvaluatedTwice("held", "sampled", 0, 9, side("2", "no", "no"), side("no", "2", "2")))
+    assert (found.better, found.worse, found.same) == (1, 0, 0)
+    ((old, new),) = found.pairs
+    assert (old.key.member, new.key.member) == (1, 1), "the worst before, the best after"
+
+
 def test_metrics_of_one_step_may_be_on_several_lines():
     records = [{"step": 1, "a": 1.0, "b": None}, {"step": 1, "c": 2}, {"step": 1, "a": 3.0}]
     assert metrics_by_step(records)[1] == {"step": 1, "a": 3.0, "c": 2}

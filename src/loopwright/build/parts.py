@@ -7,7 +7,6 @@ from pathlib import Path
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent
 from loopwright.config import (
-    EvalConfig,
     Loaded,
     PythonAgent,
     RolloutConfig,
@@ -21,12 +20,14 @@ from loopwright.data import EpochSampler, open_source
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure
-from loopwright.ports import AgentLoop, Judger
+from loopwright.ports import AgentLoop, GroupJudger, Judger
 from loopwright.produce import Limits, ProduceSettings, RecordingPolicy, RolloutRunner, TaskSetRuntime
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.trainers.colocate import Intervals
-from loopwright.trainers.evaluator import EvalMode
 from loopwright.types import Sampling
+
+
+Judgers = Mapping[str, Judger | GroupJudger]
 
 
 def judger_names(config: RunConfig) -> list[str]:
@@ -34,19 +35,17 @@ def judger_names(config: RunConfig) -> list[str]:
     return list(dict.fromkeys(task_set.agent.judger for _, task_set in config.all_task_sets()))
 
 
-def train_sets(loaded: Loaded, judgers: Mapping[str, Judger]) -> list[TaskSetRuntime]:
+def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
     return [_task_set(loaded, described, judgers, shuffle=True) for described in loaded.config.task_sets]
 
 
-def eval_sets(loaded: Loaded, judgers: Mapping[str, Judger]) -> list[TaskSetRuntime]:
+def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
     """Evaluation runs every task once, so their order is the source's own."""
     described = loaded.config.eval.task_sets if loaded.config.eval else ()
     return [_task_set(loaded, task_set, judgers, shuffle=False) for task_set in described]
 
 
-def _task_set(
-    loaded: Loaded, described: TaskSetConfig, judgers: Mapping[str, Judger], *, shuffle: bool
-) -> TaskSetRuntime:
+def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shuffle: bool) -> TaskSetRuntime:
     source = open_source(described.data, loaded.base)
     seed = derive_seed(loaded.config.trainer.seed, "order", described.name)
     return TaskSetRuntime(
@@ -108,7 +107,3 @@ def produce_settings(config: RunConfig) -> ProduceSettings:
 def intervals(config: RunConfig) -> Intervals:
     evaluate = config.eval.every if config.eval else 0
     return Intervals(steps=config.trainer.steps, evaluate=evaluate, checkpoint=config.trainer.checkpoint_every)
-
-
-def eval_modes(config: EvalConfig) -> list[EvalMode]:
-    return [mode for mode in EvalMode if getattr(config, mode)]

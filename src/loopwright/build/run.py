@@ -12,6 +12,7 @@ from pathlib import Path
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
+from loopwright.build.evaluation import eval_modes
 from loopwright.build.recipe import make_recipe
 from loopwright.build.sampling import Workbench, open_workbench
 from loopwright.config import Loaded, RunConfig
@@ -104,9 +105,8 @@ async def open_run(
             bench.train_sets, runner, storage, parts.produce_settings(config), plans=begun.plans, on_rollout=on_rollout
         )
         evaluator = None
-        if config.eval is not None and bench.eval_sets:
-            modes = parts.eval_modes(config.eval)
-            evaluator = Evaluator(bench.eval_sets, modes, runner, storage, tracker, on_rollout=on_rollout)
+        if bench.eval_sets:
+            evaluator = Evaluator(bench.eval_sets, bench.eval_plans, runner, storage, tracker, on_rollout=on_rollout)
         trainer = ColocateTrainer(
             producer=producer,
             engine=engine,
@@ -140,9 +140,7 @@ def _owes_evaluation(config: RunConfig, folder: RunFolder, step: int) -> bool:
     """Whether the weights after `step` were to be evaluated, and were not, or not in every way."""
     if config.eval is None or not parts.intervals(config).evaluates(step):
         return False
-    wanted = {
-        (step, task_set.name, mode) for task_set in config.eval.task_sets for mode in parts.eval_modes(config.eval)
-    }
+    wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
     return not wanted <= {tuple(stored) for stored in StoredRun(folder.rollouts).evaluations()}
 
 

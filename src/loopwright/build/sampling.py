@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.build import parts
+from loopwright.build.evaluation import eval_plans
 from loopwright.config import Loaded, RunConfig
 from loopwright.engines.torch.engine import TorchEngine
-from loopwright.judgers import make_judger
+from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.produce import RolloutRunner, TaskSetRuntime
+from loopwright.trainers.evaluator import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Workbench:
     loaded: Loaded
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
+    eval_plans: Sequence[Plan]
     model: LoadedModel
     compute: ComputeThread
 
@@ -47,11 +50,11 @@ async def open_workbench(loaded: Loaded, cache: Path) -> AsyncIterator[Workbench
     """Load the user's own code first, then the model. `cache` is where converted models are kept."""
     config = loaded.config
     async with AsyncExitStack() as stack:
-        judgers = {
-            name: await stack.enter_async_context(make_judger(name, config.judgers.get(name), loaded.base))
-            for name in parts.judger_names(config)
-        }
+        judgers = await stack.enter_async_context(
+            open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets)
+        )
         train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
+        plans = eval_plans(loaded)
         compute = stack.enter_context(ComputeThread())
         model = await compute.run(parts.make_model, loaded, cache)
-        yield Workbench(loaded, train_sets, eval_sets, model, compute)
+        yield Workbench(loaded, train_sets, eval_sets, plans, model, compute)

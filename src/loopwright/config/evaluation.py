@@ -2,8 +2,52 @@
 
 from __future__ import annotations
 
-from loopwright.config.base import CountOrZero, FromYaml, Section
+import re
+from dataclasses import dataclass
+
+from loopwright.config.base import Count, CountOrZero, FromYaml, Section, Text
 from loopwright.config.task_sets import TaskSetConfig
+from loopwright.types import MetricKind
+
+_SPELLING = re.compile(r"(?P<kind>[a-z]+)(?:@(?P<k>[1-9][0-9]*))?")
+_COUNTED = {MetricKind.PASS, MetricKind.MAJORITY}
+
+METRIC_NAMES = ("mean", "accuracy", "pass@k", "majority@k")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInMetric:
+    """A metric of ours; `k` is how many samples of a task it looks at."""
+
+    kind: MetricKind
+    k: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CustomMetric:
+    """The user's own function by its path; its name is that of the metric."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(":")[2]
+
+
+MetricSpec = BuiltInMetric | CustomMetric
+
+
+def metric_spec(text: str) -> MetricSpec | None:
+    """What an item of `eval.metrics` names; None when there is no such metric."""
+    if ":" in text:
+        return CustomMetric(text)
+    found = _SPELLING.fullmatch(text)
+    if found is None or found["kind"] not in list(MetricKind):
+        return None
+    kind = MetricKind(found["kind"])
+    if (kind in _COUNTED) != (found["k"] is not None):
+        return None
+    return BuiltInMetric(kind, int(found["k"] or 1))
 
 
 class EvalConfig(Section):
@@ -12,4 +56,12 @@ class EvalConfig(Section):
     every: CountOrZero = 0
     greedy: bool = True
     sampled: bool = True
+    samples: Count = 1
+    metrics: FromYaml[tuple[Text, ...]] = ("mean",)
+    correct_at: float = 1.0
     task_sets: FromYaml[tuple[TaskSetConfig, ...]] = ()
+
+    def specs(self) -> tuple[MetricSpec, ...]:
+        """What is measured, each once: the mean reward always, because every view of a run shows it."""
+        found = (metric_spec(text) for text in ("mean", *self.metrics))
+        return tuple(dict.fromkeys(spec for spec in found if spec is not None))

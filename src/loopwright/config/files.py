@@ -10,8 +10,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from loopwright.config.data import JsonlData, PythonData
+from loopwright.config.evaluation import CustomMetric, metric_spec
 from loopwright.config.imports import split_symbol
-from loopwright.config.judgers import NativeJudgerConfig
+from loopwright.config.judgers import ComposedJudgerConfig, LlmJudgerConfig, NativeJudgerConfig
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
 from loopwright.config.task_sets import PythonAgent
@@ -44,6 +45,13 @@ def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
     for name, judger in config.judgers.items():
         if isinstance(judger, NativeJudgerConfig):
             yield from _symbol(("judgers", name, "path"), judger.path, base)
+        elif isinstance(judger, ComposedJudgerConfig) and judger.merge is not None:
+            yield from _symbol(("judgers", name, "merge"), judger.merge, base)
+        elif isinstance(judger, LlmJudgerConfig) and judger.prompt_file is not None:
+            yield from _file(("judgers", name, "prompt_file"), base / judger.prompt_file)
+    for index, text in enumerate(config.eval.metrics if config.eval else ()):
+        if isinstance(metric_spec(text), CustomMetric):
+            yield from _symbol(("eval", "metrics", index), text, base)
     yield from _run_dir(Path(config.trainer.run_dir))
 
 

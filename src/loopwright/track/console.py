@@ -97,7 +97,7 @@ class Console:
         """Show a piece of work while it lasts: a bar if its rollouts are counted, a spinner otherwise."""
         outer = self._phase
         about = [str(facts[key]) for key in ("task_set", "mode") if key in facts]
-        expected = {"rollout": self._rollouts_per_step, "evaluate": facts.get("tasks")}.get(name)
+        expected = {"rollout": self._rollouts_per_step, "evaluate": facts.get("rollouts")}.get(name)
         tally = Tally()
         bar = self._bars.add_task(" ".join([LABELS.get(name, name), *about]), total=expected, tally=tally)
         self._phase = _Phase(bar, tally)

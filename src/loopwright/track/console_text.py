@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.text import Text
 
 from loopwright.track.report_data import duration
-from loopwright.types import Failed, FailureCause, Rollout
+from loopwright.types import EvalMode, Failed, FailureCause, Rollout
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 TREND = 12
 """Steps that the trend shows."""
 
 EVAL = "eval/"
+COUNTS = ("tasks", "scored", "failed", "metrics_failed")
+"""What an evaluation counts; all else in it is measured."""
+
+# No metric has a mode in its name, so that the last one ends the task set's.
+_EVALUATED = re.compile(rf"{EVAL}(?P<task_set>.+)/(?P<mode>{'|'.join(EvalMode)})/(?P<name>.+)")
 
 
 @dataclass(slots=True)
@@ -78,14 +84,21 @@ def _remarks(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 
 def evaluations(metrics: Mapping[str, float]) -> dict[tuple[str, str], dict[str, float]]:
-    """`eval/<task set>/<mode>/<name>`, taken apart. A task set's name may have slashes of its own."""
+    """`eval/<task set>/<mode>/<name>`, taken apart. Task sets and metrics may have slashes in their names."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for metric, value in metrics.items():
-        place = metric.removeprefix(EVAL).rsplit("/", 2)
-        if metric.startswith(EVAL) and len(place) == 3:
-            task_set, mode, name = place
-            found.setdefault((task_set, mode), {})[name] = value
+        if place := _EVALUATED.fullmatch(metric):
+            found.setdefault((place["task_set"], place["mode"]), {})[place["name"]] = value
     return found
+
+
+def measured(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Of one evaluation, what was measured besides the mean reward, without the counts and errors that go with it."""
+    return {
+        name: value
+        for name, value in numbers.items()
+        if name not in ("reward", *COUNTS) and not name.endswith(("/tasks", "/stderr"))
+    }
 
 
 def eval_line(step: int, place: tuple[str, str], numbers: Mapping[str, float], before: float | None) -> Text:
@@ -98,8 +111,12 @@ def eval_line(step: int, place: tuple[str, str], numbers: Mapping[str, float], b
         line.append(f" reward {numbers['reward']:.3f}")
         if before is not None:
             line.append(f" ({numbers['reward'] - before:+.3f})")
+    for name, value in measured(numbers).items():
+        line.append(f"  {name} {value:.3f}")
     if "scored" in numbers:
         line.append(f"  {int(numbers['scored'])} scored", style="dim")
     if failed := int(numbers.get("failed", 0)):
         line.append(f"  {failed} failed", style="red")
+    if missing := int(numbers.get("metrics_failed", 0)):
+        line.append(f"  {missing} {'metric' if missing == 1 else 'metrics'} failed", style="red")
     return line

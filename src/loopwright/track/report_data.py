@@ -103,7 +103,7 @@ class Comparison:
     worse: int
     same: int
     pairs: tuple[tuple[Rollout, Rollout], ...]
-    """A few of the tasks that got better, before and after."""
+    """A few of the tasks that got better: the worst sample before, the best one after."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ roll out a batch -> train on it -> tell the engine its new version -> evaluate? 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from loopwright.trainers.checkpoint import Checkpoints
 from loopwright.trainers.evaluator import Evaluator
 
 T = TypeVar("T")
+
+log = logging.getLogger("loopwright")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +126,12 @@ class ColocateTrainer:
     async def _evaluate(self, step: int) -> bool:
         """False when `stop` was set meanwhile: the evaluation is then made when the run goes on."""
         if self._evaluator is not None:
-            metrics = await self._or_stop(self._evaluator.evaluate(step))
-            if metrics is None:
+            report = await self._or_stop(self._evaluator.evaluate(step))
+            if report is None:
                 return False
-            self._tracker.log(step, metrics)
+            self._tracker.log(step, report.metrics)
+            for error in report.errors:
+                log.warning("step %d: %s", step, error)
         return True
 
     async def _stopped(self) -> bool:

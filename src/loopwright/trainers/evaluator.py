@@ -1,39 +1,50 @@
 """Evaluation: metrics of a fixed task set, greedy and at the training temperature.
 
-Every task is run exactly once, with the same seeds each time, so that evaluations can be compared task by task. A
-rollout that fails is counted apart and told of; it is neither a 0 nor replaced by another task.
+Every task is run equally often, with the same seeds each time, so that evaluations can be compared task by task. A
+rollout that fails is counted apart and told of; it is neither a 0 nor replaced by another task. A metric that cannot be
+computed is missing and counted; the others, and the trajectories, are there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
+from loopwright.core.evaluation import Metric
+from loopwright.errors import MetricError
 from loopwright.ports import Storage, Tracker
 from loopwright.produce import FirstFailures, Job, RolloutRunner, TaskSetRuntime
-from loopwright.types import Rollout, RolloutKey
+from loopwright.types import EvalMode, Rollout, RolloutKey, TaskResult
 
 log = logging.getLogger("loopwright")
 
 
-class EvalMode(StrEnum):
-    """How answers are sampled."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way of evaluating: how often each task is sampled, and what is measured then."""
 
-    GREEDY = "greedy"
-    SAMPLED = "sampled"
-    """At the training temperature."""
+    mode: EvalMode
+    samples: int
+    metrics: tuple[Metric, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """Numbers under names like `eval/<task set>/<mode>/reward`, and why some of the metrics are not among them."""
+
+    metrics: Mapping[str, float]
+    errors: tuple[MetricError, ...] = ()
 
 
 class Evaluator:
-    """Runs every task of its task sets in each mode, stores the rollouts, and reports their mean reward."""
+    """Runs every task of its task sets as each plan says, stores the rollouts, and measures them."""
 
     def __init__(
         self,
         task_sets: Sequence[TaskSetRuntime],
-        modes: Sequence[EvalMode],
+        plans: Sequence[Plan],
         runner: RolloutRunner,
         storage: Storage,
         tracker: Tracker,
@@ -41,27 +52,38 @@ class Evaluator:
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> None:
         self._task_sets = task_sets
-        self._modes = modes
+        self._plans = plans
         self._runner = runner
         self._storage = storage
         self._tracker = tracker
         self._on_rollout = on_rollout
         self._first_failures = FirstFailures()
 
-    async def evaluate(self, step: int) -> dict[str, float]:
+    async def evaluate(self, step: int) -> EvalReport:
         """Evaluate the weights after train step `step`."""
         metrics: dict[str, float] = {}
+        errors: list[MetricError] = []
         for task_set in self._task_sets:
-            for mode in self._modes:
-                tasks = len(task_set.sampler)
-                with self._tracker.span("evaluate", step=step, task_set=task_set.name, mode=mode, tasks=tasks):
-                    rollouts = await self._runner.run(_jobs(task_set, mode), self._saw)
-                    await self._storage.put_eval(step, task_set.name, mode, rollouts)
-                prefix = f"eval/{task_set.name}/{mode}"
-                metrics |= {f"{prefix}/{name}": value for name, value in eval_metrics(rollouts).items()}
-                if f"{prefix}/reward" not in metrics:
-                    log.warning("%s after step %d: all %d rollouts failed, so there is no reward", prefix, step, tasks)
-        return metrics
+            for plan in self._plans:
+                prefix = f"eval/{task_set.name}/{plan.mode}"
+                results = await self._results(step, task_set, plan)
+                numbers, problems = await _measure(results, plan.metrics)
+                metrics |= {f"{prefix}/{name}": value for name, value in numbers.items()}
+                errors += [_placed(prefix, problem) for problem in problems]
+                if not any(result.scored for result in results):
+                    log.warning("%s after step %d: all rollouts failed, so there is no reward", prefix, step)
+        return EvalReport(metrics, tuple(errors))
+
+    async def _results(self, step: int, task_set: TaskSetRuntime, plan: Plan) -> list[TaskResult]:
+        jobs = _jobs(task_set, plan)
+        facts = {"task_set": task_set.name, "mode": plan.mode, "tasks": len(task_set.sampler), "rollouts": len(jobs)}
+        with self._tracker.span("evaluate", step=step, **facts):
+            rollouts = await self._runner.run(jobs, self._saw)
+            await self._storage.put_eval(step, task_set.name, plan.mode, rollouts)
+        return [
+            TaskResult(jobs[first].task, tuple(rollouts[first : first + plan.samples]))
+            for first in range(0, len(jobs), plan.samples)
+        ]
 
     async def _saw(self, rollout: Rollout) -> None:
         self._first_failures.saw(rollout)
@@ -69,17 +91,36 @@ class Evaluator:
             self._on_rollout(rollout)
 
 
-def eval_metrics(rollouts: Sequence[Rollout]) -> Mapping[str, float]:
-    """The mean reward of what was scored; without any score there is no mean."""
-    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
-    counts = {"scored": float(len(scores)), "failed": float(len(rollouts) - len(scores))}
-    return {"reward": statistics.fmean(scores), **counts} if scores else counts
+async def _measure(
+    results: Sequence[TaskResult], metrics: Sequence[Metric]
+) -> tuple[dict[str, float], list[MetricError]]:
+    """All metrics that can be computed, the counts that belong to them, and what kept the others."""
+    numbers = {
+        "tasks": float(len(results)),
+        "scored": float(sum(len(result.scored) for result in results)),
+        "failed": float(sum(result.failed for result in results)),
+    }
+    errors: list[MetricError] = []
+    for metric in metrics:
+        try:
+            # In a thread: a metric may be the user's, and take its time.
+            numbers |= await asyncio.to_thread(metric, results)
+        except MetricError as error:
+            errors.append(error)
+    return {**numbers, "metrics_failed": float(len(errors))}, errors
 
 
-def _jobs(task_set: TaskSetRuntime, mode: EvalMode) -> list[Job]:
-    if mode is EvalMode.GREEDY:
+def _placed(prefix: str, error: MetricError) -> MetricError:
+    return MetricError(f"{prefix}: {error.message}", remedy=error.remedy)
+
+
+def _jobs(task_set: TaskSetRuntime, plan: Plan) -> list[Job]:
+    """The samples of each task, next to each other."""
+    if plan.mode is EvalMode.GREEDY:
         task_set = replace(task_set, sampling=replace(task_set.sampling, temperature=0.0, top_k=0, top_p=1.0))
+    tasks = [task_set.sampler.task(index) for index in range(len(task_set.sampler))]
     return [
-        Job(RolloutKey(task_set.name, i, 0), task_set.sampler.task(i), task_set, split=f"eval/{mode}")
-        for i in range(len(task_set.sampler))
+        Job(RolloutKey(task_set.name, index, sample), task, task_set, split=f"eval/{plan.mode}")
+        for index, task in enumerate(tasks)
+        for sample in range(plan.samples)
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,13 +99,12 @@ def measure_of(rollouts: Iterable[Rollout]) -> Measure:
 
 
 def compare(one: EvaluatedTwice) -> Comparison:
-    """Match the rollouts of the same tasks; those with the largest gain are shown."""
-    earlier = {(rollout.task.id, rollout.key.draw, rollout.key.member): rollout for rollout in one.old}
-    matched = [(earlier.get((new.task.id, new.key.draw, new.key.member)), new) for new in one.new]
+    """Match the same tasks by the mean of their samples; those with the largest gain are shown."""
+    earlier, later = _scored_by_task(one.old), _scored_by_task(one.new)
     gains = [
-        (new.score - old.score, old, new)
-        for old, new in matched
-        if old is not None and old.score is not None and new.score is not None
+        (_mean(new) - _mean(old), min(old, key=_score), max(new, key=_score))
+        for task, new in later.items()
+        if (old := earlier.get(task))
     ]
     best = sorted((each for each in gains if each[0] > 0), key=lambda each: -each[0])[:PAIRS]
     return Comparison(
@@ -117,6 +117,22 @@ def compare(one: EvaluatedTwice) -> Comparison:
         same=sum(gain == 0 for gain, _, _ in gains),
         pairs=tuple((old, new) for _, old, new in best),
     )
+
+
+def _scored_by_task(rollouts: Iterable[Rollout]) -> dict[tuple[str, int], list[Rollout]]:
+    found: dict[tuple[str, int], list[Rollout]] = {}
+    for rollout in rollouts:
+        if rollout.score is not None:
+            found.setdefault((rollout.task.id, rollout.key.draw), []).append(rollout)
+    return found
+
+
+def _score(rollout: Rollout) -> float:
+    return rollout.score or 0.0
+
+
+def _mean(rollouts: Sequence[Rollout]) -> float:
+    return statistics.fmean(map(_score, rollouts))
 
 
 def _evaluated_twice(folder: RunFolder) -> list[EvaluatedTwice]:

@@ -1,7 +1,17 @@
 """Frozen values that flow through the rooms. Standard library and numpy only; no behaviour beyond their own
 consistency: an impossible value cannot be built."""
 
-from loopwright.types.choices import Aggregate, OnAgentError, Schedule
+from loopwright.types.choices import (
+    Aggregate,
+    EvalMode,
+    ImportanceKind,
+    KlKind,
+    Level,
+    MetricKind,
+    OnAgentError,
+    Schedule,
+)
+from loopwright.types.evaluation import TaskResult
 from loopwright.types.group import Group, GroupStatus
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
@@ -13,6 +23,7 @@ __all__ = [
     "Aggregate",
     "ChainStart",
     "Episode",
+    "EvalMode",
     "Failed",
     "FailureCause",
     "FinishReason",
@@ -20,7 +31,11 @@ __all__ = [
     "Generation",
     "Group",
     "GroupStatus",
+    "ImportanceKind",
+    "KlKind",
+    "Level",
     "Message",
+    "MetricKind",
     "OnAgentError",
     "Reward",
     "Rollout",
@@ -30,6 +45,7 @@ __all__ = [
     "Scored",
     "StopReason",
     "Task",
+    "TaskResult",
     "Timing",
     "TokenChain",
     "Turn",

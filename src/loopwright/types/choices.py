@@ -27,3 +27,56 @@ class Aggregate(StrEnum):
     """The mean over each rollout's tokens, then over rollouts: every rollout counts the same."""
     TOKEN = "token"
     """The mean over all tokens of the mini-batch: every token counts the same."""
+    CONSTANT = "constant"
+    """The sum over each rollout's tokens over one fixed length, then the mean over rollouts (Dr. GRPO): a token counts
+    the same in a short and in a long rollout, and in every batch."""
+
+
+class Level(StrEnum):
+    """What a ratio of probabilities is taken of."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+    """A whole chain: all its tokens get the same number."""
+
+
+class ImportanceKind(StrEnum):
+    """What happens to an importance weight that leaves its bounds."""
+
+    TRUNCATE = "truncate"
+    """It becomes the bound."""
+    MASK = "mask"
+    """It becomes 0: the token is not trained on."""
+    OFF = "off"
+    """There are no weights: every token counts as if the trained policy had sampled it."""
+
+
+class KlKind(StrEnum):
+    """Estimators of the divergence from a reference, from one sampled token (Schulman's names)."""
+
+    K1 = "k1"
+    """log p/q. Unbiased as a number; as a loss, its gradient is zero on average."""
+    K2 = "k2"
+    """(log p/q)^2 / 2. As a loss, it has the gradient of the divergence."""
+    K3 = "k3"
+    """q/p - 1 - log q/p. Unbiased and never negative; the choice of the GRPO paper."""
+
+
+class EvalMode(StrEnum):
+    """How the answers of an evaluation are sampled."""
+
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
+    """At the training temperature."""
+
+
+class MetricKind(StrEnum):
+    """What an evaluation can measure by itself."""
+
+    MEAN = "mean"
+    ACCURACY = "accuracy"
+    """The share of samples that are right."""
+    PASS = "pass"
+    """`pass@k`: how likely one of k samples is right."""
+    MAJORITY = "majority"
+    """`majority@k`: the score of the answer that most of k samples agree on."""

@@ -1,0 +1,50 @@
+"""How a config wants its task sets evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from loopwright.config import BuiltInMetric, EvalConfig, Loaded, MetricSpec
+from loopwright.core.evaluation import Metric, accuracy, majority_at_k, mean_reward, pass_at_k
+from loopwright.trainers.custom_metric import load_metric
+from loopwright.trainers.evaluator import Plan
+from loopwright.types import EvalMode, MetricKind
+
+
+def eval_modes(config: EvalConfig) -> list[EvalMode]:
+    return [mode for mode in EvalMode if getattr(config, mode)]
+
+
+def eval_plans(loaded: Loaded) -> list[Plan]:
+    """What is sampled and measured in each mode; also loads the user's own metrics."""
+    config = loaded.config.eval
+    return [_plan(config, mode, loaded.base) for mode in eval_modes(config)] if config else []
+
+
+def _plan(config: EvalConfig, mode: EvalMode, base: Path) -> Plan:
+    # Greedy answers to one task are all alike: one is enough.
+    samples = config.samples if mode is EvalMode.SAMPLED else 1
+    return Plan(mode, samples, tuple(_metrics(config, samples, base)))
+
+
+def _metrics(config: EvalConfig, samples: int, base: Path) -> Iterator[Metric]:
+    """Those that so many samples are enough for."""
+    for spec in config.specs():
+        if not isinstance(spec, BuiltInMetric) or spec.k <= samples:
+            yield _metric(spec, config.correct_at, base)
+
+
+def _metric(spec: MetricSpec, correct_at: float, base: Path) -> Metric:
+    if not isinstance(spec, BuiltInMetric):
+        return load_metric(spec.path, base)
+    match spec.kind:
+        case MetricKind.MEAN:
+            return mean_reward
+        case MetricKind.ACCURACY:
+            return partial(accuracy, correct_at=correct_at)
+        case MetricKind.PASS:
+            return partial(pass_at_k, k=spec.k, correct_at=correct_at)
+        case MetricKind.MAJORITY:
+            return partial(majority_at_k, k=spec.k)

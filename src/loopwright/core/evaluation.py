@@ -1,0 +1,84 @@
+"""The metrics of an evaluation, as pure functions of its tasks.
+
+Tasks count the same, however many samples they have: a metric is worked out for each task, then averaged over tasks.
+A sample that failed is no 0 (R2): it is left out of its task, and a task with too few scored samples is left out of the
+metric. So every number comes with how many tasks it was computed over, and with its standard error over tasks.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from loopwright.errors import MetricError
+from loopwright.types import Scored, TaskResult
+
+Metric = Callable[[Sequence[TaskResult]], Mapping[str, float]]
+"""Numbers by name. `<name>/tasks` says over how many tasks, `<name>/stderr` how exactly; a name with nothing to measure
+is missing, and its `/tasks` is 0."""
+
+
+def mean_reward(tasks: Sequence[TaskResult]) -> Mapping[str, float]:
+    return averaged("reward", (statistics.fmean(task.scores) for task in tasks if task.scores))
+
+
+def accuracy(tasks: Sequence[TaskResult], *, correct_at: float) -> Mapping[str, float]:
+    """The share of samples with a score of at least `correct_at`."""
+    shares = (_right(task, correct_at) / len(task.scores) for task in tasks if task.scores)
+    return averaged("accuracy", shares)
+
+
+def pass_at_k(tasks: Sequence[TaskResult], *, k: int, correct_at: float) -> Mapping[str, float]:
+    """How likely at least one of k samples is right. A task with fewer than k scored samples is left out."""
+    chances = (chance_of_one(len(task.scores), _right(task, correct_at), k) for task in tasks if len(task.scores) >= k)
+    return averaged(f"pass@{k}", chances)
+
+
+def majority_at_k(tasks: Sequence[TaskResult], *, k: int) -> Mapping[str, float]:
+    """The score of the answer that most of a task's first k scored samples agree on.
+
+    The first k, and not the mean over all choices of k: samples are exchangeable, so it is unbiased, and it can be read
+    off the stored trajectories. A task with fewer than k scored samples is left out.
+    """
+    if (samples := [reward for task in tasks for reward in task.scored]) and not any(map(_has_answer, samples)):
+        raise MetricError(
+            f"majority@{k} needs the answers that samples agree on, and no score of {len(samples)} carries one",
+            remedy="let the judger return Scored(value, answer=...), or remove it from eval.metrics",
+        )
+    return averaged(f"majority@{k}", (agreed_score(task.scored[:k]) for task in tasks if len(task.scored) >= k))
+
+
+def chance_of_one(samples: int, right: int, k: int) -> float:
+    """The share of all choices of k out of `samples` that hold one of the `right` ones: unbiased for pass@k."""
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def agreed_score(samples: Sequence[Scored]) -> float:
+    """The mean score of the samples with the most frequent answer; the one that was seen first wins a tie.
+
+    A sample without an answer has no vote. When nobody votes, all samples count.
+    """
+    votes = Counter(sample.answer for sample in samples if _has_answer(sample))
+    winner = max(votes, key=votes.__getitem__) if votes else None  # of equals, max and Counter keep the first
+    return statistics.fmean(sample.value for sample in samples if not votes or sample.answer == winner)
+
+
+def averaged(name: str, values: Iterable[float]) -> Mapping[str, float]:
+    """One value per task as a mean with its standard error, and how many there were."""
+    found = list(values)
+    numbers = {f"{name}/tasks": float(len(found))}
+    if found:
+        numbers[name] = statistics.fmean(found)
+    if len(found) > 1:
+        numbers[f"{name}/stderr"] = statistics.stdev(found) / math.sqrt(len(found))
+    return numbers
+
+
+def _right(task: TaskResult, correct_at: float) -> int:
+    return sum(score >= correct_at for score in task.scores)
+
+
+def _has_answer(sample: Scored) -> bool:
+    return sample.answer is not None
