@@ -3,86 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from house import House, KilledError, Mortal, RaisesOn, echo, task_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.agents import EnginePolicy, SingleTurn
-from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.errors import BudgetError, ChainError
 from loopwright.judgers import IntegerAnswer
-from loopwright.ports import Policy, ResumePlan
-from loopwright.produce import Limits, ProduceSettings, RolloutRunner, SyncProducer, TaskSetRuntime
-from loopwright.testing import CharRenderer, FlakyJudger, ScriptedEngine
-from loopwright.types import GenerateRequest, GroupStatus, Message, Rollout, Sampling, Task
-
-
-class Counting:
-    """The n-th task asks for n."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def task(self, draw: int) -> Task:
-        return Task.ask(f"t{draw}", f"say {draw}", truth=draw)
-
-
-class RaisesOn:
-    """An agent that cannot work on some tasks."""
-
-    def __init__(self, *ids: str) -> None:
-        self.ids = ids
-
-    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
-        if task.id in self.ids:
-            raise KeyError("tool")
-        return await SingleTurn().run(task, policy)
-
-
-def echo(request: GenerateRequest) -> str:
-    """Answers with the number in the prompt: always right."""
-    return "".join(c for c in CharRenderer().text(request.prompt_ids) if c.isdigit())
-
-
-def task_set(name: str = "math", **changes: Any) -> TaskSetRuntime:
-    return replace(TaskSetRuntime(name, Counting(), SingleTurn(), IntegerAnswer(), Sampling()), **changes)
-
-
-@dataclass
-class House:
-    """A producer with everything it needs."""
-
-    engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(echo, steps=1))
-    storage: MemoryStorage = field(default_factory=MemoryStorage)
-    task_sets: Sequence[TaskSetRuntime] = field(default_factory=lambda: [task_set()])
-    groups: int = 3
-    members: int = 2
-    min_members: int | None = None
-    budget: int = 4
-    concurrency: int = 100
-    max_attempts: int = 2
-    lockstep: bool = False
-    max_context: int = 500
-    seen: list[Rollout] = field(default_factory=list)
-
-    def producer(self, plans: dict[str, ResumePlan] | None = None) -> SyncProducer:
-        runner = RolloutRunner(
-            lambda prefix, sampling: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, self.max_context),
-            seed=1,
-            limits=Limits(judge_attempts=1),
-            concurrency=self.concurrency,
-            max_attempts=self.max_attempts,
-            lockstep=self.engine if self.lockstep else None,
-        )
-        chosen = ProduceSettings(self.groups, self.members, self.min_members, self.budget)
-        return SyncProducer(self.task_sets, runner, self.storage, chosen, plans=plans, on_rollout=self.seen.append)
-
-    async def counts(self, name: str = "math") -> dict[GroupStatus, int]:
-        return {status: count for status, count in (await self.storage.counts())[name].items() if count}
+from loopwright.testing import FlakyJudger, ScriptedEngine
+from loopwright.types import GroupStatus, Sampling, Task
 
 
 async def test_a_batch_has_full_groups_in_order_and_is_stored() -> None:
@@ -226,36 +157,6 @@ async def test_a_task_set_too_small_for_a_step_gets_its_turn() -> None:
     made = [group.task_set for step in range(1, 6) for group in (await producer.produce_batch(step, step - 1)).groups]
     assert (made.count("much"), made.count("little")) == (9, 1)
     assert producer.next_draws == {"much": 9, "little": 1}
-
-
-class KilledError(Exception):
-    """Stands for kill -9."""
-
-
-class Mortal(MemoryStorage):
-    """Storage that dies before its n-th write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes_left: int | None = None
-
-    def write(self) -> None:
-        if self.writes_left is not None:
-            if self.writes_left == 0:
-                raise KilledError
-            self.writes_left -= 1
-
-    async def draw(self, *args: Any) -> Any:
-        self.write()
-        return await super().draw(*args)
-
-    async def put(self, *args: Any) -> None:
-        self.write()
-        await super().put(*args)
-
-    async def mark(self, rows: Any, status: GroupStatus, step: int | None = None) -> None:
-        self.write()
-        await super().mark(rows, status, step)
 
 
 @settings(max_examples=40, deadline=None)

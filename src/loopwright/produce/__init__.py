@@ -2,12 +2,15 @@
 
 from loopwright.produce.batch import Batch
 from loopwright.produce.failures import FirstFailures
+from loopwright.produce.filtering import NO_SIGNAL, Filter, load_filter
 from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout
 from loopwright.produce.runner import Job, PolicyFactory, RolloutRunner, TaskSetRuntime
 from loopwright.produce.sync import ProduceSettings, SyncProducer
 
 __all__ = [
+    "NO_SIGNAL",
     "Batch",
+    "Filter",
     "FirstFailures",
     "Job",
     "Limits",
@@ -17,5 +20,6 @@ __all__ = [
     "RolloutRunner",
     "SyncProducer",
     "TaskSetRuntime",
+    "load_filter",
     "run_rollout",
 ]

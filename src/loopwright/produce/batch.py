@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loopwright.types import Failed, FailureCause, Group, Rollout, StopReason
+from loopwright.produce.settling import Ended
+from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +19,41 @@ class Batch:
     metrics: Mapping[str, float]
 
 
-def batch_metrics(groups: Sequence[Group], attempts: Sequence[Rollout], groups_failed: int) -> dict[str, float]:
-    """Rewards and lengths of what is trained, and failures among all `attempts` that it took."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    episodes = [rollout.episode for group in groups for rollout in group.rollouts if rollout.episode]
+def batch_metrics(
+    task_sets: Sequence[str], groups: Sequence[Group], attempts: Sequence[Rollout], ended: Sequence[Ended]
+) -> dict[str, float]:
+    """Rewards and lengths of what is trained, and what became of all the `ended` groups and `attempts` that it took.
+
+    With several task sets, the numbers of each follow under its name: `reward/mean/<task set>`.
+    """
     failures = Counter(r.reward.cause for r in attempts if isinstance(r.reward, Failed))
-    return {
-        "reward/mean": statistics.fmean(rewards) if rewards else 0.0,
-        "reward/std": statistics.pstdev(rewards) if rewards else 0.0,
-        "response/tokens": statistics.fmean(e.sampled_tokens for e in episodes) if episodes else 0.0,
-        "response/truncated": statistics.fmean(e.stop is StopReason.BUDGET for e in episodes) if episodes else 0.0,
-        "groups/failed": float(groups_failed),
-        **{f"failures/{cause}": float(failures[cause]) for cause in FailureCause},
+    failures.update(f.cause for one in ended for f in one.failures if f.cause is FailureCause.FILTER)
+    metrics = {**_numbers(groups, ended), **{f"failures/{cause}": float(failures[cause]) for cause in FailureCause}}
+    for task_set in task_sets if len(task_sets) > 1 else ():
+        own = [group for group in groups if group.task_set == task_set]
+        numbers = _numbers(own, [one for one in ended if one.group.task_set == task_set])
+        metrics |= {f"{name}/{task_set}": value for name, value in numbers.items()}
+    return metrics
+
+
+def _numbers(groups: Sequence[Group], ended: Sequence[Ended]) -> dict[str, float]:
+    """Without groups there is no mean. `reward/drawn` also counts what was filtered."""
+    filtered = [one.group for one in ended if one.status is GroupStatus.FILTERED]
+    numbers = {
+        "groups/trained": float(len(groups)),
+        "groups/failed": float(sum(one.status is GroupStatus.FAILED for one in ended)),
+        "groups/filtered": float(len(filtered)),
     }
+    if rewards := _rewards(groups):
+        numbers |= {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
+    if drawn := _rewards([*groups, *filtered]):
+        numbers["reward/drawn"] = statistics.fmean(drawn)
+        numbers["groups/filtered_share"] = len(filtered) / (len(groups) + len(filtered))
+    if episodes := [rollout.episode for group in groups for rollout in group.rollouts if rollout.episode]:
+        numbers["response/tokens"] = statistics.fmean(episode.sampled_tokens for episode in episodes)
+        numbers["response/truncated"] = statistics.fmean(episode.stop is StopReason.BUDGET for episode in episodes)
+    return numbers
+
+
+def _rewards(groups: Iterable[Group]) -> list[float]:
+    return [reward for group in groups for reward in group.rewards]

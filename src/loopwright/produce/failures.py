@@ -22,19 +22,21 @@ class FirstFailures:
         self._told: set[tuple[str, FailureCause, str]] = set()
 
     def saw(self, rollout: Rollout) -> None:
-        failed = rollout.reward
-        if not isinstance(failed, Failed):
-            return
-        kind = (rollout.key.task_set, failed.cause, failed.error)
-        if kind in self._told:
-            return
-        self._told.add(kind)
-        log.warning(
-            "rollout %s: %s failure: %s (more of this kind are counted, not shown)",
-            rollout.key,
-            failed.cause,
-            failed.detail,
-        )
+        if isinstance(rollout.reward, Failed):
+            self._tell(rollout.key.task_set, f"rollout {rollout.key}", rollout.reward)
+
+    def filter_failed(self, task_set: str, failures: Iterable[Failed]) -> None:
+        """A filter fails with a whole group; the failures of rollouts were seen before."""
+        for failed in failures:
+            if failed.cause is FailureCause.FILTER:
+                self._tell(task_set, f"task set {task_set}", failed)
+
+    def _tell(self, task_set: str, where: str, failed: Failed) -> None:
+        kind = (task_set, failed.cause, failed.error)
+        if kind not in self._told:
+            self._told.add(kind)
+            words = "%s: %s failure: %s (more of this kind are counted, not shown)"
+            log.warning(words, where, failed.cause, failed.detail)
 
 
 class FailureLedger:
@@ -48,14 +50,14 @@ class FailureLedger:
         self._first_detail = ""
         self._in_a_row = 0
 
-    def group_completed(self) -> None:
+    def group_scored(self) -> None:
         self._in_a_row = 0
         self._causes.clear()
         self._first_detail = ""
 
-    def group_failed(self, members: Iterable[Rollout], step: int) -> None:
-        """One group more without enough scores. Raises when the budget is spent."""
-        for failed in (member.reward for member in members if isinstance(member.reward, Failed)):
+    def group_failed(self, failures: Iterable[Failed], step: int) -> None:
+        """One group more that cannot be used. Raises when the budget is spent."""
+        for failed in failures:
             self._first_detail = self._first_detail or failed.detail
             self._causes[f"{failed.cause} {failed.error}"] += 1
         self._in_a_row += 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from loopwright.core.seeds import derive_seed
 from loopwright.ports import AgentLoop, Judger, Lockstep, Sampler
+from loopwright.produce.filtering import Filter
 from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout, score
 from loopwright.types import Failed, FailureCause, OnAgentError, Rollout, RolloutKey, Sampling, Task
 
@@ -24,7 +25,8 @@ task that does not fit never will."""
 
 @dataclass(frozen=True, slots=True)
 class TaskSetRuntime:
-    """One task set, ready to run: where its tasks come from, who works on them, and who scores them."""
+    """One task set, ready to run: where its tasks come from, who works on them, who scores them, and which groups
+    are trained: all of them without a filter."""
 
     name: str
     sampler: Sampler
@@ -33,6 +35,7 @@ class TaskSetRuntime:
     sampling: Sampling
     weight: float = 1.0
     on_agent_error: OnAgentError = "fail"
+    filter: Filter | None = None
 
 
 @dataclass(frozen=True, slots=True)

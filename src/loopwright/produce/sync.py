@@ -1,7 +1,8 @@
 """The synchronous producer: one batch of groups per train step, all sampled before the step begins.
 
-Every rollout is stored the moment it ends (D1), and every drawn group ends COMPLETED or FAILED (R3). A member that
-fails is tried again; a group that cannot be filled is replaced by another draw, within a failure budget (R4).
+Every rollout is stored the moment it ends (D1), and every drawn group ends COMPLETED, FILTERED or FAILED (R3). A member
+that fails is tried again; a group that cannot be filled, or that its filter drops, is replaced by another draw, within
+budgets (R4).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from loopwright.ports import ResumePlan, Storage
 from loopwright.produce.batch import Batch, batch_metrics
 from loopwright.produce.draws import FRESH, Draws, Started
 from loopwright.produce.failures import FailureLedger, FirstFailures
+from loopwright.produce.filtering import FilterLedger, nothing_kept
 from loopwright.produce.runner import Job, RolloutRunner, TaskSetRuntime
-from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, RolloutKey, Scored
+from loopwright.produce.settling import Ended, end_of
+from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, RolloutKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +29,29 @@ class ProduceSettings:
     samples_per_task: int
     min_members: int | None = None
     failure_budget: int = 16
+    filter_budget: int = 256
 
 
 class _Line:
-    """One task set with its draws and its failures."""
+    """One task set with its draws, its failures and what was filtered."""
 
-    def __init__(self, task_set: TaskSetRuntime, storage: Storage, plan: ResumePlan, budget: int) -> None:
+    def __init__(self, task_set: TaskSetRuntime, storage: Storage, plan: ResumePlan, settings: ProduceSettings) -> None:
         self.task_set = task_set
         self.draws = Draws(task_set.name, task_set.sampler, storage, plan)
-        self.failures = FailureLedger(task_set.name, task_set.judger.name, budget)
+        self.failures = FailureLedger(task_set.name, task_set.judger.name, settings.failure_budget)
+        self.filtering = FilterLedger(task_set.name, task_set.filter, settings.filter_budget, plan.filtered)
+
+    def count(self, ended: Ended, step: int) -> None:
+        """Keep the budgets; raises when too many groups in a row have failed."""
+        match ended.status:
+            case GroupStatus.FAILED:
+                self.failures.group_failed(ended.failures, step)
+            case GroupStatus.FILTERED:
+                self.failures.group_scored()
+                self.filtering.filtered(ended.group)
+            case _:
+                self.failures.group_scored()
+                self.filtering.kept()
 
 
 class SyncProducer:
@@ -52,8 +69,7 @@ class SyncProducer:
     ) -> None:
         left_over = plans or {}
         self._lines = [
-            _Line(task_set, storage, left_over.get(task_set.name, FRESH), settings.failure_budget)
-            for task_set in task_sets
+            _Line(task_set, storage, left_over.get(task_set.name, FRESH), settings) for task_set in task_sets
         ]
         self._by_name = {line.task_set.name: line for line in self._lines}
         self._runner = runner
@@ -70,33 +86,33 @@ class SyncProducer:
     async def produce_batch(self, step: int, version: int) -> Batch:
         """The groups of train step `step`, sampled by weights `version`."""
         shares = shares_of_step(step, self._settings.groups_per_step, [line.task_set.weight for line in self._lines])
-        groups = {
-            line.task_set.name: line.draws.take_completed(share)
-            for line, share in zip(self._lines, shares, strict=True)
-        }
+        wanted = dict(zip(self._by_name, shares, strict=True))
+        groups = {name: self._by_name[name].draws.take_completed(share) for name, share in wanted.items()}
         attempts: list[Rollout] = []
-        failed = 0
-        while missing := self._missing(shares, groups):
+        ended: list[Ended] = []
+        while missing := self._missing(wanted, groups):
             started = [await line.draws.start(version) for line in missing]
             await self._fill(started, attempts)
-            completed = await self._settle(started, attempts, step)
-            failed += len(started) - len(completed)
-            for group in completed:
-                groups[group.task_set].append(group)
+            settled = await self._settle(started, attempts, step)
+            ended += settled
+            for one in settled:
+                if one.status is GroupStatus.COMPLETED:
+                    groups[one.group.task_set].append(one.group)
+            for name, line in self._by_name.items():
+                if line.filtering.is_spent:
+                    wanted[name] = len(groups[name])
         batch = tuple(group for made in groups.values() for group in sorted(made, key=lambda group: group.draw))
-        return Batch(batch, batch_metrics(batch, attempts, failed))
+        if not batch:
+            raise nothing_kept(step, [line.filtering for line in self._lines if line.filtering.is_spent])
+        return Batch(batch, batch_metrics(list(self._by_name), batch, attempts, ended))
 
     async def consume(self, groups: Sequence[Group], step: int) -> None:
         """Record that `groups` were trained at `step`."""
         await self._storage.mark([(group.task_set, group.draw) for group in groups], GroupStatus.CONSUMED, step)
 
-    def _missing(self, shares: Sequence[int], groups: Mapping[str, Sequence[Group]]) -> list[_Line]:
+    def _missing(self, wanted: Mapping[str, int], groups: Mapping[str, Sequence[Group]]) -> list[_Line]:
         """Each task set as often as it still owes a group, in order."""
-        return [
-            line
-            for line, share in zip(self._lines, shares, strict=True)
-            for _ in range(share - len(groups[line.task_set.name]))
-        ]
+        return [line for name, line in self._by_name.items() for _ in range(wanted[name] - len(groups[name]))]
 
     async def _fill(self, started: Sequence[Started], attempts: list[Rollout]) -> None:
         """Run the groups' missing members, all at once; every attempt is stored, and added to `attempts`."""
@@ -126,26 +142,21 @@ class SyncProducer:
                 jobs.append(Job(stored[member].key, row.task, task_set, judge_only=stored[member]).again())
         return jobs
 
-    async def _settle(self, started: Sequence[Started], attempts: Sequence[Rollout], step: int) -> list[Group]:
-        """Mark every group COMPLETED or FAILED, and return the completed ones."""
-        completed: list[Group] = []
-        failed: list[tuple[str, int]] = []
-        for group in started:
-            scored = tuple(member for member in _members(group, attempts) if isinstance(member.reward, Scored))
-            if len(scored) >= (self._settings.min_members or self._settings.samples_per_task):
-                completed.append(Group(group.row.task_set, group.row.draw, group.row.task, scored))
-            else:
-                failed.append((group.row.task_set, group.row.draw))
-        await self._storage.mark([(group.task_set, group.draw) for group in completed], GroupStatus.COMPLETED)
-        await self._storage.mark(failed, GroupStatus.FAILED)
+    async def _settle(self, started: Sequence[Started], attempts: Sequence[Rollout], step: int) -> list[Ended]:
+        """Mark every group as what it has become."""
+        least = self._settings.min_members or self._settings.samples_per_task
+        settled = [
+            end_of(group.row, _members(group, attempts), least, self._by_name[group.row.task_set].task_set.filter)
+            for group in started
+        ]
+        for status in dict.fromkeys(one.status for one in settled):
+            alike = [(one.group.task_set, one.group.draw) for one in settled if one.status is status]
+            await self._storage.mark(alike, status)
         # Counted only when all are marked: a spent budget stops the run, and must leave no group pending.
-        for group in started:
-            failures = self._by_name[group.row.task_set].failures
-            if (group.row.task_set, group.row.draw) in failed:
-                failures.group_failed(_members(group, attempts), step)
-            else:
-                failures.group_completed()
-        return completed
+        for one in settled:
+            self._first_failures.filter_failed(one.group.task_set, one.failures)
+            self._by_name[one.group.task_set].count(one, step)
+        return settled
 
 
 def _judge_failed(rollout: Rollout) -> bool:

@@ -21,6 +21,8 @@ class FailureCause(StrEnum):
     """The user's agent loop raised."""
     JUDGE = "judge"
     """The judger raised, timed out or gave no number; the rollout itself is sound."""
+    FILTER = "filter"
+    """The user's filter raised, or did not say yes or no: a failure of a whole group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,183 @@
+"""Dynamic sampling: groups without signal are kept, not trained, and replaced within a budget (R1, R3, R4, D1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from house import House, KilledError, Mortal, task_set
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopwright.errors import BudgetError, ConfigError
+from loopwright.produce import NO_SIGNAL, Filter, load_filter
+from loopwright.testing import CharRenderer, ScriptedEngine
+from loopwright.types import GenerateRequest, Group, GroupStatus
+
+
+def teaching(draws: Sequence[int]) -> ScriptedEngine:
+    """Right answers; only in these draws, and there one member alone, a wrong one: they alone have signal."""
+
+    def answer(request: GenerateRequest) -> str:
+        _, draw, member, _ = request.id.split("/")[:4]
+        right = "".join(c for c in CharRenderer().text(request.prompt_ids) if c.isdigit())
+        return "no" if int(draw) in draws and int(member) == 0 else right
+
+    return ScriptedEngine(answer)
+
+
+def filtering_house(draws: Sequence[int], **settings: object) -> House:
+    sets = [task_set(filter=NO_SIGNAL)]
+    return House(**{"engine": teaching(draws), "task_sets": sets, **settings})  # type: ignore[arg-type]
+
+
+async def test_groups_without_signal_are_replaced_and_kept_in_the_store() -> None:
+    house = filtering_house([1, 4, 5])
+    producer = house.producer()
+    batch = await producer.produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [1, 4, 5]
+    assert await house.counts() == {GroupStatus.COMPLETED: 3, GroupStatus.FILTERED: 3}
+    assert [rollout.score for rollout in await house.storage.rollouts_of("math", 0)] == [1.0, 1.0]
+    assert batch.metrics["groups/filtered"] == 3.0
+    assert batch.metrics["groups/filtered_share"] == 0.5
+    assert batch.metrics["groups/failed"] == 0.0
+    assert batch.metrics["reward/mean"] == 0.5
+    assert batch.metrics["reward/drawn"] == 0.75
+    assert producer.next_draws == {"math": 6}
+
+
+async def test_without_a_filter_nothing_is_filtered() -> None:
+    house = House(engine=teaching([]))
+    batch = await house.producer().produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 1, 2]
+    assert batch.metrics["groups/filtered"] == 0.0
+
+
+async def test_a_step_that_finds_too_little_trains_with_what_it_has() -> None:
+    house = filtering_house([0, 30], filter_budget=5)
+    producer = house.producer()
+    batch = await producer.produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0]
+    assert batch.metrics["groups/trained"] == 1.0
+    assert producer.next_draws["math"] == 7, "3 at first, then 2 at a time until 5 in a row were filtered"
+
+
+async def test_a_run_in_which_every_group_is_filtered_stops_and_says_why() -> None:
+    house = filtering_house([], filter_budget=7)
+    with pytest.raises(BudgetError) as caught:
+        await house.producer().produce_batch(4, 3)
+    for words in ("step 4", "'math'", "9 groups in a row were filtered by no_signal", "rewards of the last one: 1, 1"):
+        assert words in caught.value.message
+    assert "filter_budget" in caught.value.remedy
+    assert await house.counts() == {GroupStatus.FILTERED: 9}, "three at a time, and none is left pending"
+
+
+async def test_a_mastered_task_set_is_only_probed_while_the_other_one_trains() -> None:
+    done = task_set("done", filter=NO_SIGNAL)
+    alive = task_set("alive")
+    house = House(engine=teaching([]), task_sets=[done, alive], groups=4, filter_budget=6)
+    producer = house.producer()
+    for step in (1, 2, 3):
+        batch = await producer.produce_batch(step, step - 1)
+        assert [group.task_set for group in batch.groups] == ["alive", "alive"]
+    assert producer.next_draws == {"done": 6 + 2 + 2, "alive": 6}
+    assert batch.metrics["groups/filtered/done"] == 2.0
+    assert batch.metrics["groups/filtered/alive"] == 0.0
+    assert batch.metrics["groups/filtered_share/done"] == 1.0
+    assert "reward/mean/done" not in batch.metrics, "there is no mean of nothing"
+    assert batch.metrics["reward/mean/alive"] == batch.metrics["reward/drawn/done"] == 1.0
+
+
+async def test_one_kept_group_makes_it_worth_looking_again() -> None:
+    house = filtering_house([0, 8, 20], groups=1, filter_budget=4)
+    producer = house.producer()
+    assert [g.draw for g in (await producer.produce_batch(1, 0)).groups] == [0]
+    with pytest.raises(BudgetError):
+        await producer.produce_batch(2, 1)
+    assert producer.next_draws["math"] == 5
+    with pytest.raises(BudgetError):
+        await producer.produce_batch(2, 1)
+    assert producer.next_draws["math"] == 6, "a spent budget leaves one probe per step"
+
+
+async def test_a_resumed_run_remembers_how_many_were_filtered_in_a_row() -> None:
+    house = filtering_house([0], groups=2, filter_budget=5)
+    await house.producer().produce_batch(1, 0)
+    plan = await house.storage.resume("math", step=0, next_draw=None)
+    assert plan.filtered == 5
+    again = filtering_house([], storage=house.storage, groups=2, filter_budget=5)
+    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0]
+    assert len(again.seen) == 2, "one probe, not five"
+
+
+def keep_the_even(group: Group) -> bool:
+    return group.draw % 2 == 0
+
+
+async def test_a_filter_of_the_users_own() -> None:
+    house = House(task_sets=[task_set(filter=Filter("even", keep_the_even))])
+    batch = await house.producer().produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(("result", "error"), [("yes", "WrongReturn"), (None, "WrongReturn"), ("raise", "KeyError")])
+async def test_what_a_filter_does_wrong_is_a_failure_and_never_a_decision(
+    result: object, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def keep(group: Group) -> object:
+        if result == "raise":
+            raise KeyError("difficulty")
+        return result
+
+    house = House(task_sets=[task_set(filter=Filter("mine.py:keep", keep))], budget=5)
+    with caplog.at_level(logging.WARNING, "loopwright"), pytest.raises(BudgetError) as caught:
+        await house.producer().produce_batch(1, 0)
+    assert f"filter {error}" in caught.value.message
+    assert "filter 'mine.py:keep'" in caught.value.message
+    assert len(caplog.records) == 1
+    assert await house.counts() == {GroupStatus.FAILED: 6}
+
+
+def test_a_filter_by_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def keep(group):\n    return True\n\nasync def late(group): ...\n\nNUMBER = 3\n")
+    assert load_filter("mine.py:keep", tmp_path).keep(None) is True  # type: ignore[arg-type]
+    for name in ("late", "NUMBER"):
+        with pytest.raises(ConfigError, match="not a plain function"):
+            load_filter(f"mine.py:{name}", tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    draws=st.sets(st.integers(0, 40), min_size=4),
+    faults=st.sets(st.integers(0, 30)),
+    writes=st.integers(0, 60),
+)
+async def test_every_drawn_group_ends_in_exactly_one_state_whatever_happens(
+    draws: set[int], faults: set[int], writes: int
+) -> None:
+    """R3, D1: filtered, failed or completed, also when the run dies in between and is resumed."""
+    storage = Mortal()
+    engine = teaching(sorted(draws))
+    engine._faults = frozenset(faults)
+    first = filtering_house([], engine=engine, storage=storage, budget=100, filter_budget=100)
+    storage.writes_left = writes
+    try:
+        await first.producer().produce_batch(1, 0)
+    except KilledError:
+        storage.writes_left = None
+    stored = {rollout.key for rollout in first.seen}
+    plan = await storage.resume("math", step=0, next_draw=None)
+    second = filtering_house(sorted(draws), storage=storage, filter_budget=100)
+    producer = second.producer({"math": plan})
+    batch = await producer.produce_batch(1, 0)
+    assert not stored & {rollout.key for rollout in second.seen}, "no stored rollout is made again"
+    kept = [group.draw for group in batch.groups]
+    assert len(kept) == len(set(kept)) == 3
+    assert set(kept) <= draws, "only groups with signal are trained"
+    counts = await second.counts()
+    assert set(counts) <= {GroupStatus.COMPLETED, GroupStatus.FILTERED, GroupStatus.FAILED}
+    assert counts[GroupStatus.COMPLETED] == 3
+    assert sum(counts.values()) == producer.next_draws["math"], "no draw was skipped or counted twice"
