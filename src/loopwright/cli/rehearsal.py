@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from loopwright.agents import load_agent
-from loopwright.config import JudgerConfig, Loaded, PythonAgent, TaskSetConfig
+from loopwright.config import Loaded, PythonAgent, TaskSetConfig
 from loopwright.data import open_source
 from loopwright.errors import JudgeError, LoopwrightError
-from loopwright.judgers import make_judger
+from loopwright.judgers import open_judgers
+from loopwright.ports import GroupJudger
 from loopwright.types import Episode, Scored, Task
 
 SHOWN = 200
@@ -39,24 +39,33 @@ def _rehearse(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
         load_agent(task_set.agent.path, loaded.base, task_set.agent.args)
         yield f"  agent {task_set.agent.path} can be made"
     name = task_set.agent.judger
-    answer = made_up_answer(task)
-    scored = asyncio.run(_judge(name, loaded.config.judgers.get(name), loaded.base, task, answer))
-    yield f"  judger {name} gives {scored.value:g} to the made-up answer {_cut(answer)!r}"
+    answers = made_up_answers(task)
+    for answer, scored in zip(answers, asyncio.run(_judge(name, loaded, task, answers)), strict=False):
+        yield f"  judger {name} gives {_spelled(scored)} to the made-up answer {_cut(answer)!r}"
 
 
-def made_up_answer(task: Task) -> str:
-    """The truth if there is one: most judgers should like it."""
-    return "An answer." if task.truth is None else str(task.truth)
+def made_up_answers(task: Task) -> tuple[str, ...]:
+    """The truth if there is one, because most judgers should like it, and one that has nothing to do with it."""
+    return ("An answer.",) if task.truth is None else (str(task.truth), "An answer.")
 
 
-async def _judge(name: str, config: JudgerConfig | None, base: Path, task: Task, answer: str) -> Scored:
-    episode = Episode((*task.messages, {"role": "assistant", "content": answer}), chains=())
+async def _judge(name: str, loaded: Loaded, task: Task, answers: Sequence[str]) -> Sequence[Scored]:
+    """What the judger says of the first answer, or, if it judges groups, of all of them."""
+    episodes = [Episode((*task.messages, {"role": "assistant", "content": answer}), chains=()) for answer in answers]
     # The judger that training will use, with its deadline: what passes here passes there.
-    async with make_judger(name, config, base) as judger:
+    async with open_judgers([name], loaded.config.judgers, loaded.base, loaded.secrets) as judgers:
+        judger = judgers[name]
         try:
-            return await judger.judge(task, episode)
+            if isinstance(judger, GroupJudger):
+                return await judger.judge_group(task, episodes)
+            return [await judger.judge(task, episodes[0])]
         except JudgeError as error:
             raise _with_traceback(error, task) from error
+
+
+def _spelled(scored: Scored) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in scored.parts.items())
+    return f"{scored.value:g} ({parts})" if parts else f"{scored.value:g}"
 
 
 def _with_traceback(error: JudgeError, task: Task) -> JudgeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from loopwright.config.layers import (
 )
 from loopwright.config.problems import KeyPath, Problem, config_error, dotted
 from loopwright.config.schema import RunConfig
+from loopwright.config.secrets import secret_problems, secrets_of
 from loopwright.config.short_form import expand, lengthen, name_task_sets, short_places, shorten
 from loopwright.config.validate import validate, without
 from loopwright.config.yaml_text import read_yaml
@@ -39,12 +40,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked config. Relative paths in it start from `base`, the folder of its file."""
+    """A checked config. Relative paths in it start from `base`, the folder of its file.
+
+    `secrets` holds the environment variables that it names; they are no part of it, and are never shown.
+    """
 
     config: RunConfig
     base: Path
     sources: Mapping[KeyPath, Source]
     warnings: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def settings(self) -> Iterator[Setting]:
         """Every field with its value and who gave it."""
@@ -55,7 +60,7 @@ class Loaded:
 def load(
     path: Path, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None, *, files: bool = False
 ) -> Loaded:
-    """Merge the layers and check the result; with `files`, also what it names on disk.
+    """Merge the layers and check the result; with `files`, also what it names on disk and in `env`.
 
     Raises one ConfigError that lists all problems.
     """
@@ -69,12 +74,12 @@ def load(
     name_task_sets(layered.values, places)
     base = path.resolve().parent
     config, more = _checked(layered.values, base if files else None)
-    found += more
+    found += [*more, *(secret_problems(config, env or {}) if files and config is not None else ())]
     if found or config is None:
         raise config_error(str(path), [_placed(problem, layered.sources, places) for problem in found])
     warned = [*checks.warnings(config), *(file_warnings(config, base) if files else ()), *_misspelt(env or {})]
     warnings = tuple(str(_placed(problem, layered.sources, places)) for problem in warned)
-    return Loaded(config, base, layered.sources, warnings)
+    return Loaded(config, base, layered.sources, warnings, secrets_of(config, env or {}))
 
 
 def _assign(

@@ -1,7 +1,7 @@
-"""Judgers: built-in ones and the user's own functions."""
+"""Judgers: built-in ones, the user's own functions and services, judge models, and judgers made of judgers."""
 
-from loopwright.judgers.from_config import make_judger
+from loopwright.judgers.from_config import open_judgers
 from loopwright.judgers.integer_answer import IntegerAnswer
-from loopwright.judgers.native import NativeJudger
+from loopwright.judgers.native import NativeGroupJudger, NativeJudger
 
-__all__ = ["IntegerAnswer", "NativeJudger", "make_judger"]
+__all__ = ["IntegerAnswer", "NativeGroupJudger", "NativeJudger", "open_judgers"]

@@ -1,18 +1,136 @@
-"""A judger from its section of the config: the same one for training and for the deep check."""
+"""The judgers of a run from the config: each name is one object, whoever uses it, in training and in the deep check."""
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from loopwright.config import JudgerConfig, NativeJudgerConfig
+from loopwright.config import (
+    ComposedJudgerConfig,
+    EndpointConfig,
+    HttpJudgerConfig,
+    IntegerAnswerConfig,
+    JudgePer,
+    JudgerConfig,
+    LlmJudgerConfig,
+    MathAnswerConfig,
+    NativeJudgerConfig,
+)
+from loopwright.config.extras import require
+from loopwright.errors import ConfigError
+from loopwright.judgers.composed import JudgerBySource, Merge, Part, SeveralJudgers, weighted_sum
+from loopwright.judgers.endpoint import Endpoint, new_client
+from loopwright.judgers.http import HttpJudger
 from loopwright.judgers.integer_answer import IntegerAnswer
-from loopwright.judgers.native import NativeJudger
-from loopwright.ports import Judger
+from loopwright.judgers.llm import DEFAULT_PROMPT, LlmJudger, Questionnaire
+from loopwright.judgers.native import NativeGroupJudger, NativeJudger
+from loopwright.judgers.user_function import UserFunction
+from loopwright.judgers.verdict import Signature
+from loopwright.ports import GroupJudger, Judger
+
+if TYPE_CHECKING:
+    import httpx
+
+BUILT_IN: Mapping[str, JudgerConfig] = {"integer_answer": IntegerAnswerConfig(), "math_answer": MathAnswerConfig()}
+"""What a name means that is used without being declared."""
 
 
-def make_judger(name: str, config: JudgerConfig | None, base: Path) -> AbstractAsyncContextManager[Judger]:
-    """`config` is None for a built-in judger that is named without being declared."""
-    if isinstance(config, NativeJudgerConfig):
-        return NativeJudger(name, config.path, base, timeout_seconds=config.timeout_seconds, workers=config.workers)
-    return nullcontext(IntegerAnswer(name))
+@asynccontextmanager
+async def open_judgers(
+    names: Iterable[str], configs: Mapping[str, JudgerConfig], base: Path, secrets: Mapping[str, str]
+) -> AsyncIterator[dict[str, Judger | GroupJudger]]:
+    """The judgers called `names`, ready for use, and closed at the end with those that they are made of.
+
+    `secrets` holds the environment variables that the config names; files are looked for from `base` on.
+    """
+    async with AsyncExitStack() as stack:
+        workshop = _Workshop(stack, {**BUILT_IN, **configs}, base, secrets)
+        yield {name: await workshop.judger(name) for name in names}
+
+
+class _Workshop:
+    """Makes each judger once, and the judgers that it needs before it."""
+
+    def __init__(
+        self, stack: AsyncExitStack, configs: Mapping[str, JudgerConfig], base: Path, secrets: Mapping[str, str]
+    ) -> None:
+        self._stack = stack
+        self._configs = configs
+        self._base = base
+        self._secrets = secrets
+        self._made: dict[str, Judger | GroupJudger] = {}
+        self._client: httpx.AsyncClient | None = None
+
+    async def judger(self, name: str) -> Judger | GroupJudger:
+        if name not in self._made:
+            self._made[name] = await self._make(name, self._configs[name])
+        return self._made[name]
+
+    async def _make(self, name: str, config: JudgerConfig) -> Judger | GroupJudger:
+        enter, base = self._stack.enter_async_context, self._base
+        match config:
+            case IntegerAnswerConfig():
+                return IntegerAnswer(name)
+            case MathAnswerConfig(timeout_seconds=seconds, workers=workers):
+                require("math_verify", extra="math", what="judgers of kind math_answer")
+                path = "loopwright.judgers.math_answer:judge"
+                return await enter(NativeJudger(name, path, base, seconds, workers))
+            case NativeJudgerConfig(path=path, per=JudgePer.GROUP, timeout_seconds=seconds, workers=workers):
+                return await enter(NativeGroupJudger(name, path, base, seconds, workers))
+            case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers):
+                return await enter(NativeJudger(name, path, base, seconds, workers))
+            case HttpJudgerConfig(url=url):
+                signature = Signature(name, url)
+                return HttpJudger(signature, await self._endpoint(signature, url, config))
+            case LlmJudgerConfig():
+                return await self._llm(name, config)
+            case ComposedJudgerConfig(parts=parts) if parts:
+                return await self._several(name, config)
+            case ComposedJudgerConfig():
+                return await self._by_source(name, config)
+
+    async def _llm(self, name: str, config: LlmJudgerConfig) -> LlmJudger:
+        url = f"{config.base_url.rstrip('/')}/chat/completions"
+        signature = Signature(name, f"{config.model} at {url}")
+        prompt = config.prompt or DEFAULT_PROMPT
+        if config.prompt_file is not None:
+            prompt = (self._base / config.prompt_file).read_text("utf-8")
+        asks = Questionnaire(prompt, config.min_score, config.max_score)
+        endpoint = await self._endpoint(signature, url, config)
+        return LlmJudger(signature, endpoint, config.model, asks, config.max_tokens)
+
+    async def _several(self, name: str, config: ComposedJudgerConfig) -> SeveralJudgers:
+        parts = [Part(part, await self._member(described.judger)) for part, described in config.parts.items()]
+        return SeveralJudgers(name, parts, await self._merge(name, config))
+
+    async def _merge(self, name: str, config: ComposedJudgerConfig) -> Merge:
+        if config.merge is None:
+            return weighted_sum({part: described.weight for part, described in config.parts.items()})
+        signature = Signature(name, config.merge)
+        function = await self._stack.enter_async_context(UserFunction(signature, self._base, config.timeout_seconds))
+        return lambda scores: function.call(signature.scored, scores)
+
+    async def _by_source(self, name: str, config: ComposedJudgerConfig) -> JudgerBySource:
+        judgers = {source: await self._member(judger) for source, judger in config.by_source.items()}
+        default = await self._member(config.default) if config.default is not None else None
+        return JudgerBySource(name, judgers, config.source_key, default)
+
+    async def _member(self, name: str) -> Judger:
+        """A judger of single episodes. The config's checks let no other one be a part."""
+        judger = await self.judger(name)
+        if isinstance(judger, GroupJudger):
+            raise ConfigError(f"judger {name!r} judges whole groups", remedy="make no part of a composed judger of it")
+        return judger
+
+    async def _endpoint(self, signature: Signature, url: str, config: EndpointConfig) -> Endpoint:
+        if self._client is None:
+            self._client = await self._stack.enter_async_context(new_client())
+        key = None if config.api_key_env is None else self._secrets.get(config.api_key_env)
+        if config.api_key_env is not None and key is None:
+            raise ConfigError(
+                f"judger {signature.name!r} needs the environment variable {config.api_key_env}, which is not set",
+                remedy=f"export {config.api_key_env}, or name another variable as its `api_key_env`",
+            )
+        return Endpoint(signature, url, config, self._client, key)

@@ -1,4 +1,4 @@
-"""What a user's judger did, made unmistakable: a finite score, or a JudgeError that names the judger (R2).
+"""What a judger did, made unmistakable: a finite score, or a JudgeError that names the judger (R2).
 
 Nothing is read into a wrong answer. A string, None or NaN is an error, not the number 0.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutine
 from numbers import Real
@@ -24,7 +24,7 @@ DRY_RUN = "`loopwright check --deep` calls your judger once and shows what it do
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How a judger is called in the config, and where its function lives."""
+    """How a judger is called in the config, and where it lives: its function's path, or its address."""
 
     name: str
     path: str
@@ -36,18 +36,30 @@ class Signature:
         )
         if not all(_is_finite(part) for part in (number, *parts.values())):
             raise self.error(
-                f"returned {_shown(value)} of type {type(value).__name__}; it must return a finite number or Scored",
+                f"returned {shown(value)} of type {type(value).__name__}; it must return a finite number or Scored",
                 remedy=_hint(value),
                 error="WrongReturn",
             )
-        answer = value.answer if isinstance(value, Scored) else None
         return Scored(float(number), {name: float(part) for name, part in parts.items()}, answer)
+
+    def scored_group(self, count: int, values: Any) -> tuple[Scored, ...]:
+        """The return value of a function that judges `count` episodes together: one score for each, in their order."""
+        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or len(values) != count:
+            raise self.error(
+                f"returned {shown(values)} of type {type(values).__name__} for {count} episodes",
+                remedy=f"return a list of {count} numbers, in the order of the episodes",
+                error="WrongReturn",
+            )
+        return tuple(self.scored(value) for value in values)
 
     def raised(self, error: BaseException, function: Callable[..., Any]) -> JudgeError:
         """The user's own exception, with the line of their file that raised it; its traceback is among the facts.
 
-        To be called by the frame that called `function`: the traceback starts below it.
+        To be called by the frame that called `function`: the traceback starts below it. A JudgeError is the judger's
+        own word that there is no score, and its place in the code says nothing.
         """
+        if isinstance(error, JudgeError):
+            return self.error(f"gives no score: {error.message}", remedy=error.remedy, error=_kind(error))
         below = error.__traceback__.tb_next if error.__traceback__ else None
         trace = "".join(traceback.format_exception(type(error), error, below)).rstrip()
         return self.error(f"raised {blame(error, function)}", remedy=DRY_RUN, error=type(error).__name__, trace=trace)
@@ -66,7 +78,7 @@ class Signature:
             error="WorkerDied",
         )
 
-    def error(self, what: str, *, remedy: str, error: str, **facts: str) -> JudgeError:
+    def error(self, what: str, *, remedy: str, error: str, **facts: Any) -> JudgeError:
         """`error` names the kind of failure; failures are counted by it."""
         return JudgeError(
             f"judger {self.name!r} ({self.path}) {what}",
@@ -78,8 +90,22 @@ class Signature:
         )
 
 
+def _kind(error: JudgeError) -> str:
+    return str(error.facts.get("error", "JudgeError"))
+
+
+def finite(value: object) -> float | None:
+    """A number of JSON as a float; None for anything else, also for a number that no float can hold."""
+    return (
+        float(value) if isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value) else None
+    )
+
+
 def _is_finite(number: object) -> bool:
-    return isinstance(number, Real | np.bool_) and math.isfinite(number)
+    try:
+        return isinstance(number, Real | np.bool_) and math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def _hint(value: object) -> str:
@@ -89,6 +115,8 @@ def _hint(value: object) -> str:
     return "call `.item()` on a tensor" if hasattr(value, "item") else f"return a float; {DRY_RUN}"
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """As Python would write it, in at most 80 characters."""
+    # Cut before it is spelled: what came may be huge.
+    text = repr(value[:100] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 80 else text[:77] + "..."

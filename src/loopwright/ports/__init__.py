@@ -2,7 +2,7 @@
 
 from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
 from loopwright.ports.engine import Engine, Lockstep, PauseMode
-from loopwright.ports.judger import Judger
+from loopwright.ports.judger import GroupJudger, Judger
 from loopwright.ports.learner import Learner, StepReport
 from loopwright.ports.renderer import Renderer
 from loopwright.ports.sampler import Sampler, TaskSource
@@ -14,6 +14,7 @@ __all__ = [
     "AgentLoop",
     "CheckpointEngine",
     "Engine",
+    "GroupJudger",
     "GroupRow",
     "Judger",
     "Learner",

@@ -1,8 +1,9 @@
-"""Scores an episode."""
+"""Scores episodes: one by one, or all those of a group together."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from loopwright.types import Episode, Scored, Task
 
@@ -15,4 +16,16 @@ class Judger(Protocol):
 
     async def judge(self, task: Task, episode: Episode) -> Scored:
         """Score the episode, or raise JudgeError: it never answers 0 for "could not tell" (R2)."""
+        ...
+
+
+@runtime_checkable
+class GroupJudger(Protocol):
+    """A judger that compares the episodes of one task, as a ranking does. It is shared by name like any other."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def judge_group(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
+        """One score per episode, in their order, or JudgeError for all of them."""
         ...

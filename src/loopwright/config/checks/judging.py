@@ -1,35 +1,140 @@
-"""Judgers: every name is known, and every declared one is used."""
+"""Judgers: every name is known, every declared one is used, and composed ones can be put together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
-from loopwright.config.judgers import BUILT_IN_JUDGERS
-from loopwright.config.problems import Problem, suggest
+from loopwright.config.judgers import (
+    BUILT_IN_JUDGERS,
+    ComposedJudgerConfig,
+    EndpointConfig,
+    HttpJudgerConfig,
+    JudgePer,
+    LlmJudgerConfig,
+    NativeJudgerConfig,
+)
+from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.schema import RunConfig
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _judger_names(config)
+    yield from _groups_where_members_are_judged(config)
+    for name, judger in config.judgers.items():
+        place = ("judgers", name)
+        if isinstance(judger, ComposedJudgerConfig):
+            yield from _composition(place, judger)
+            yield from _cycle(config, place, name)
+        elif isinstance(judger, HttpJudgerConfig):
+            yield from _address((*place, "url"), judger.url)
+        elif isinstance(judger, LlmJudgerConfig):
+            yield from _address((*place, "base_url"), judger.base_url)
+            yield from _questions(place, judger)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
     yield from _unused_judgers(config)
+    for name, judger in config.judgers.items():
+        if isinstance(judger, ComposedJudgerConfig):
+            yield from _idle_composition(("judgers", name), judger)
+        elif isinstance(judger, EndpointConfig) and judger.deadline_seconds < judger.timeout_seconds:
+            yield Problem(
+                ("judgers", name, "timeout_seconds"),
+                f"has no effect beyond deadline_seconds ({judger.deadline_seconds:g}), which ends a judgement before",
+                "lower it, or raise deadline_seconds",
+            )
+
+
+def _named(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Every place where a judger is named, with the name."""
+    for place, task_set in config.all_task_sets():
+        yield (*place, "agent", "judger"), task_set.agent.judger
+    for whole, judger in config.judgers.items():
+        if isinstance(judger, ComposedJudgerConfig):
+            yield from ((("judgers", whole, *place), name) for place, name in judger.names())
 
 
 def _judger_names(config: RunConfig) -> Iterator[Problem]:
     known = sorted({*config.judgers, *BUILT_IN_JUDGERS})
-    for place, task_set in config.all_task_sets():
-        name = task_set.agent.judger
+    for place, name in _named(config):
         if name not in known:
             remedy = suggest(name, known, "declare it under judgers; known judgers")
-            yield Problem((*place, "agent", "judger"), f"there is no judger {name!r}", remedy, also=(("judgers", ""),))
+            yield Problem(place, f"there is no judger {name!r}", remedy, also=(("judgers", ""),))
+
+
+def _groups_where_members_are_judged(config: RunConfig) -> Iterator[Problem]:
+    for place, name in _named(config):
+        judger = config.judgers.get(name)
+        if not isinstance(judger, NativeJudgerConfig) or judger.per is not JudgePer.GROUP or place[0] == "task_sets":
+            continue
+        if place[0] == "eval":
+            why = "evaluation scores each rollout by itself, so that its numbers can be compared from step to step"
+        else:
+            why = "a composed judger scores each rollout by itself"
+        also = (("judgers", name, "per"),)
+        yield Problem(place, f"{name!r} judges whole groups, but {why}", "name a judger with per: member", also=also)
+
+
+def _composition(place: KeyPath, judger: ComposedJudgerConfig) -> Iterator[Problem]:
+    if bool(judger.parts) == bool(judger.by_source):
+        what = "has both parts and by_source" if judger.parts else "has neither parts nor by_source"
+        yield Problem(place, what, "give it parts to use several judgers at once, or by_source to choose one")
+
+
+def _cycle(config: RunConfig, place: KeyPath, name: str) -> Iterator[Problem]:
+    """A judger that is made of itself, by whatever detour; each one on the way says so itself."""
+    reached, todo = set[str](), [name]
+    while todo:
+        judger = config.judgers.get(todo.pop())
+        below = {part for _, part in judger.names()} if isinstance(judger, ComposedJudgerConfig) else set()
+        todo += sorted(below - reached)
+        reached |= below
+    if name in reached:
+        yield Problem(place, "is made of itself", "make it of other judgers", also=(("judgers", ""),))
+
+
+def _address(place: KeyPath, url: str) -> Iterator[Problem]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        yield Problem(place, f"{url!r} is no address", "write it as http://host:port/path or https://host/path")
+    elif parts.username or parts.password:
+        yield Problem(place, "holds a password", "put it into an environment variable, and name that as api_key_env")
+
+
+def _questions(place: KeyPath, judger: LlmJudgerConfig) -> Iterator[Problem]:
+    if judger.min_score >= judger.max_score:
+        yield Problem(
+            (*place, "min_score"),
+            f"is {judger.min_score:g}, not below max_score ({judger.max_score:g})",
+            "lower it, or raise max_score",
+            also=((*place, "max_score"),),
+        )
+    if judger.prompt is not None and judger.prompt_file is not None:
+        yield Problem((*place, "prompt"), "is given, and so is prompt_file", "remove one of them")
+    elif judger.prompt is not None and "{answer}" not in judger.prompt:
+        yield Problem((*place, "prompt"), "does not show the answer to the judge", "put {answer} where it is to stand")
 
 
 def _unused_judgers(config: RunConfig) -> Iterator[Problem]:
-    used = {task_set.agent.judger for _, task_set in config.all_task_sets()}
+    used = {name for _, name in _named(config)}
     for name in config.judgers:
         if name not in used:
             yield Problem(
-                ("judgers", name), "has no effect: no agent names it", "remove it, or name it as an agent's judger"
+                ("judgers", name),
+                "has no effect: no agent names it",
+                "remove it, or name it as an agent's judger",
+            )
+
+
+def _idle_composition(place: KeyPath, judger: ComposedJudgerConfig) -> Iterator[Problem]:
+    given = judger.model_fields_set
+    needs = {"merge": "parts", "timeout_seconds": "merge", "source_key": "by_source", "default": "by_source"}
+    for name, other in needs.items():
+        if name in given and not getattr(judger, other):
+            yield Problem((*place, name), f"has no effect without {other}", "remove it")
+    for name, part in judger.parts.items():
+        if judger.merge is not None and "weight" in part.model_fields_set:
+            yield Problem(
+                (*place, "parts", name, "weight"), "has no effect: merge makes one score of the parts", "remove it"
             )

@@ -1,0 +1,29 @@
+"""Keys stay out of the config: it names environment variables, and only the named ones are read.
+
+The entry point hands the environment over; no other room looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from loopwright.config.judgers import EndpointConfig
+from loopwright.config.problems import KeyPath, Problem
+from loopwright.config.schema import RunConfig
+
+
+def secrets_of(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the config names, as far as they are set."""
+    return {name: env[name] for _, name in _named(config) if env.get(name)}
+
+
+def secret_problems(config: RunConfig, env: Mapping[str, str]) -> Iterator[Problem]:
+    for place, name in _named(config):
+        if not env.get(name):
+            yield Problem(place, f"the environment variable {name} is not set", f"export {name}, or name another one")
+
+
+def _named(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    for name, judger in config.judgers.items():
+        if isinstance(judger, EndpointConfig) and judger.api_key_env is not None:
+            yield ("judgers", name, "api_key_env"), judger.api_key_env

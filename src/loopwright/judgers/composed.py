@@ -1,0 +1,103 @@
+"""Judgers made of judgers: several at once, or the one that a task's source calls for.
+
+Every part's score is kept by name, nested names joined by a slash. There is no score without all parts: when one of
+them fails, the whole fails, and says which part it was (R2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loopwright.errors import JudgeError
+from loopwright.ports import Judger
+from loopwright.types import Episode, Scored, Task
+
+Merge = Callable[[Mapping[str, Scored]], Awaitable[Scored]]
+"""Makes one score of the parts' scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A judger under the name that its score gets."""
+
+    name: str
+    judger: Judger
+
+
+class SeveralJudgers:
+    """All parts judge at the same time, and `merge` makes one score of theirs."""
+
+    def __init__(self, name: str, parts: Sequence[Part], merge: Merge) -> None:
+        self._name = name
+        self._parts = parts
+        self._merge = merge
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def judge(self, task: Task, episode: Episode) -> Scored:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                judging = {
+                    part.name: tasks.create_task(_judge_part(self._name, part, task, episode)) for part in self._parts
+                }
+        except BaseExceptionGroup as failed:
+            # The first error is the reason; the group only adds that its siblings were cancelled.
+            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+        scores = {name: judged.result() for name, judged in judging.items()}
+        total = await self._merge(scores)
+        named = {name: value for part, scored in scores.items() for name, value in _named(part, scored).items()}
+        answer = next((scored.answer for scored in (total, *scores.values()) if scored.answer is not None), None)
+        return Scored(total.value, {**named, **total.parts}, answer)
+
+
+class JudgerBySource:
+    """Each task is judged by the judger of its source, which its metadata name under `key`."""
+
+    def __init__(self, name: str, judgers: Mapping[str, Judger], key: str, default: Judger | None) -> None:
+        self._name = name
+        self._judgers = judgers
+        self._key = key
+        self._default = default
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def judge(self, task: Task, episode: Episode) -> Scored:
+        source = task.metadata.get(self._key)
+        judger = self._judgers.get(str(source), self._default)
+        if judger is None:
+            raise JudgeError(
+                f"judger {self._name!r} has no judger for task {task.id!r}, whose {self._key} is {source!r}; "
+                f"it has {', '.join(self._judgers)}",
+                remedy="add the source to `by_source`, or a `default`",
+                judger=self._name,
+                error="UnknownSource",
+            )
+        scored = await _judge_part(self._name, Part(judger.name, judger), task, episode)
+        return Scored(scored.value, _named(judger.name, scored), scored.answer)
+
+
+def weighted_sum(weights: Mapping[str, float]) -> Merge:
+    async def merge(scores: Mapping[str, Scored]) -> Scored:
+        return Scored(sum(weights[name] * scored.value for name, scored in scores.items()))
+
+    return merge
+
+
+async def _judge_part(whole: str, part: Part, task: Task, episode: Episode) -> Scored:
+    try:
+        return await part.judger.judge(task, episode)
+    except JudgeError as error:
+        facts = {"error": "JudgeError", **error.facts, "judger": whole, "part": part.name}
+        raise JudgeError(
+            f"judger {whole!r}, part {part.name!r}: {error.message}", remedy=error.remedy, **facts
+        ) from error
+
+
+def _named(part: str, scored: Scored) -> dict[str, float]:
+    return {part: scored.value, **{f"{part}/{name}": value for name, value in scored.parts.items()}}

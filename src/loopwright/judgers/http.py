@@ -1,0 +1,53 @@
+"""A service of the user's own as a judger: an episode goes out as JSON, a score comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loopwright.judgers.endpoint import Endpoint
+from loopwright.judgers.verdict import Signature, finite, shown
+from loopwright.types import Episode, Scored, Task
+
+
+class HttpJudger:
+    """POSTs `{task, messages, answer, truth, metadata}` and expects `{score, parts?, answer?}`."""
+
+    def __init__(self, signature: Signature, endpoint: Endpoint) -> None:
+        self._signature = signature
+        self._endpoint = endpoint
+
+    @property
+    def name(self) -> str:
+        return self._signature.name
+
+    async def judge(self, task: Task, episode: Episode) -> Scored:
+        said = await self._endpoint.post(
+            {
+                "task": task.id,
+                "messages": [dict(message) for message in episode.messages],
+                "answer": episode.answer,
+                "truth": task.truth,
+                "metadata": dict(task.metadata),
+            }
+        )
+        scored = _scored(said)
+        if scored is None:
+            raise self._signature.error(
+                f"answered with {shown(said)}",
+                remedy='let it answer {"score": a finite number}, if it likes with "parts": {name: number} and '
+                '"answer": text',
+                error="WrongAnswer",
+            )
+        return scored
+
+
+def _scored(said: Any) -> Scored | None:
+    """The answer as a score; None when any of it is not what it should be."""
+    if not isinstance(said, Mapping):
+        return None
+    score, parts, answer = finite(said.get("score")), said.get("parts") or {}, said.get("answer")
+    if score is None or not isinstance(parts, Mapping) or not isinstance(answer, str | None):
+        return None
+    numbers = {name: number for name, part in parts.items() if (number := finite(part)) is not None}
+    return Scored(score, numbers, answer) if len(numbers) == len(parts) else None

@@ -1,0 +1,49 @@
+"""The built-in judger for mathematical answers, on the library math-verify.
+
+It runs in worker processes as a user's function does. The library's own time-outs are off, because they need signals and
+turn into "not equal"; the worker's deadline takes their place, and past it there is no score (R2).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import math_verify
+import sympy
+
+from loopwright.errors import JudgeError
+from loopwright.types import Episode, Scored, Task
+
+# It warns at every call that its time-outs are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def judge(task: Task, episode: Episode) -> Scored:
+    """1.0 when the answer (in a \\boxed{}, or else its last expression) equals `task.truth`, else 0.0."""
+    truth = _parsed(str(task.truth)) if task.truth is not None else []
+    if not truth:
+        raise JudgeError(
+            f"the truth of task {task.id!r} is {task.truth!r}, which is no mathematical expression",
+            remedy="give the task a number or a LaTeX expression as its truth, or use another judger",
+            error="WrongTruth",
+        )
+    try:
+        answer = _parsed(episode.answer)
+    except Exception:  # whatever the parser makes of it, it is the answer that cannot be read: that is a wrong answer
+        answer = []
+    if not answer:
+        return Scored(0.0)
+    equal = math_verify.verify(truth, answer, timeout_seconds=None, raise_on_error=True)
+    return Scored(1.0 if equal else 0.0, answer=_canonical(answer[0]))
+
+
+def _parsed(text: str) -> list[Any]:
+    """What the library reads in a text: the expression, and the words it was read from. Empty when there is none."""
+    return list(math_verify.parse(text, parsing_timeout=None, raise_on_error=True))
+
+
+def _canonical(expression: Any) -> str:
+    """One spelling for equal numbers: 0.5 and 1/2 are the same answer."""
+    number = isinstance(expression, sympy.Expr) and expression.is_number
+    return str(sympy.nsimplify(expression, rational=True) if number else expression)

@@ -1,0 +1,147 @@
+"""The user's own function, called so that it can harm nobody.
+
+A sync function runs in a pool of worker processes: it cannot block the event loop, and past its deadline the worker is
+killed. An async function runs in the event loop. Either way the caller gets what `read` makes of the returned value, or
+a JudgeError, never anything else, and a cancelled call leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from inspect import iscoroutinefunction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from loopwright.config.imports import load_symbol
+from loopwright.errors import ConfigError
+from loopwright.judgers.verdict import Signature
+
+T = TypeVar("T")
+
+START_SECONDS = 60.0
+"""How long a worker may take to start, beyond the function's own deadline."""
+
+
+class UserFunction:
+    """The function that `signature` names, relative to `base`. Use it as `async with`."""
+
+    def __init__(self, signature: Signature, base: Path, timeout_seconds: float = 10.0, workers: int = 1) -> None:
+        self._signature = signature
+        self._base = base
+        self._timeout = timeout_seconds
+        self._workers = workers
+        # No more calls enter the pool than it has workers, so a deadline never counts time spent in its queue.
+        self._slots = asyncio.Semaphore(workers)
+        self._pool: ProcessPool | None = None
+
+    async def __aenter__(self) -> Self:
+        load_function(self._signature.path, self._base)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            await self._close(self._pool)
+
+    async def call(self, read: Callable[[Any], T], *args: Any) -> T:
+        """`read(function(*args))`. Both run where the function does, so `read` must survive pickling."""
+        function = load_function(self._signature.path, self._base)
+        if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+            return await self._await(function, read, args)
+        async with self._slots:
+            return await self._in_worker(read, args)
+
+    async def _await(self, function: Callable[..., Any], read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
+        deadline = asyncio.timeout(self._timeout)
+        try:
+            async with deadline:
+                value = await function(*args)
+        except (Exception, SystemExit) as error:
+            if deadline.expired():
+                raise self._signature.late(self._timeout) from error
+            raise self._signature.raised(error, function) from error
+        return read(value)
+
+    async def _in_worker(self, read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
+        pool = await self._started_pool()
+        call = pool.schedule(call_in_worker, args=(self._signature, self._base, read, args), timeout=self._timeout)
+        try:
+            # Cancelling this await cancels the call, and pebble then kills its worker.
+            async with asyncio.timeout(self._timeout + START_SECONDS):
+                value: T = await asyncio.wrap_future(call)
+                return value
+        except TimeoutError as error:
+            raise self._signature.late(self._timeout) from error
+        except ProcessExpired as error:
+            raise self._signature.died(error) from error
+        except BrokenProcessPool as error:
+            raise self._signature.died(error) from error
+
+    async def _started_pool(self) -> ProcessPool:
+        if self._pool is not None and not self._pool.active:
+            # It broke as a whole, as when an idle worker was killed, and takes no more calls.
+            await self._close(self._pool)
+        if self._pool is None:
+            # Spawned, not forked: a fork would copy the engine's threads and torch's state into the worker.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPool(
+                max_workers=self._workers,
+                initializer=start_worker,
+                initargs=(self._signature.path, self._base),
+                context=context,
+            )
+        return self._pool
+
+    async def _close(self, pool: ProcessPool) -> None:
+        if self._pool is pool:
+            self._pool = None
+        pool.stop()  # type: ignore[no-untyped-call]
+        await asyncio.to_thread(pool.join)
+
+
+@lru_cache
+def load_function(path: str, base: Path) -> Callable[..., Any]:
+    """The user's function, loaded once per process."""
+    function = load_symbol(path, base)
+    if not callable(function):
+        raise ConfigError(
+            f"judger path {path!r} names {function!r}, which cannot be called",
+            remedy="name a function that returns a number, for example `judge(task, episode)`",
+        )
+    return function
+
+
+def start_worker(path: str, base: Path) -> None:
+    """Runs in the worker as it starts. Importing what the function needs is not part of its first call's time.
+
+    A run that was killed must leave no judge behind, not even a hanging one: the worker ends with its parent.
+    """
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+    load_function(path, base)
+
+
+def _exit_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def call_in_worker(signature: Signature, base: Path, read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
+    """Runs in the worker: whatever the user's code does, what travels back can be pickled."""
+    function = load_function(signature.path, base)
+    try:
+        value = function(*args)
+    except (Exception, SystemExit) as error:
+        raise signature.raised(error, function) from None
+    return read(value)
