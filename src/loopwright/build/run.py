@@ -21,7 +21,8 @@ from loopwright.ports import ResumePlan, Storage, Tracker
 from loopwright.produce import SyncProducer
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
-from loopwright.track.jsonl import JsonlTracker
+from loopwright.track.jsonl import JsonlTracker, read_jsonl
+from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.colocate import ColocateTrainer
 from loopwright.trainers.durable import draft_of
@@ -96,7 +97,7 @@ async def open_run(
         learner = await _learner(bench, folder, begun.latest)
         folder.adopt(snapshot)
         engine = await stack.enter_async_context(bench.engine(learner.version))
-        tracker = _tracker(folder, learner.version, console)
+        tracker = _tracker(config, folder, learner.version, console)
         if console is not None:
             stack.enter_context(console)
         on_rollout = console.on_rollout if console else None
@@ -152,7 +153,10 @@ async def _learner(bench: Workbench, folder: RunFolder, latest: Checkpoint | Non
     return learner
 
 
-def _tracker(folder: RunFolder, step: int, console: Console | None) -> Tracker:
+def _tracker(config: RunConfig, folder: RunFolder, step: int, console: Console | None) -> Tracker:
     jsonl = JsonlTracker(folder.path)
     jsonl.rewind(step)
-    return Trackers(jsonl, console) if console else jsonl
+    trackers: list[Tracker] = [jsonl]
+    if config.track.tensorboard:
+        trackers.append(TensorboardTracker(folder.tensorboard, read_jsonl(folder.metrics)))
+    return Trackers(*trackers, *([console] if console else []))

@@ -13,6 +13,7 @@ from loopwright.config.data import JsonlData, PythonData
 from loopwright.config.evaluation import CustomMetric, metric_spec
 from loopwright.config.imports import split_symbol
 from loopwright.config.judgers import ComposedJudgerConfig, LlmJudgerConfig, NativeJudgerConfig
+from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
 from loopwright.config.task_sets import PythonAgent
@@ -34,7 +35,7 @@ def model_folder(path: str, base: Path) -> Path | None:
 
 def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
     """Everything on disk that is missing, unreadable or of the wrong kind."""
-    yield from _model(config.model.path, base)
+    yield from _model(("model", "path"), config.model.path, base)
     for place, task_set in config.all_task_sets():
         if isinstance(task_set.data, JsonlData):
             yield from _file((*place, "data", "path"), base / task_set.data.path)
@@ -52,6 +53,10 @@ def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
     for index, text in enumerate(config.eval.metrics if config.eval else ()):
         if isinstance(metric_spec(text), CustomMetric):
             yield from _symbol(("eval", "metrics", index), text, base)
+    yield from _learner(config.learner, base)
+    if config.track.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        remedy = "pip install 'loopwright[tensorboard]', or switch it off"
+        yield Problem(("track", "tensorboard"), "needs the package tensorboard", remedy)
     yield from _run_dir(Path(config.trainer.run_dir))
 
 
@@ -64,8 +69,19 @@ def file_warnings(config: RunConfig, base: Path) -> Iterator[Problem]:
         )
 
 
-def _model(path: str, base: Path) -> Iterator[Problem]:
-    folder, place = model_folder(path, base), ("model", "path")
+def _learner(learner: LearnerConfig, base: Path) -> Iterator[Problem]:
+    if isinstance(learner.advantage, PythonAdvantage):
+        yield from _symbol(("learner", "advantage", "path"), learner.advantage.path, base)
+    if isinstance(learner.loss, PythonLoss):
+        yield from _symbol(("learner", "loss", "path"), learner.loss.path, base)
+    if learner.kl and learner.kl.reference:
+        yield from _model(("learner", "kl", "reference"), learner.kl.reference, base)
+    if learner.sft:
+        yield from _file(("learner", "sft", "path"), base / learner.sft.path)
+
+
+def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
+    folder = model_folder(path, base)
     if folder is None:
         return
     if not folder.is_dir():

@@ -90,6 +90,7 @@ class TrackConfig(Section):
 
     console: bool = True
     report: bool = True
+    tensorboard: bool = False
 
 
 class RunConfig(Section):

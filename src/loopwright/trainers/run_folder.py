@@ -18,6 +18,7 @@ import yaml
 
 from loopwright.errors import ConfigChangedError, RunError, RunLockedError
 from loopwright.track.jsonl import EVENTS, METRICS
+from loopwright.track.tensorboard import FOLDER as TENSORBOARD
 from loopwright.trainers.config_changes import config_changes
 from loopwright.trainers.durable import draft_of, write_whole
 
@@ -49,6 +50,10 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / EVENTS
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / TENSORBOARD
 
     @property
     def checkpoints(self) -> Path:
