@@ -30,15 +30,15 @@ class Layer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A layer, and where in it: `run.yaml:12`, or the name of a variable."""
+    """A layer, and where in it: `run.yaml:12`, or the name of a variable. `was` is the old key that was written."""
 
     layer: Layer
     detail: str = ""
+    was: str = ""
 
     def __str__(self) -> str:
-        if self.layer is Layer.FILE:
-            return self.detail
-        return f"{self.layer} {self.detail}".rstrip()
+        place = self.detail if self.layer is Layer.FILE else f"{self.layer} {self.detail}".rstrip()
+        return f"{place}, {self.was}" if self.was else place
 
 
 DEFAULT = Source(Layer.DEFAULT)
@@ -101,6 +101,16 @@ class Layered:
             return _no_place(assignment, len(parents))
         self._mark(assignment)
         return None
+
+    def source_near(self, path: KeyPath) -> Source:
+        """Of the field itself, or of the nearest thing round it when it is missing."""
+        for depth in range(len(path), 0, -1):
+            if path[:depth] in self.sources:
+                return self.sources[path[:depth]]
+            for known, source in self.sources.items():
+                if known[:depth] == path[:depth]:
+                    return source
+        return DEFAULT
 
     def _mark(self, assignment: Assignment) -> None:
         path, depth = assignment.path, len(assignment.path)

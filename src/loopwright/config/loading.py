@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +22,20 @@ from loopwright.config.layers import (
     assignments_from_overrides,
     leaves,
 )
+from loopwright.config.migration import merge, migrate, set_apart, split
 from loopwright.config.problems import KeyPath, Problem, config_error, dotted
 from loopwright.config.schema import RunConfig
 from loopwright.config.secrets import secret_problems, secrets_of
-from loopwright.config.short_form import expand, lengthen, name_task_sets, short_places, shorten
+from loopwright.config.short_form import (
+    SHORT_KEYS,
+    contract,
+    expand,
+    expand_kinds,
+    lengthen,
+    name_task_sets,
+    short_places,
+    shorten,
+)
 from loopwright.config.validate import validate, without
 from loopwright.config.yaml_text import read_yaml
 
@@ -57,6 +68,31 @@ class Loaded:
             yield Setting(dotted(path), value, self.sources.get(path, DEFAULT))
 
 
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A file in today's spelling: its values, what was done, and what is left to do by hand."""
+
+    values: dict[str, Any]
+    notices: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """All layers as one, before anything is validated."""
+
+    layered: Layered
+    places: frozenset[KeyPath]
+    problems: list[Problem]
+    notices: list[Problem]
+
+    def placed(self, problem: Problem) -> Problem:
+        """The problem in the user's own spelling, with where the value was given."""
+        near = self.layered.source_near(problem.path)
+        source = problem.source or ("" if near is DEFAULT else str(near))
+        return replace(problem, path=shorten(problem.path, self.places), source=source)
+
+
 def load(
     path: Path, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None, *, files: bool = False
 ) -> Loaded:
@@ -64,36 +100,62 @@ def load(
 
     Raises one ConfigError that lists all problems.
     """
+    merged = _merge(path, overrides, env or {})
+    name_task_sets(merged.layered.values, merged.places)
+    base = path.resolve().parent
+    config, found = _checked(merged.layered.values, base if files else None)
+    found = [*merged.problems, *found, *(secret_problems(config, env or {}) if files and config is not None else ())]
+    if found or config is None:
+        raise config_error(str(path), [merged.placed(problem) for problem in found])
+    warned = [
+        *merged.notices,
+        *checks.warnings(config),
+        *(file_warnings(config, base) if files else ()),
+        *_misspelt(env or {}),
+    ]
+    warnings = tuple(str(merged.placed(problem)) for problem in warned)
+    return Loaded(config, base, merged.layered.sources, warnings, secrets_of(config, env or {}))
+
+
+def migrate_file(path: Path) -> Migrated:
+    """Bring a file with old keys into today's spelling, as far as that can be done without its author."""
+    merged = _merge(path, (), {})
+    values = copy.deepcopy(merged.layered.values)
+    contract(values, merged.places)
+    name_task_sets(merged.layered.values, merged.places)
+    _, wrong = _checked(merged.layered.values, None)
+    problems = tuple(str(merged.placed(problem)) for problem in [*merged.problems, *wrong])
+    order = ("model", *SHORT_KEYS, *RunConfig.model_fields, *values)
+    values = dict(sorted(values.items(), key=lambda item: order.index(item[0])))
+    return Migrated(values, tuple(str(notice) for notice in merged.notices), problems)
+
+
+def _merge(path: Path, overrides: Sequence[str], env: Mapping[str, str]) -> _Merged:
     document = read_yaml(path)
     if not isinstance(document.values, dict):
         raise config_error(str(path), [Problem((), "the file is not a mapping of sections", "start with `model:`")])
     sources = {place: Source(Layer.FILE, f"{path.name}:{line}") for place, line in document.lines.items()}
     layered = Layered(document.values, sources)
+    old = set_apart(layered)
     places = short_places(layered.values)
-    found = [*expand(layered), *_assign(layered, places, overrides, env or {})]
-    name_task_sets(layered.values, places)
-    base = path.resolve().parent
-    config, more = _checked(layered.values, base if files else None)
-    found += [*more, *(secret_problems(config, env or {}) if files and config is not None else ())]
-    if found or config is None:
-        raise config_error(str(path), [_placed(problem, layered.sources, places) for problem in found])
-    warned = [*checks.warnings(config), *(file_warnings(config, base) if files else ()), *_misspelt(env or {})]
-    warnings = tuple(str(_placed(problem, layered.sources, places)) for problem in warned)
-    return Loaded(config, base, layered.sources, warnings, secrets_of(config, env or {}))
-
-
-def _assign(
-    layered: Layered, places: frozenset[KeyPath], overrides: Sequence[str], env: Mapping[str, str]
-) -> Iterator[Problem]:
+    problems = list(expand(layered))
     for item in [*assignments_from_env(env), *assignments_from_overrides(overrides)]:
-        if isinstance(item, Assignment):
-            problem = layered.assign(replace(item, path=lengthen(item.path, places)))
-        else:
-            problem = item
-        if problem:
-            yield problem
+        problems += [item] if isinstance(item, Problem) else _assign(item, layered, old, places)
+    migration = migrate(old)
+    moved = [replace(each, path=lengthen(each.path, places)) for each in migration.moved]
+    problems += [*migration.problems, *merge(layered, moved)]
     # The short form given from outside, beside task sets in the file, is the same mistake as both in the file.
-    yield from expand(layered)
+    problems += expand(layered)
+    expand_kinds(layered)
+    return _Merged(layered, places, problems, migration.notices)
+
+
+def _assign(item: Assignment, layered: Layered, old: Layered, places: frozenset[KeyPath]) -> list[Problem]:
+    parts = [
+        old.assign(part) if is_old else layered.assign(replace(part, path=lengthen(part.path, places)))
+        for part, is_old in split(item)
+    ]
+    return [problem for problem in parts if problem]
 
 
 def _checked(values: Mapping[str, Any], base: Path | None) -> tuple[RunConfig | None, list[Problem]]:
@@ -118,23 +180,6 @@ def _across(config: RunConfig, base: Path | None) -> Iterator[Problem]:
     yield from checks.problems(config)
     if base is not None:
         yield from file_problems(config, base)
-
-
-def _placed(problem: Problem, sources: Mapping[KeyPath, Source], places: frozenset[KeyPath]) -> Problem:
-    """The problem in the user's own spelling, with where the value was given."""
-    source = problem.source or _source_near(problem.path, sources)
-    return replace(problem, path=shorten(problem.path, places), source=source)
-
-
-def _source_near(path: KeyPath, sources: Mapping[KeyPath, Source]) -> str:
-    """Of the field itself, or of the nearest thing round it when it is missing."""
-    for depth in range(len(path), 0, -1):
-        if path[:depth] in sources:
-            return str(sources[path[:depth]])
-        inside = [source for known, source in sources.items() if known[:depth] == path[:depth]]
-        if inside:
-            return str(inside[0])
-    return ""
 
 
 def _misspelt(env: Mapping[str, str]) -> Iterator[Problem]:

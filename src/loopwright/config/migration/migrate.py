@@ -1,0 +1,162 @@
+"""Settings in the nested spelling of older frameworks are moved to ours, each with its source.
+
+Old keys are set apart in every layer, layered among themselves, and then moved. What is given both ways has to say the
+same. No old key is dropped silently: it moves, or is not needed, or is a problem.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from loopwright.config.layers import Assignment, Layered, leaves
+from loopwright.config.migration import verl, verl_gone, xtuner
+from loopwright.config.migration.values import Lost, Old, Outcome, Rule, Unneeded, resolve, unresolved
+from loopwright.config.problems import KeyPath, Problem, dotted, suggest
+
+RULES: dict[str, Rule] = {**verl.RULES, **xtuner.RULES}
+REMEDIES: dict[str, str] = {**verl_gone.REMEDIES, **xtuner.REMEDIES}
+"""Settings and whole sections without an equivalent."""
+
+SHARED = ("data", "trainer")
+"""Sections that exist here too: in them, a key is old by its own name."""
+
+_PATHS = {tuple(name.split(".")) for name in (*RULES, *REMEDIES)}
+ROOTS = {path[0] for path in _PATHS} - set(SHARED)
+_SHARED_KEYS = {path[:2] for path in _PATHS if path[0] in SHARED}
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What became of the old keys."""
+
+    moved: list[Assignment] = field(default_factory=list)
+    notices: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def set_apart(layered: Layered) -> Layered:
+    """Take the old keys out of a file's values."""
+    old = Layered({}, {path: layered.sources.pop(path) for path in list(layered.sources) if _is_old(path)})
+    for root in list(layered.values):
+        if root in ROOTS:
+            old.values[root] = layered.values.pop(root)
+        elif root in SHARED and isinstance(layered.values[root], dict):
+            ours, theirs = _parted(root, layered.values[root])
+            if theirs:
+                layered.values[root], old.values[root] = ours, theirs
+            if theirs and not ours:
+                del layered.values[root]
+    return old
+
+
+def split(assignment: Assignment) -> Iterator[tuple[Assignment, bool]]:
+    """The parts of an assignment, each with whether it is in the old spelling."""
+    root = str(assignment.path[0])
+    if len(assignment.path) > 1 or root not in SHARED or not isinstance(assignment.value, dict):
+        yield assignment, _is_old(assignment.path)
+        return
+    ours, theirs = _parted(root, assignment.value)
+    for key, value in theirs.items():
+        yield replace(assignment, path=(root, key), value=value), True
+    if ours or not theirs:
+        yield replace(assignment, value=ours), False
+
+
+def migrate(old: Layered) -> Migration:
+    """Move every old setting, or say why it cannot be moved."""
+    result = Migration()
+    found = {dotted(path): value for path, value in leaves(old.values)}
+    values = {name: resolve(value, found) for name, value in found.items()}
+    reported: set[KeyPath] = set()
+    for leaf, value in leaves(old.values):
+        if not leaf or leaf[-1] == "_target_" or (not value and _is_section(leaf)):
+            continue
+        path = _known(leaf)
+        if path not in reported:
+            reported.add(path)
+            _record(result, path, _outcome(dotted(path), values), old)
+    return result
+
+
+def merge(layered: Layered, moved: Sequence[Assignment]) -> Iterator[Problem]:
+    """Put what moved in its place, unless something else is said there."""
+    for assignment in moved:
+        given = _given(layered.values, assignment.path)
+        problem = layered.assign(assignment) if given is None else _conflict(layered, assignment, *given)
+        if problem:
+            yield problem
+
+
+def _conflict(layered: Layered, assignment: Assignment, path: KeyPath, value: Any) -> Problem | None:
+    if value == assignment.value or {"kind": assignment.value} == value:
+        return None
+    source = layered.source_near(path)
+    if isinstance(value, str) and path < assignment.path and assignment.path[-1] != "kind":
+        # The name of a kind stands for its section: there is room beside it.
+        layered.assign(Assignment(path, {"kind": value}, source))
+        return layered.assign(assignment)
+    made = json.dumps(assignment.value)
+    text = (
+        f"{assignment.source.was} makes it {made} ({replace(assignment.source, was='')}), but it is {json.dumps(value)}"
+    )
+    return Problem(path, text, "keep one of the two", source=str(source))
+
+
+def _outcome(name: str, values: Old) -> Outcome:
+    if name in REMEDIES:
+        return Lost("has no equivalent", REMEDIES[name])
+    if name not in RULES:
+        return Lost("unknown setting", suggest(name, sorted({*RULES, *REMEDIES}), "old settings"))
+    if unresolved(values[name]):
+        return Lost(f"is {values[name]!r}, which refers to nothing", "write the value itself")
+    return RULES[name](values[name], values)
+
+
+def _record(result: Migration, path: KeyPath, outcome: Outcome, old: Layered) -> None:
+    source = old.source_near(path)
+    if isinstance(outcome, Lost):
+        result.problems.append(Problem(path, outcome.text, outcome.remedy, source=str(source)))
+    elif isinstance(outcome, Unneeded):
+        result.notices.append(Problem(path, f"is not needed: {outcome.why}", "remove it", source=str(source)))
+    else:
+        ours = " and ".join(moved.name for moved in outcome)
+        remedy = "`loopwright migrate` prints the file in today's spelling"
+        result.notices.append(Problem(path, f"is now {ours}", remedy, source=str(source)))
+        was = replace(source, was=dotted(path))
+        result.moved.extend(Assignment(tuple(moved.name.split(".")), moved.value, was) for moved in outcome)
+
+
+def _is_old(path: KeyPath) -> bool:
+    return path[0] in ROOTS or path[:2] in _SHARED_KEYS
+
+
+def _is_section(path: KeyPath) -> bool:
+    return any(len(known) > len(path) and known[: len(path)] == path for known in _PATHS)
+
+
+def _known(leaf: KeyPath) -> KeyPath:
+    """The setting itself, or the section without an equivalent that it is in."""
+    if dotted(leaf) in RULES:
+        return leaf
+    inside = [leaf[:depth] for depth in range(len(leaf), 0, -1) if dotted(leaf[:depth]) in REMEDIES]
+    return inside[0] if inside else leaf
+
+
+def _parted(root: str, section: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    theirs = {key: value for key, value in section.items() if (root, key) in _SHARED_KEYS}
+    return {key: value for key, value in section.items() if key not in theirs}, theirs
+
+
+def _given(values: Any, path: KeyPath) -> tuple[KeyPath, Any] | None:
+    """What is said at `path`, or the plain value that stands where its section would be."""
+    here = values
+    for depth, key in enumerate(path):
+        if not isinstance(here, dict | list):
+            return path[:depth], here
+        if (key not in here) if isinstance(here, dict) else not (isinstance(key, int) and key < len(here)):
+            return None
+        here = here[key]
+    return path, here
