@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from loopwright.agents import EnginePolicy
 from loopwright.engines.torch.engine import TorchEngine
@@ -14,7 +13,7 @@ from loopwright.models.load import LoadedModel, load_model, load_tokenizer
 from loopwright.models.runtime import configure
 from loopwright.ports import Renderer, Reply
 from loopwright.render.chat_template import ChatTemplateRenderer
-from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.trainers.kept_weights import newest_weights
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Message, Sampling
 
@@ -38,10 +37,10 @@ class ChatModel:
 @asynccontextmanager
 async def open_chat(folder: RunFolder) -> AsyncIterator[ChatModel]:
     """The run's model: the exported one, or that of its latest checkpoint."""
-    weights = _weights(folder)
+    weights = newest_weights(folder)
     with ComputeThread() as compute:
         await compute.run(configure, threads=None, deterministic=False)
-        model = await compute.run(load_model, str(weights), cache=folder.path)
+        model = await compute.run(load_model, weights.path, cache=folder.path)
         async with TorchEngine(model, compute, max_batch=1) as engine:
             yield ChatModel(engine, model)
 
@@ -53,13 +52,3 @@ def run_renderer(folder: RunFolder) -> Renderer:
             f"{folder.path} has no tokenizer yet", remedy="wait until the run has loaded its model, then try again"
         )
     return ChatTemplateRenderer(load_tokenizer(str(folder.tokenizer)))
-
-
-def _weights(folder: RunFolder) -> Path:
-    if (folder.export / "config.json").exists():
-        return folder.export
-    if (latest := Checkpoints(folder.checkpoints, keep=1).latest()) is not None:
-        return latest.path
-    raise RunError(
-        f"{folder.path} has no weights yet", remedy="wait for its first checkpoint (trainer.checkpoint_every)"
-    )

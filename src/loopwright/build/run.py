@@ -13,10 +13,11 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.evaluation import eval_modes
-from loopwright.build.recipe import make_recipe
+from loopwright.build.recipe import gather, make_recipe
 from loopwright.build.sampling import Workbench, open_workbench
 from loopwright.config import Loaded, RunConfig
 from loopwright.learn.learner import TorchLearner
+from loopwright.learn.recipe import Recipe
 from loopwright.ports import ResumePlan, Storage, Tracker
 from loopwright.produce import SyncProducer
 from loopwright.track.console import Console
@@ -88,14 +89,16 @@ async def open_run(
     """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
     async with AsyncExitStack() as stack:
+        ingredients = gather(loaded)
         bench = await stack.enter_async_context(open_workbench(loaded, cache))
+        recipe = await bench.compute.run(make_recipe, loaded, ingredients, bench.model, cache)
         path = Path(config.trainer.run_dir)
         opened = RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         folder = stack.enter_context(opened)
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         begun = await _begin(config, folder, storage)
-        learner = await _learner(bench, folder, begun.latest)
-        folder.adopt(snapshot)
+        learner = await _learner(bench, recipe, folder, begun.latest)
+        folder.adopt(snapshot, loaded.base)
         engine = await stack.enter_async_context(bench.engine(learner.version))
         tracker = _tracker(config, folder, learner.version, console)
         if console is not None:
@@ -145,8 +148,8 @@ def _owes_evaluation(config: RunConfig, folder: RunFolder, step: int) -> bool:
     return not wanted <= {tuple(stored) for stored in StoredRun(folder.rollouts).evaluations()}
 
 
-async def _learner(bench: Workbench, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:
-    learner = TorchLearner(bench.model, make_recipe(bench.config), bench.compute)
+async def _learner(bench: Workbench, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:
+    learner = TorchLearner(bench.model, recipe, bench.compute)
     if latest is not None:
         await learner.load(latest.path)
     bench.model.tokenizer.save_pretrained(folder.tokenizer)

@@ -74,6 +74,17 @@ class Checkpoints:
         (step, path), *older = reversed(found)
         return _read(path, step, fallback=older[0][1].name if older else None)
 
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of `step`. Only reads."""
+        found = dict(self._found())
+        if step not in found:
+            known = ", ".join(map(str, found)) or "none"
+            raise CheckpointError(
+                f"{self._folder} has no checkpoint of step {step}",
+                remedy=f"choose one of the steps that it has: {known}",
+            )
+        return _read(found[step], step, fallback=None)
+
     def clear_unfinished(self) -> None:
         """Remove what a crash left. Only for the process that holds the run's lock."""
         for leftover in self._folder.glob(f"{_UNFINISHED}*"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,10 @@ class RunFolder:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def base(self) -> Path:
+        return self.path / "base"
 
     @property
     def lock(self) -> Path:
@@ -68,6 +72,16 @@ class RunFolder:
         return self.path / "export"
 
     @property
+    def evals(self) -> Path:
+        """Evaluations that `loopwright eval` made, each a folder like this one."""
+        return self.path / "evals"
+
+    @property
+    def samples(self) -> Path:
+        """What `loopwright rollout` sampled, each a folder like this one."""
+        return self.path / "samples"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -87,15 +101,29 @@ class RunFolder:
         with _locked(folder):
             previous = None if fresh else folder.stored_config()
             if previous is None:
-                _empty(folder)
+                _empty(folder, spare=() if fresh else (folder.evals, folder.samples))
                 folder.adopt(config)
             elif not allow_config_change:
                 _require_same(folder, previous, config)
             yield folder
 
-    def adopt(self, config_snapshot: Mapping[str, Any]) -> None:
-        """Make this the config of the run: for one that goes on, when it is known that it can."""
+    def adopt(self, config_snapshot: Mapping[str, Any], base: Path | None = None) -> None:
+        """Make this the config of the run: for one that goes on, when it is known that it can.
+
+        `base` is where its relative paths start.
+        """
         write_whole(self.config, HEADER + yaml.safe_dump(_plain(config_snapshot), sort_keys=False))
+        if base is not None:
+            write_whole(self.base, f"{base}\n")
+
+    def stored_base(self) -> Path:
+        """Where the relative paths of the run's config start."""
+        if not self.base.is_file():
+            raise RunError(
+                f"{self.path} does not say where the paths in its config start",
+                remedy="name the config file of the run instead of its folder",
+            )
+        return Path(self.base.read_text("utf-8").rstrip("\n"))
 
     def stored_config(self) -> dict[str, Any] | None:
         """The config of the run in this folder, or None when there is no run yet."""
@@ -122,7 +150,8 @@ def _require_run_or_empty(folder: RunFolder) -> None:
         raise RunError(f"{folder.path} is not a folder", remedy="choose another trainer.run_dir")
     if not folder.path.exists() or _is_run(folder):
         return
-    ours = {folder.lock, draft_of(folder.config)}  # all that a run leaves that died while it began
+    # What a run leaves that died while it began, and what was made beside it before.
+    ours = {folder.lock, draft_of(folder.config), folder.evals, folder.samples}
     strangers = sorted(entry.name for entry in folder.path.iterdir() if entry not in ours)
     if strangers:
         raise RunError(
@@ -138,8 +167,8 @@ def _is_run(folder: RunFolder) -> bool:
         return file.read(len(HEADER.encode())) == HEADER.encode()
 
 
-def _empty(folder: RunFolder) -> None:
-    """Remove everything but the lock that we hold.
+def _empty(folder: RunFolder, spare: Collection[Path]) -> None:
+    """Remove everything but the lock that we hold, and `spare`.
 
     The config loses its content first and its place last: if we are interrupted, what is left is still known as a
     run, and as one that was to be removed.
@@ -147,7 +176,7 @@ def _empty(folder: RunFolder) -> None:
     if folder.config.exists():
         write_whole(folder.config, HEADER)
     for entry in folder.path.iterdir():
-        if entry in (folder.lock, folder.config):
+        if entry in (folder.lock, folder.config, *spare):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

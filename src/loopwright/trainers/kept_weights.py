@@ -1,0 +1,55 @@
+"""The weights that a run has kept: its export, or one of its checkpoints. Only reads, so a run may be under way."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from loopwright.errors import RunError
+from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
+from loopwright.trainers.run_folder import RunFolder
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """`path` is what `model.path` takes, `name` fits into a file's name, and `step` is the last train step in them."""
+
+    path: str
+    name: str
+    step: int = 0
+
+
+def newest_weights(folder: RunFolder) -> Weights:
+    """The exported model, or that of the latest checkpoint."""
+    latest = _checkpoints(folder).latest()
+    if (folder.export / "config.json").exists():
+        return Weights(str(folder.export.resolve()), "export", latest.step if latest else 0)
+    return _of(folder, latest)
+
+
+def checkpoint_weights(folder: RunFolder, which: str) -> Weights:
+    """Those of one step, or of the `latest` checkpoint."""
+    if which == LATEST:
+        return _of(folder, _checkpoints(folder).latest())
+    if not which.isdecimal():
+        raise RunError(f"there is no checkpoint {which!r}", remedy=f"name a train step, or {LATEST!r}")
+    return _of(folder, _checkpoints(folder).at(int(which)))
+
+
+def named_weights(path: str) -> Weights:
+    """Those of any model, whoever made it."""
+    return Weights(path, re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-."))
+
+
+def _checkpoints(folder: RunFolder) -> Checkpoints:
+    return Checkpoints(folder.checkpoints, keep=1)
+
+
+def _of(folder: RunFolder, checkpoint: Checkpoint | None) -> Weights:
+    if checkpoint is None:
+        raise RunError(
+            f"{folder.path} has no weights yet", remedy="wait for its first checkpoint (trainer.checkpoint_every)"
+        )
+    return Weights(str(checkpoint.path.resolve()), checkpoint.path.name, checkpoint.step)
