@@ -94,15 +94,20 @@ class _Merged:
 
 
 def load(
-    path: Path, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None, *, files: bool = False
+    path: Path,
+    overrides: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    *,
+    files: bool = False,
+    base: Path | None = None,
 ) -> Loaded:
     """Merge the layers and check the result; with `files`, also what it names on disk and in `env`.
 
-    Raises one ConfigError that lists all problems.
+    Relative paths start from `base`, or else from the file's folder. Raises one ConfigError that lists all problems.
     """
     merged = _merge(path, overrides, env or {})
     name_task_sets(merged.layered.values, merged.places)
-    base = path.resolve().parent
+    base = base or path.resolve().parent
     config, found = _checked(merged.layered.values, base if files else None)
     found = [*merged.problems, *found, *(secret_problems(config, env or {}) if files and config is not None else ())]
     if found or config is None:
