@@ -21,11 +21,19 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure
 from loopwright.ports import AgentLoop, GroupJudger, Judger
-from loopwright.produce import Limits, ProduceSettings, RecordingPolicy, RolloutRunner, TaskSetRuntime
+from loopwright.produce import (
+    NO_SIGNAL,
+    Filter,
+    Limits,
+    ProduceSettings,
+    RecordingPolicy,
+    RolloutRunner,
+    TaskSetRuntime,
+    load_filter,
+)
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.trainers.colocate import Intervals
 from loopwright.types import Sampling
-
 
 Judgers = Mapping[str, Judger | GroupJudger]
 
@@ -56,6 +64,7 @@ def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shu
         sampling=_sampling(loaded.config.rollout, described.sampling),
         weight=described.weight,
         on_agent_error=described.agent.on_agent_error,
+        filter=_filter(loaded, described),
     )
 
 
@@ -63,6 +72,16 @@ def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
     if isinstance(described.agent, PythonAgent):
         return load_agent(described.agent.path, loaded.base, described.agent.args)
     return SingleTurn(described.agent.system)
+
+
+def _filter(loaded: Loaded, described: TaskSetConfig) -> Filter | None:
+    match described.filter or loaded.config.produce.filter:
+        case "none":
+            return None
+        case "no_signal":
+            return NO_SIGNAL
+        case path:
+            return load_filter(path, loaded.base)
 
 
 def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:
@@ -74,8 +93,13 @@ def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:
 def make_model(loaded: Loaded, cache: Path) -> LoadedModel:
     model = loaded.config.model
     configure(threads=model.threads, deterministic=loaded.config.trainer.deterministic)
-    folder = model_folder(model.path, loaded.base)
-    source = model.path if folder is None else str(folder)
+    return model_at(loaded, model.path, cache)
+
+
+def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
+    """The model at `path`, with the numbers and the context of the run's own."""
+    model, folder = loaded.config.model, model_folder(path, loaded.base)
+    source = path if folder is None else str(folder)
     return load_model(source, cache=cache, dtype=model.dtype, max_context=model.max_context)
 
 
@@ -101,6 +125,7 @@ def produce_settings(config: RunConfig) -> ProduceSettings:
         samples_per_task=config.rollout.samples_per_task,
         min_members=config.produce.min_members,
         failure_budget=config.produce.failure_budget,
+        filter_budget=config.produce.filter_budget,
     )
 
 

@@ -1,6 +1,15 @@
 """The schema of a run, its layers with their provenance, and the checks across fields. Torch-free."""
 
-from loopwright.config.data import DataConfig, JsonlData, PythonData
+from loopwright.config.data import (
+    Columns,
+    DataConfig,
+    DatasetData,
+    JsonlData,
+    ParquetData,
+    PythonData,
+    ReasoningGymData,
+    RowsConfig,
+)
 from loopwright.config.evaluation import BuiltInMetric, CustomMetric, EvalConfig, MetricSpec
 from loopwright.config.files import BUNDLED_MODEL, model_folder
 from loopwright.config.imports import load_symbol, user_line
@@ -15,10 +24,26 @@ from loopwright.config.judgers import (
     LlmJudgerConfig,
     MathAnswerConfig,
     NativeJudgerConfig,
+    ReasoningGymConfig,
 )
 from loopwright.config.layers import Layer, Source
-from loopwright.config.learner import AdvantageKind, LearnerConfig, PpoClipConfig
-from loopwright.config.loading import Loaded, Setting, load
+from loopwright.config.learner import (
+    AdvantageConfig,
+    CispoConfig,
+    GspoConfig,
+    ImportanceConfig,
+    KlConfig,
+    LearnerConfig,
+    LossConfig,
+    PassAtK,
+    PlainAdvantage,
+    PpoClipConfig,
+    PythonAdvantage,
+    PythonLoss,
+    ReinforceConfig,
+    SftConfig,
+)
+from loopwright.config.loading import Loaded, Migrated, Setting, load, migrate_file
 from loopwright.config.schema import (
     Dtype,
     ModelConfig,
@@ -34,36 +59,54 @@ from loopwright.config.task_sets import AgentConfig, PythonAgent, SamplingOverri
 __all__ = [
     "BUILT_IN_JUDGERS",
     "BUNDLED_MODEL",
-    "AdvantageKind",
+    "AdvantageConfig",
     "AgentConfig",
     "BuiltInMetric",
+    "CispoConfig",
+    "Columns",
     "ComposedJudgerConfig",
     "CustomMetric",
     "DataConfig",
+    "DatasetData",
     "Dtype",
     "EndpointConfig",
     "EvalConfig",
+    "GspoConfig",
     "HttpJudgerConfig",
+    "ImportanceConfig",
     "IntegerAnswerConfig",
     "JsonlData",
     "JudgePer",
     "JudgerConfig",
+    "KlConfig",
     "Layer",
     "LearnerConfig",
     "LlmJudgerConfig",
     "Loaded",
+    "LossConfig",
     "MathAnswerConfig",
     "MetricSpec",
+    "Migrated",
     "ModelConfig",
     "NativeJudgerConfig",
+    "ParquetData",
+    "PassAtK",
+    "PlainAdvantage",
     "PpoClipConfig",
     "ProduceConfig",
+    "PythonAdvantage",
     "PythonAgent",
     "PythonData",
+    "PythonLoss",
+    "ReasoningGymConfig",
+    "ReasoningGymData",
+    "ReinforceConfig",
     "RolloutConfig",
+    "RowsConfig",
     "RunConfig",
     "SamplingOverrides",
     "Setting",
+    "SftConfig",
     "SingleTurnAgent",
     "Source",
     "TaskSetConfig",
@@ -72,6 +115,7 @@ __all__ = [
     "TrainerConfig",
     "load",
     "load_symbol",
+    "migrate_file",
     "model_folder",
     "user_line",
 ]

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import ast
+import glob
 import importlib.util
 import os
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from loopwright.config.data import JsonlData, PythonData
+from loopwright.config.data import DataConfig, DatasetData, JsonlData, ParquetData, PythonData, RowsConfig
 from loopwright.config.evaluation import CustomMetric, metric_spec
 from loopwright.config.imports import split_symbol
 from loopwright.config.judgers import ComposedJudgerConfig, LlmJudgerConfig, NativeJudgerConfig
 from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import PythonAgent
+from loopwright.config.task_sets import FILTERS, PythonAgent
 from loopwright.errors import ConfigError
 
 BUNDLED_MODEL = "smollm2"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+EXTRAS = {
+    "parquet": ("pyarrow", "parquet"),
+    "dataset": ("datasets", "datasets"),
+    "reasoning_gym": ("reasoning_gym", "reasoning_gym"),
+}
+"""The package that a kind of data needs, and the extra that brings it."""
 
 
 def model_folder(path: str, base: Path) -> Path | None:
@@ -37,12 +44,13 @@ def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
     """Everything on disk that is missing, unreadable or of the wrong kind."""
     yield from _model(("model", "path"), config.model.path, base)
     for place, task_set in config.all_task_sets():
-        if isinstance(task_set.data, JsonlData):
-            yield from _file((*place, "data", "path"), base / task_set.data.path)
-        elif isinstance(task_set.data, PythonData):
-            yield from _symbol((*place, "data", "path"), task_set.data.path, base)
+        yield from _data((*place, "data"), task_set.data, base)
+        if task_set.filter not in (None, *FILTERS):
+            yield from _symbol((*place, "filter"), str(task_set.filter), base)
         if isinstance(task_set.agent, PythonAgent):
             yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
+    if config.produce.filter not in FILTERS:
+        yield from _symbol(("produce", "filter"), config.produce.filter, base)
     for name, judger in config.judgers.items():
         if isinstance(judger, NativeJudgerConfig):
             yield from _symbol(("judgers", name, "path"), judger.path, base)
@@ -94,6 +102,27 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
             f"{path} is a model folder without a tokenizer",
             f"save the tokenizer beside the model: it needs {' or '.join(TOKENIZER_FILES)}",
         )
+
+
+def _data(place: KeyPath, data: DataConfig, base: Path) -> Iterator[Problem]:
+    if extra := EXTRAS.get(data.kind):
+        package, name = extra
+        if importlib.util.find_spec(package) is None:
+            yield Problem((*place, "kind"), f"needs the package {package}", f"pip install 'loopwright[{name}]'")
+    match data:
+        case PythonData():
+            yield from _symbol((*place, "path"), data.path, base)
+        case JsonlData():
+            yield from _file((*place, "path"), base / data.path)
+        case DatasetData() if not (base / data.path).is_dir():
+            yield _absent((*place, "path"), base / data.path, "folder")
+        case ParquetData() if glob.has_magic(data.path):
+            if not any(glob.iglob(str(base / data.path), recursive=True)):
+                yield Problem((*place, "path"), f"nothing matches {base / data.path}", "mend the pattern")
+        case ParquetData() if not (base / data.path).exists():
+            yield _absent((*place, "path"), base / data.path, "file")
+    if isinstance(data, RowsConfig) and data.map is not None:
+        yield from _symbol((*place, "map"), data.map, base)
 
 
 def _file(place: KeyPath, file: Path) -> Iterator[Problem]:

@@ -61,13 +61,18 @@ class RolloutConfig(Section):
 
 
 class ProduceConfig(Section):
-    """How groups are made, and how much failure is borne (R2, R4)."""
+    """How groups are made, which of them are trained, and how much failure is borne (R2, R4).
+
+    `filter` is one of FILTERS, or the path of the user's function.
+    """
 
     kind: Literal["sync"] = "sync"
     max_attempts: Count = 3
     judge_attempts: Count = 2
     min_members: Count | None = None
     failure_budget: Count = 16
+    filter: Text = "none"
+    filter_budget: Count = 256
     agent_timeout_seconds: Positive = 600.0
 
 

@@ -43,11 +43,16 @@ class SamplingOverrides(Section):
     stop: FromYaml[tuple[str, ...]] | None = None
 
 
+FILTERS = ("none", "no_signal")
+"""Which groups are trained: all of them, or those whose members differ."""
+
+
 class TaskSetConfig(Section):
-    """A named source of tasks with its own agent, judger and sampling."""
+    """A named source of tasks with its own agent, judger and sampling. `filter` None: as `produce` says."""
 
     name: Text
     data: DataConfig
     agent: AgentConfig
     weight: Positive = 1.0
     sampling: SamplingOverrides = SamplingOverrides()
+    filter: Text | None = None

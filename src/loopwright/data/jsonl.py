@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from loopwright.data.records import task_from
+from loopwright.data.mapping import RowMap
 from loopwright.errors import DataError
 from loopwright.types import Task
 
@@ -19,12 +19,14 @@ class JsonlSource:
     """`starts` and `lines` hold the byte offset and the number (from 1) of each line that has a task."""
 
     path: Path
+    rows: RowMap
     starts: npt.NDArray[np.int64]
     lines: npt.NDArray[np.int64]
 
     @classmethod
-    def open(cls, path: Path) -> JsonlSource:
+    def open(cls, path: Path, rows: RowMap | None = None) -> JsonlSource:
         """Read the file through once; the first malformed line is an error that names it."""
+        rows = rows or RowMap()
         starts: list[int] = []
         lines: list[int] = []
         position = 0
@@ -32,7 +34,7 @@ class JsonlSource:
             with path.open("rb") as file:
                 for line, raw in enumerate(file, 1):
                     if raw.strip():
-                        _task(path, line, raw)
+                        _task(path, rows, line, raw)
                         starts.append(position)
                         lines.append(line)
                     position += len(raw)
@@ -44,7 +46,7 @@ class JsonlSource:
             ) from error
         if not starts:
             raise DataError(f"{path}: there are no tasks in it", remedy="write one task per line", file=str(path))
-        return cls(path, np.array(starts, np.int64), np.array(lines, np.int64))
+        return cls(path, rows, np.array(starts, np.int64), np.array(lines, np.int64))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -53,13 +55,13 @@ class JsonlSource:
         start, line = int(self.starts[index]), int(self.lines[index])
         with self.path.open("rb") as file:
             file.seek(start)
-            return _task(self.path, line, file.readline())
+            return _task(self.path, self.rows, line, file.readline())
 
 
-def _task(path: Path, line: int, raw: bytes) -> Task:
+def _task(path: Path, rows: RowMap, line: int, raw: bytes) -> Task:
     where = f"{path}:{line}"
     try:
-        record = json.loads(raw, parse_constant=_not_json)
+        row = json.loads(raw, parse_constant=_not_json)
     except ValueError as error:
         raise DataError(
             f"{where}: this line is not valid JSON: {error}",
@@ -67,7 +69,7 @@ def _task(path: Path, line: int, raw: bytes) -> Task:
             file=str(path),
             line=line,
         ) from error
-    return task_from(record, default_id=f"{path.stem}:{line}", where=where, file=str(path), line=line)
+    return rows.task(row, default_id=f"{path.stem}:{line}", where=where, file=str(path), line=line)
 
 
 def _not_json(constant: str) -> None:

@@ -1,20 +1,15 @@
-"""Tasks from the user's function: it is called once, and what it returns must be finite.
-
-Tasks are stored beside their rollouts, so what JSON cannot hold is refused here, before anything is sampled; a task
-that passes is the same in a run that was resumed.
-"""
+"""Tasks from the user's function: it is called once, and what it returns must be finite."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 from loopwright.config import load_symbol, user_line
-from loopwright.data.plain import plain
-from loopwright.data.records import task_from
+from loopwright.data.records import task_of
 from loopwright.errors import DataError
 from loopwright.types import Task
 
@@ -46,7 +41,13 @@ class PythonSource:
             ) from error
         if not items:
             raise DataError(f"{path} returned no tasks", remedy="return at least one task", function=path)
-        return cls(tuple(_task(path, number, item) for number, item in enumerate(items)))
+        name = path.rpartition(":")[2]
+        return cls(
+            tuple(
+                task_of(item, default_id=f"{name}:{number}", where=f"{path}, task {number}", function=path)
+                for number, item in enumerate(items)
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -63,26 +64,3 @@ def _listed(path: str, result: object) -> list[object]:
             function=path,
         )
     return list(result)
-
-
-def _task(path: str, number: int, item: object) -> Task:
-    name, where = path.rpartition(":")[2], f"{path}, task {number}"
-    record = {field.name: getattr(item, field.name) for field in fields(Task)} if isinstance(item, Task) else item
-    if isinstance(record, Mapping):
-        record = _plain(path, where, record)
-    return task_from(record, default_id=f"{name}:{number}", where=where, function=path)
-
-
-def _plain(path: str, where: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for field, value in record.items():
-        try:
-            kept |= plain({field: value})
-        except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{where}: {field} cannot be stored as JSON: {error}",
-                remedy="use strings, finite numbers, booleans, None, lists, and dicts whose keys are text",
-                function=path,
-                field=field,
-            ) from error
-    return kept

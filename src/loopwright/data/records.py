@@ -1,10 +1,16 @@
-"""A plain record, as JSON has it, into a Task. A record that is not clearly a task is refused, never guessed at."""
+"""A plain record, as JSON has it, into a Task. A record that is not clearly a task is refused, never guessed at.
+
+Tasks are stored beside their rollouts, so what JSON cannot hold is refused here as well, before anything is sampled; a
+task that passes is the same in a run that was resumed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, NoReturn
 
+from loopwright.data.plain import plain
 from loopwright.errors import DataError
 from loopwright.types import Message, Task
 
@@ -34,6 +40,28 @@ def task_from(record: object, *, default_id: str, where: str, **facts: Any) -> T
     )
 
 
+def task_of(item: object, *, default_id: str, where: str, **facts: Any) -> Task:
+    """What the user's Python or a table gave, a Task or a record, as a task that JSON holds unchanged."""
+    record = {field.name: getattr(item, field.name) for field in fields(Task)} if isinstance(item, Task) else item
+    if isinstance(record, Mapping):
+        record = {
+            name: value for field, held in record.items() for name, value in _plain(where, field, held, facts).items()
+        }
+    return task_from(record, default_id=default_id, where=where, **facts)
+
+
+def _plain(where: str, field: object, value: object, facts: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = plain({field: value})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where}: {field} cannot be stored as JSON: {error}",
+            remedy="use strings, finite numbers, booleans, None, lists, and dicts whose keys are text",
+            **{**facts, "field": field},
+        ) from error
+    return kept
+
+
 def _only(record: Mapping[str, Any], keys: tuple[str, ...], refuse: Refuse) -> str | None:
     given = [key for key in keys if key in record]
     if len(given) > 1:
@@ -52,13 +80,13 @@ def _messages(record: Mapping[str, Any], refuse: Refuse) -> tuple[Message, ...]:
     if key is None:
         refuse("there is neither messages nor prompt", "give the task a prompt (text) or messages (a list)")
     value = record[key]
-    if key != "messages":
-        if not isinstance(value, str) or not value:
-            refuse(f"{key} must be text, got {_kind(value)}", f'write "{key}": "What is 2+2?"')
+    if isinstance(value, str) and value and key != "messages":
         return ({"role": "user", "content": value},)
-    messages = _objects(value, "messages", refuse)
+    if not isinstance(value, list | tuple) and key != "messages":
+        refuse(f"{key} must be text or messages, got {_kind(value)}", f'write "{key}": "What is 2+2?"')
+    messages = _objects(value, key, refuse)
     if not messages:
-        refuse("messages is empty", "give at least one message")
+        refuse(f"{key} is empty", "give at least one message")
     for message in messages:
         if not isinstance(message.get("role"), str):
             refuse("a message has no role", 'write {"role": "user", "content": "..."}')

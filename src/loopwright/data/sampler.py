@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
+import numpy.typing as npt
 
 from loopwright.core.order import epoch_order
 from loopwright.ports import TaskSource
 from loopwright.types import Task
+
+_Order = range | npt.NDArray[np.int64]
 
 
 class EpochSampler:
@@ -16,7 +19,7 @@ class EpochSampler:
         self._source = source
         self._seed = seed
         self._shuffle = shuffle
-        self._latest: tuple[int, Sequence[int]] = (0, self._order(0))
+        self._latest: tuple[int, _Order] = (0, self._order(0))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -27,9 +30,9 @@ class EpochSampler:
         if known != epoch:
             order = self._order(epoch)
             self._latest = (epoch, order)
-        return self._source[order[place]]
+        return self._source[int(order[place])]
 
-    def _order(self, epoch: int) -> Sequence[int]:
+    def _order(self, epoch: int) -> _Order:
         size = len(self._source)
         if not self._shuffle:
             return range(size)

@@ -1,19 +1,36 @@
-"""From a config's `data` section to the tasks themselves."""
+"""From a config's `data` section to the tasks themselves. A source's package is imported only when it is used."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from loopwright.config import JsonlData, PythonData
+from loopwright.config import DatasetData, JsonlData, ParquetData, PythonData, ReasoningGymData
+from loopwright.config.extras import require
 from loopwright.data.jsonl import JsonlSource
+from loopwright.data.mapping import RowMap
 from loopwright.data.python import PythonSource
 from loopwright.ports import TaskSource
 
 
-def open_source(data: JsonlData | PythonData, base: Path) -> TaskSource:
+def open_source(data: JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData, base: Path) -> TaskSource:
     """Open the tasks; relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
     match data:
         case JsonlData():
-            return JsonlSource.open(base / data.path)
+            return JsonlSource.open(base / data.path, RowMap.of(data, base))
+        case ParquetData():
+            require("pyarrow", extra="parquet", what="Parquet files")
+            from loopwright.data.parquet import ParquetSource
+
+            return ParquetSource.open(base / data.path, RowMap.of(data, base))
+        case DatasetData():
+            require("datasets", extra="datasets", what="Hugging Face datasets folders")
+            from loopwright.data.dataset import DatasetSource
+
+            return DatasetSource.open(base / data.path, data.split, data.subset, RowMap.of(data, base))
         case PythonData():
             return PythonSource.open(data.path, data.args, base)
+        case ReasoningGymData():
+            require("reasoning_gym", extra="reasoning_gym", what="reasoning_gym's families")
+            from loopwright.data.reasoning_gym import ReasoningGymSource
+
+            return ReasoningGymSource.open(data)

@@ -17,6 +17,7 @@ from loopwright.config import (
     LlmJudgerConfig,
     MathAnswerConfig,
     NativeJudgerConfig,
+    ReasoningGymConfig,
 )
 from loopwright.config.extras import require
 from loopwright.errors import ConfigError
@@ -33,7 +34,11 @@ from loopwright.ports import GroupJudger, Judger
 if TYPE_CHECKING:
     import httpx
 
-BUILT_IN: Mapping[str, JudgerConfig] = {"integer_answer": IntegerAnswerConfig(), "math_answer": MathAnswerConfig()}
+BUILT_IN: Mapping[str, JudgerConfig] = {
+    "integer_answer": IntegerAnswerConfig(),
+    "math_answer": MathAnswerConfig(),
+    "reasoning_gym": ReasoningGymConfig(),
+}
 """What a name means that is used without being declared."""
 
 
@@ -76,6 +81,10 @@ class _Workshop:
             case MathAnswerConfig(timeout_seconds=seconds, workers=workers):
                 require("math_verify", extra="math", what="judgers of kind math_answer")
                 path = "loopwright.judgers.math_answer:judge"
+                return await enter(NativeJudger(name, path, base, seconds, workers))
+            case ReasoningGymConfig(timeout_seconds=seconds, workers=workers):
+                require("reasoning_gym", extra="reasoning_gym", what="judgers of kind reasoning_gym")
+                path = "loopwright.judgers.reasoning_gym:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case NativeJudgerConfig(path=path, per=JudgePer.GROUP, timeout_seconds=seconds, workers=workers):
                 return await enter(NativeGroupJudger(name, path, base, seconds, workers))

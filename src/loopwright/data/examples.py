@@ -1,0 +1,45 @@
+"""Conversations to imitate, from a JSONL file. Every line is checked when the file is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.data.jsonl import JsonlSource
+from loopwright.errors import DataError
+from loopwright.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages of which the last is the answer to learn. `where` is the file and line they stand in."""
+
+    messages: tuple[Message, ...]
+    where: str
+
+
+def read_examples(path: Path) -> tuple[Conversation, ...]:
+    """One conversation per line, as `{"messages": [...]}`; the first malformed line is an error that names it."""
+    source = JsonlSource.open(path)
+    return tuple(_conversation(source, index) for index in range(len(source)))
+
+
+def _conversation(source: JsonlSource, index: int) -> Conversation:
+    line = int(source.lines[index])
+    messages, where = source[index].messages, f"{source.path}:{line}"
+    answer = messages[-1].get("content")
+    if messages[-1]["role"] != "assistant" or not isinstance(answer, str) or not answer:
+        raise DataError(
+            f"{where}: the last message is not an assistant's text, so there is no answer to learn",
+            remedy='end messages with {"role": "assistant", "content": "..."}',
+            file=str(source.path),
+            line=line,
+        )
+    if len(messages) == 1:
+        raise DataError(
+            f"{where}: there is nothing before the answer",
+            remedy="begin messages with what is answered",
+            file=str(source.path),
+            line=line,
+        )
+    return Conversation(messages, where)

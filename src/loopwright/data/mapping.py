@@ -1,0 +1,106 @@
+"""From a row of any file to a Task, in one way for all of them: by its columns, or by the user's own function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any, NoReturn
+
+from loopwright.config import Columns, JsonlData, RowsConfig, load_symbol, user_line
+from loopwright.config.problems import suggest
+from loopwright.data.records import PROMPT_KEYS, TRUTH_KEYS, Refuse, task_of
+from loopwright.errors import DataError
+from loopwright.types import Task
+
+USUAL_NAMES = {"prompt": PROMPT_KEYS, "truth": TRUTH_KEYS, "id": ("id",)}
+"""Under which names the parts of a task are looked for when the config does not name their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowMap:
+    """`columns` says where parts of a task are, by part; all other columns become metadata.
+
+    With `function`, called `path` in the config, the user makes the task. In a table every row has every column, so
+    there, with `nulls_are_absent`, an empty one is taken for none.
+    """
+
+    columns: Mapping[str, str] | None = None
+    path: str = ""
+    function: Callable[[Any], object] | None = None
+    nulls_are_absent: bool = False
+
+    @classmethod
+    def of(cls, data: RowsConfig, base: Path) -> RowMap:
+        return cls(
+            columns=_given(data.columns),
+            path=data.map or "",
+            function=_function(data.map, base) if data.map else None,
+            nulls_are_absent=not isinstance(data, JsonlData),
+        )
+
+    def task(self, row: object, /, *, default_id: str, where: str, **facts: Any) -> Task:
+        """The row as a task. `where` starts every message."""
+
+        def refuse(problem: str, remedy: str) -> NoReturn:
+            raise DataError(f"{where}: {problem}", remedy=remedy, **facts)
+
+        item = row
+        if self.function is not None:
+            try:
+                item = self.function(row)
+            except Exception as error:  # the boundary round the user's code
+                problem = f"{where}: {self.path} raised at {user_line(error)}"
+                raise DataError(problem, remedy="mend the function, or the row", **facts) from error
+        elif isinstance(row, Mapping):
+            item = self._renamed(row, refuse)
+        return task_of(item, default_id=default_id, where=where, **facts)
+
+    def _renamed(self, row: Mapping[str, Any], refuse: Refuse) -> Mapping[str, Any]:
+        """The row with its named columns as parts of a task; a usual name that is not meant becomes metadata."""
+        named = self.columns or {}
+        parts = {part: _reach(row, column, refuse) for part, column in named.items()}
+        absent = {name for name, value in row.items() if value is None} if self.nulls_are_absent else set()
+        rest = {name: value for name, value in row.items() if name not in absent and name not in named.values()}
+        not_meant = [name for part in named for name in USUAL_NAMES[part] if name in rest]
+        if not_meant:
+            aside = {name: rest.pop(name) for name in not_meant}
+            rest["metadata"] = {**aside, **_metadata(rest.get("metadata", {}), refuse)}
+        return {**rest, **parts}
+
+
+def _given(columns: Columns) -> dict[str, str]:
+    return {part: column for part in USUAL_NAMES if (column := getattr(columns, part)) is not None}
+
+
+def _metadata(value: object, refuse: Refuse) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        refuse("metadata must be an object", "rename that column, or make the task with data.map")
+    return value
+
+
+def _reach(row: Mapping[str, Any], column: str, refuse: Refuse) -> Any:
+    """The value of a column; `a.b` is column `a.b`, or else field `b` of column `a`."""
+    if column in row:
+        return row[column]
+    here: Any = row
+    for step in column.split("."):
+        if here is None:
+            return None
+        if not isinstance(here, Mapping) or step not in here:
+            known = sorted(here) if isinstance(here, Mapping) else []
+            refuse(f"there is no column {column!r}", suggest(step, known, "there is"))
+        here = here[step]
+    return here
+
+
+def _function(path: str, base: Path) -> Callable[[Any], object]:
+    function = load_symbol(path, base)
+    if not callable(function) or iscoroutinefunction(function):
+        raise DataError(
+            f"{path} is not a plain function",
+            remedy="name a function, not async, that takes a row and returns a task",
+            function=path,
+        )
+    return function

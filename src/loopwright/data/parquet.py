@@ -1,0 +1,107 @@
+"""Tasks from Parquet files, read by row group when they are asked for: only a row at a time becomes Python objects."""
+
+from __future__ import annotations
+
+import glob
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loopwright.data.mapping import RowMap
+from loopwright.errors import DataError
+from loopwright.types import Task
+
+CACHED_BYTES = 256 * 2**20
+"""Row groups that were read are kept up to this size, in Arrow's form; the last one always."""
+
+
+class _RowGroup(NamedTuple):
+    """`first` is the number, in its file, of its first row."""
+
+    file: Path
+    number: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParquetSource:
+    """The rows of all `groups`, one after the other; `ends` holds how many rows there are up to the end of each."""
+
+    groups: tuple[_RowGroup, ...]
+    ends: npt.NDArray[np.int64]
+    rows: RowMap
+    cache: OrderedDict[_RowGroup, pa.Table] = field(default_factory=OrderedDict)
+
+    @classmethod
+    def open(cls, path: Path, rows: RowMap | None = None) -> ParquetSource:
+        """Read the files' footers and one row, so that a wrong mapping shows at once."""
+        groups: list[_RowGroup] = []
+        sizes: list[int] = []
+        for file in matching_files(path):
+            with _reading(file):
+                metadata = pq.read_metadata(file)
+            first = 0
+            for number in range(metadata.num_row_groups):
+                groups.append(_RowGroup(file, number, first))
+                sizes.append(metadata.row_group(number).num_rows)
+                first += sizes[-1]
+        source = cls(tuple(groups), np.cumsum(sizes, dtype=np.int64), rows or RowMap(nulls_are_absent=True))
+        if not len(source):
+            raise DataError(f"{path}: there are no tasks in it", remedy="write one task per row", file=str(path))
+        source[0]
+        return source
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        place = int(np.searchsorted(self.ends, index, side="right"))
+        group = self.groups[place]
+        within = index - (int(self.ends[place - 1]) if place else 0)
+        (row,) = self._table(group).slice(within, 1).to_pylist()
+        number = group.first + within
+        return self.rows.task(
+            row,
+            default_id=f"{group.file.stem}:{number}",
+            where=f"{group.file}: row {number}",
+            file=str(group.file),
+            row=number,
+        )
+
+    def _table(self, group: _RowGroup) -> Any:
+        if group in self.cache:
+            self.cache.move_to_end(group)
+            return self.cache[group]
+        with _reading(group.file), pq.ParquetFile(group.file) as file:
+            self.cache[group] = file.read_row_group(group.number)
+        while len(self.cache) > 1 and sum(table.nbytes for table in self.cache.values()) > CACHED_BYTES:
+            self.cache.popitem(last=False)
+        return self.cache[group]
+
+
+def matching_files(path: Path) -> list[Path]:
+    """The file itself, all Parquet files below a folder, or what a glob pattern matches, by name."""
+    if path.is_file():
+        return [path]
+    found = path.rglob("*.parquet") if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
+    return sorted(file for file in found if file.is_file())
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{file}: cannot be read as Parquet: {error}", remedy="check the file, or set data.kind", file=str(file)
+        ) from error

@@ -1,0 +1,69 @@
+"""The built-in judger for reasoning_gym's tasks: the family's own scorer, its score kept as it is.
+
+It runs in a worker with a deadline, as a user's function does. Some scorers evaluate the answer as Python; an answer is
+what a model wrote, so it is made harmless before they see it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+import sys
+from functools import lru_cache
+from typing import Any
+
+from reasoning_gym.factory import create_dataset
+
+from loopwright.core.gym_entry import CONFIG, FAMILY, entry_of
+from loopwright.errors import JudgeError
+from loopwright.types import Episode, Scored, Task
+
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+EVALUATES_LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Their scorers call eval() on the answer where a literal is meant."""
+
+EVALUATES_EXPRESSIONS = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
+)
+"""Their scorers hand the answer to sympy, which calls eval() with all of Python's built-in functions at hand."""
+
+# Texts, attributes, private names and built-in functions: what an expression would need to do more than compute.
+NO_EXPRESSION = re.compile(
+    r"""["'`\[\]{}:;@]|\.\s*[A-Za-z_]|\b_|__|\b(?:""" + "|".join(n for n in dir(builtins) if n.isidentifier()) + r")\b"
+)
+
+
+def judge(task: Task, episode: Episode) -> Scored:
+    """Score the final answer of the episode."""
+    try:
+        entry, family, config = entry_of(task), task.metadata[FAMILY], task.metadata[CONFIG]
+    except KeyError as error:
+        raise JudgeError(
+            f"task {task.id!r} has no {error} in its metadata",
+            remedy="use the judger reasoning_gym with data of kind reasoning_gym",
+        ) from error
+    answer = final_answer(episode.answer, lines=str(task.truth).count("\n") + 1)
+    if family in EVALUATES_EXPRESSIONS and NO_EXPRESSION.search(answer):
+        return Scored(0.0, answer=answer)
+    return Scored(float(_scorer(family, json.dumps(config)).score_answer(answer, entry)), answer=answer)
+
+
+def final_answer(text: str, lines: int = 1) -> str:
+    """What stands in the last <answer>...</answer>; without one, the last `lines` lines that are not blank."""
+    if tagged := TAGGED.findall(text):
+        return str(tagged[-1]).strip()
+    written = [line for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(written[-lines:]).strip()
+
+
+@lru_cache
+def _scorer(family: str, config: str) -> Any:
+    """The generator that the task came from, with whatever seed: it scores by the entry that it is given."""
+    scorer = create_dataset(family, size=1, seed=0, **json.loads(config))
+    if family in EVALUATES_LITERALS:
+        # A name in the module comes before the built-in one, in this worker process only.
+        vars(sys.modules[type(scorer).__module__])["eval"] = ast.literal_eval
+    return scorer
