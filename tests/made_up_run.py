@@ -27,7 +27,7 @@ from loopwright.types import (
 CONFIG = {
     "model": {"path": "smollm2"},
     "rollout": {"samples_per_task": 2, "temperature": 1.0},
-    "learner": {"lr": 1e-5, "advantage": "grpo"},
+    "learner": {"lr": 1e-5, "advantage": {"kind": "grpo"}},
     "trainer": {"groups_per_step": 2, "seed": 7},
 }
 

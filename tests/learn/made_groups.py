@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from loopwright.core.advantage import grpo
-from loopwright.learn.learner import Recipe, TorchLearner
+from loopwright.core.advantage import ADVANTAGES
+from loopwright.learn.learner import TorchLearner
 from loopwright.learn.losses import ppo_clip
+from loopwright.learn.recipe import Recipe
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.types import Episode, Group, Rollout, RolloutKey, Scored, Task, Timing, TokenChain
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
 CAP = 2.0
+LENGTH = 7
 VOCABULARY = 300
 TASK = Task.ask("adding", "What is 12+7?")
 
@@ -85,8 +87,14 @@ def random_groups(draw: st.DrawFn) -> list[Group]:
 
 
 def recipe(**overrides: Any) -> Recipe:
-    options: dict[str, Any] = {"advantage": grpo, "loss": partial(ppo_clip, **CLIP), "temperature": 1.0, "steps": 10}
-    return Recipe(**(options | {"importance_cap": CAP} | overrides))
+    options: dict[str, Any] = {
+        "advantage": ADVANTAGES["grpo"],
+        "loss": partial(ppo_clip, **CLIP),
+        "temperature": 1.0,
+        "steps": 10,
+        "constant_length": LENGTH,
+    }
+    return Recipe(**(options | overrides))
 
 
 def load_tiny(folder: Path) -> LoadedModel:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from made_groups import CAP, CLIP
+from made_groups import CAP, CLIP, LENGTH
 from transformers import AutoModelForCausalLM
 
 from loopwright.types import Aggregate, Group, TokenChain
@@ -42,7 +42,11 @@ def rows_of(groups: Sequence[Group], aggregate: Aggregate) -> list[Row]:
     counts = [sum(int(c.mask.sum()) for c in r.episode.chains) for r, _ in rollouts]
     rows = []
     for (rollout, advantage), count in zip(rollouts, counts, strict=True):
-        weight = 1 / (count * len(rollouts)) if aggregate is Aggregate.SEQUENCE else 1 / sum(counts)
+        weight = {
+            Aggregate.SEQUENCE: 1 / (count * len(rollouts)),
+            Aggregate.TOKEN: 1 / sum(counts),
+            Aggregate.CONSTANT: 1 / (LENGTH * len(rollouts)),
+        }[aggregate]
         rows += [Row(chain, advantage, weight) for chain in rollout.episode.chains]
     return rows
 

@@ -14,12 +14,21 @@ from made_groups import CAP, VOCABULARY, Maker, group_of, learner_of, load_tiny,
 from plain import difference, eager_model, gradients, logprobs_of, loss_of, rows_of
 
 from loopwright.errors import LearnerError
+from loopwright.learn.importance import Importance
 from loopwright.learn.learner import TorchLearner
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.types import Aggregate, Group, Schedule, TokenChain
+from loopwright.types import Aggregate, Group, ImportanceKind, Schedule, TokenChain
 
-MEANS = {"mismatch_mean", "mismatch_max", "mismatch_kl", "importance_mean", "ratio_mean", "entropy"}
+MEANS = {
+    "mismatch_mean",
+    "mismatch_max",
+    "mismatch_kl",
+    "importance_mean",
+    "importance_outside",
+    "ratio_mean",
+    "entropy",
+}
 
 
 @pytest.fixture
@@ -127,7 +136,7 @@ def test_sampled_logprobs_enter_nowhere_else(loaded: LoadedModel) -> None:
                 object.__setattr__(chain, "logprobs", np.where(chain.mask, -0.1, 0.0).astype(np.float32))
     found = []
     for groups in (honest, other):
-        learner_of(loaded, lr=0.0, importance_cap=None)._step(groups)
+        learner_of(loaded, lr=0.0, importance=Importance(ImportanceKind.OFF))._step(groups)
         found.append({name: p.grad.clone() for name, p in loaded.model.named_parameters()})
     assert difference(*found) == 0.0
 
@@ -202,7 +211,7 @@ def test_a_batch_without_advantage_moves_weights_by_momentum_only(loaded: Loaded
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(loaded: LoadedModel) -> None:
-    learner = learner_of(loaded, loss=lambda logprobs, old, advantages: logprobs * float("nan"))
+    learner = learner_of(loaded, loss=lambda batch: batch.logprobs * float("nan"))
     before = weights_of(loaded.model)
     with pytest.raises(LearnerError, match="step 1: the gradient's norm is nan"):
         learner._step(simple_groups())

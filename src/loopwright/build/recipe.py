@@ -1,22 +1,83 @@
-"""The learner's recipe from its section of the config."""
+"""The learner's recipe from its section of the config.
+
+What is the user's own (functions, examples) is gathered before a model is loaded, so that a mistake in it shows soon.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any
 
-from loopwright.config import RunConfig
-from loopwright.core.advantage import ADVANTAGES
-from loopwright.learn.learner import Recipe
-from loopwright.learn.losses import ppo_clip
+from loopwright.build.parts import model_at
+from loopwright.config import (
+    AdvantageConfig,
+    CispoConfig,
+    GspoConfig,
+    KlConfig,
+    Loaded,
+    LossConfig,
+    PassAtK,
+    PlainAdvantage,
+    PpoClipConfig,
+    PythonAdvantage,
+    PythonLoss,
+    ReinforceConfig,
+    load_symbol,
+)
+from loopwright.core.advantage import ADVANTAGES, Advantage, pass_at_k, per_group
+from loopwright.core.seeds import derive_seed
+from loopwright.data.examples import Conversation, read_examples
+from loopwright.errors import ConfigError, DataError, ModelError
+from loopwright.learn.custom import custom_advantage, custom_loss
+from loopwright.learn.importance import Importance
+from loopwright.learn.kl import KlTerm
+from loopwright.learn.losses import Clip, TokenLoss, cispo, gspo, ppo_clip, reinforce
+from loopwright.learn.recipe import Recipe
+from loopwright.learn.sft import Example, SftTerm
+from loopwright.models.load import LoadedModel
+from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.types import Level
 
 
-def make_recipe(config: RunConfig) -> Recipe:
-    learner, loss = config.learner, config.learner.loss
+@dataclass(frozen=True, slots=True)
+class Ingredients:
+    """What a recipe needs of the user's files."""
+
+    advantage: Advantage
+    loss: TokenLoss
+    examples: Sequence[Conversation]
+
+
+def gather(loaded: Loaded) -> Ingredients:
+    """Load the user's functions and examples; a mistake in them is an error that names them."""
+    learner = loaded.config.learner
+    return Ingredients(
+        _advantage(learner.advantage, loaded.base),
+        _loss(learner.loss, loaded.base),
+        read_examples(loaded.base / learner.sft.path) if learner.sft else (),
+    )
+
+
+def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, cache: Path) -> Recipe:
+    """Complete the recipe for `model`. Loads the reference model, if there is one: call it in the compute thread."""
+    config, learner = loaded.config, loaded.config.learner
+    bounds = learner.importance
     return Recipe(
-        advantage=ADVANTAGES[learner.advantage],
-        loss=partial(ppo_clip, clip_low=loss.clip_low, clip_high=loss.clip_high),
+        advantage=ingredients.advantage,
+        loss=ingredients.loss,
         temperature=config.rollout.temperature,
         steps=config.trainer.steps,
+        constant_length=learner.loss.constant_length or config.rollout.max_new_tokens,
+        aggregate=learner.loss.aggregate,
+        importance=Importance(bounds.kind, bounds.level, bounds.cap, bounds.floor),
+        clip=_clip(learner.loss),
+        kl=_kl(learner.kl, loaded, model, cache) if learner.kl else None,
+        sft=_sft(loaded, ingredients.examples, model),
+        loss_without_advantage=isinstance(learner.loss, PythonLoss),
         lr=learner.lr,
         betas=learner.betas,
         eps=learner.eps,
@@ -24,8 +85,96 @@ def make_recipe(config: RunConfig) -> Recipe:
         schedule=learner.schedule,
         warmup_steps=learner.warmup_steps,
         max_grad_norm=learner.max_grad_norm,
-        aggregate=loss.aggregate,
-        importance_cap=learner.importance_cap,
         mini_batches=learner.mini_batches,
         micro_batch_tokens=learner.micro_batch_tokens,
     )
+
+
+def _advantage(config: AdvantageConfig, base: Path) -> Advantage:
+    match config:
+        case PlainAdvantage():
+            return ADVANTAGES[config.kind]
+        case PassAtK():
+            return per_group(partial(pass_at_k, k=config.k))
+        case PythonAdvantage():
+            function = _function("learner.advantage", "def mine(groups)", config.path, config.args, base)
+            return custom_advantage(config.path, function, config.args)
+
+
+def _loss(config: LossConfig, base: Path) -> TokenLoss:
+    match config:
+        case PpoClipConfig():
+            return partial(ppo_clip, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip)
+        case GspoConfig():
+            return partial(gspo, clip_low=config.clip_low, clip_high=config.clip_high)
+        case CispoConfig():
+            return partial(cispo, clip_low=config.clip_low, clip_high=config.clip_high)
+        case ReinforceConfig():
+            return reinforce
+        case PythonLoss():
+            function = _function("learner.loss", "def mine(batch)", config.path, config.args, base)
+            return custom_loss(config.path, function, config.args)
+
+
+def _clip(config: LossConfig) -> Clip | None:
+    match config:
+        case PpoClipConfig() | CispoConfig():
+            return Clip(config.clip_low, config.clip_high)
+        case GspoConfig():
+            return Clip(config.clip_low, config.clip_high, Level.SEQUENCE)
+        case _:
+            return None
+
+
+def _function(place: str, shape: str, path: str, args: Mapping[str, Any], base: Path) -> Callable[..., Any]:
+    function = load_symbol(path, base)
+    if not callable(function):
+        raise ConfigError(
+            f"{place}.path {path!r} names {function!r:.80}, which cannot be called", remedy=f"name a function `{shape}`"
+        )
+    try:
+        signature(function).bind(None, **args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{place}.path {path!r} cannot be called with args {dict(args)}: {error}",
+            remedy=f"write it as `{shape}` with a parameter for each of {place}.args",
+        ) from error
+    return function
+
+
+def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path) -> KlTerm:
+    """The reference is loaded from where the run began, also when it is resumed from a checkpoint."""
+    path = config.reference or loaded.config.model.path
+    reference = model_at(loaded, path, cache).model
+    if reference.config.vocab_size != model.model.config.vocab_size:
+        raise ModelError(
+            f"learner.kl.reference {path!r} has {reference.config.vocab_size} tokens, and model.path "
+            f"{model.model.config.vocab_size}",
+            remedy="name a model with the same tokenizer, or leave it out",
+        )
+    return KlTerm(config.kind, config.coefficient, reference.requires_grad_(False))
+
+
+def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedModel) -> SftTerm | None:
+    config, seed = loaded.config.learner.sft, loaded.config.trainer.seed
+    if config is None:
+        return None
+    renderer = ChatTemplateRenderer(model.tokenizer)
+    examples = tuple(_example(each, renderer, model.max_context) for each in conversations)
+    return SftTerm(examples, config.coefficient, config.examples_per_step, derive_seed(seed, "sft"))
+
+
+def _example(conversation: Conversation, renderer: ChatTemplateRenderer, max_context: int) -> Example:
+    rendered = renderer.answered(conversation.messages)
+    if rendered is None:
+        raise DataError(
+            f"{conversation.where}: the chat template changes what stands before the answer, so it cannot be learned",
+            remedy="end the conversation with one plain assistant message",
+        )
+    example = Example.of(*rendered)
+    if len(example.ids) > max_context:
+        raise DataError(
+            f"{conversation.where}: the example has {len(example.ids)} tokens, more than the model's {max_context}",
+            remedy="shorten it, or leave it out",
+        )
+    return example

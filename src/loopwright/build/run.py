@@ -12,7 +12,7 @@ from pathlib import Path
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
-from loopwright.build.evaluation import eval_modes
+from loopwright.build.eval_plans import eval_modes
 from loopwright.build.recipe import gather, make_recipe
 from loopwright.build.sampling import Workbench, open_workbench
 from loopwright.config import Loaded, RunConfig

@@ -34,7 +34,7 @@ def locate(loc: Sequence[Key]) -> Place:
     for key in loc:
         members = _sections(here)
         if len(members) > 1:  # pydantic puts the chosen member's kind here; the file has no such level
-            here = next((member for member in members if _kind(member) == key), None)
+            here = next((member for member in members if key in _kinds(member)), None)
         elif members:
             names = _names(members[0], tuple(path))
             path.append(key)
@@ -46,7 +46,7 @@ def locate(loc: Sequence[Key]) -> Place:
             here = inner
         else:  # the member of a union of plain types
             break
-    return Place(tuple(path), names, tuple(_kind(member) for member in _sections(here) if _has_kind(member)))
+    return Place(tuple(path), names, tuple(kind for member in _sections(here) for kind in _kinds(member)))
 
 
 def options() -> Iterator[str]:
@@ -64,7 +64,7 @@ def _option(name: str, annotation: Any, field: FieldInfo) -> Iterator[str]:
     inner = _inside(annotation, 0)
     if members:
         for member in members:
-            choice = f"[{_kind(member)}]" if len(members) > 1 else ""
+            choice = f"[{_kinds(member)[0]}]" if len(members) > 1 else ""
             yield from _options(member, f"{name}{choice}.")
     elif inner is not None and _sections(inner):
         yield from _option(f"{name}.{'NAME' if _is_mapping(annotation) else 'N'}", inner, field)
@@ -78,12 +78,10 @@ def _names(section: type[Section], place: KeyPath) -> tuple[str, ...]:
     return (*names, *SHORT_KEYS) if place in NAMES else names
 
 
-def _has_kind(section: type[Section]) -> bool:
-    return "kind" in section.model_fields
-
-
-def _kind(section: type[Section]) -> str:
-    return str(section.model_fields["kind"].default)
+def _kinds(section: type[Section]) -> tuple[str, ...]:
+    """The kinds that a section may have, its default first. A section that is alone in its place may have none."""
+    field = section.model_fields.get("kind")
+    return tuple(str(kind) for kind in get_args(field.annotation)) if field else ()
 
 
 def _parts(annotation: Any) -> list[Any]:

@@ -2,33 +2,124 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from loopwright.config.base import Count, CountOrZero, Decay, FromYaml, NotNegative, Positive, Section
-from loopwright.types import Aggregate, Schedule
+from loopwright.config.base import Count, CountOrZero, Decay, FromYaml, NotNegative, Positive, Section, Text
+from loopwright.types import Aggregate, ImportanceKind, KlKind, Level, Schedule
 
-
-class AdvantageKind(StrEnum):
-    """How much better a member did than its group."""
-
-    GRPO = "grpo"
-    GRPO_NO_STD = "grpo_no_std"
+Drop = Annotated[float, Field(ge=0, le=1)]
+"""How far below 1 a ratio may fall."""
 
 
-class PpoClipConfig(Section):
+class PlainAdvantage(Section):
+    """An advantage with nothing to set."""
+
+    kind: Literal["grpo", "grpo_no_std", "rloo", "opo", "reinforce_pp", "reinforce_pp_baseline"] = "grpo"
+
+
+class PassAtK(Section):
+    """What a member adds to the best of k - 1 siblings."""
+
+    kind: Literal["pass_at_k"] = "pass_at_k"
+    k: Annotated[int, Field(ge=2)]
+
+
+class PythonAdvantage(Section):
+    """The user's function from the scores of all groups to the advantages of their members."""
+
+    kind: Literal["python"] = "python"
+    path: Text
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+AdvantageConfig = Annotated[PlainAdvantage | PassAtK | PythonAdvantage, Field(discriminator="kind")]
+
+
+class _Loss(Section):
+    """What every loss has: how its tokens add up. `constant_length` None: as long as an answer may be."""
+
+    kind: str
+    aggregate: FromYaml[Aggregate] = Aggregate.SEQUENCE
+    constant_length: Count | None = None
+
+
+class PpoClipConfig(_Loss):
     """The clipped policy-gradient loss."""
 
     kind: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    clip_low: Drop = 0.2
     clip_high: NotNegative = 0.2
-    aggregate: FromYaml[Aggregate] = Aggregate.SEQUENCE
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+
+
+class GspoConfig(_Loss):
+    """The clipped loss of whole sequences. Their ratios move far less than those of tokens; so the bounds are tight."""
+
+    kind: Literal["gspo"] = "gspo"
+    clip_low: Drop = 3e-4
+    clip_high: NotNegative = 4e-4
+
+
+class CispoConfig(_Loss):
+    """The policy gradient weighted by a clipped ratio. Bounded from above only, unless `clip_low` is below 1."""
+
+    kind: Literal["cispo"] = "cispo"
+    clip_low: Drop = 1.0
+    clip_high: NotNegative = 4.0
+
+
+class ReinforceConfig(_Loss):
+    """The plain policy gradient."""
+
+    kind: Literal["reinforce"] = "reinforce"
+
+
+class PythonLoss(_Loss):
+    """The user's function from the tokens of a micro-batch to one loss per token."""
+
+    kind: Literal["python"] = "python"
+    path: Text
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+LossConfig = Annotated[
+    PpoClipConfig | GspoConfig | CispoConfig | ReinforceConfig | PythonLoss, Field(discriminator="kind")
+]
+
+
+# YAML reads a bare `off` as false; everybody who writes it here means the word.
+OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
+
+
+class ImportanceConfig(Section):
+    """The correction for tokens that were sampled by another policy, or kernel, than is trained."""
+
+    kind: Annotated[FromYaml[ImportanceKind], OffIsAWord] = ImportanceKind.TRUNCATE
+    level: FromYaml[Level] = Level.TOKEN
+    cap: Positive = 2.0
+    floor: NotNegative = 0.0
+
+
+class KlConfig(Section):
+    """The divergence from a reference model, as a part of the loss. `reference` None: the initial weights."""
+
+    kind: FromYaml[KlKind] = KlKind.K3
+    coefficient: Positive
+    reference: Text | None = None
+
+
+class SftConfig(Section):
+    """Given conversations to imitate, as a part of the loss."""
+
+    path: Text
+    coefficient: Positive
+    examples_per_step: Count = 8
 
 
 class LearnerConfig(Section):
-    """AdamW, its schedule, and how a batch is cut. None switches `max_grad_norm` or `importance_cap` off."""
+    """AdamW, its schedule, how a batch is cut, and the terms of the loss. None switches `max_grad_norm` off."""
 
     lr: Positive = 1e-5
     betas: FromYaml[tuple[Decay, Decay]] = (0.9, 0.999)
@@ -39,6 +130,8 @@ class LearnerConfig(Section):
     max_grad_norm: Positive | None = 1.0
     mini_batches: Count = 1
     micro_batch_tokens: Count = 4096
-    advantage: FromYaml[AdvantageKind] = AdvantageKind.GRPO
-    loss: PpoClipConfig = PpoClipConfig()
-    importance_cap: Positive | None = 2.0
+    advantage: AdvantageConfig = PlainAdvantage()
+    loss: LossConfig = PpoClipConfig()
+    importance: ImportanceConfig = ImportanceConfig()
+    kl: KlConfig | None = None
+    sft: SftConfig | None = None

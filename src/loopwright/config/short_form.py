@@ -1,6 +1,7 @@
-"""The short form: `data` + `agent` (+ `sampling`) beside the other sections stands for one task set.
+"""Short forms: `data` + `agent` (+ `sampling`) beside the other sections stands for one task set, and a kind's name for
+a section of that kind.
 
-Inside, there are only task sets; messages speak of fields as the user wrote them.
+Inside, there are only task sets and sections; messages speak of fields as the user wrote them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from loopwright.config.problems import KeyPath, Problem
 SHORT_KEYS = ("data", "agent", "sampling")
 NAMES: dict[KeyPath, str] = {(): "train", ("eval",): "eval"}
 """Where the short form may stand, and what its task set is called."""
+
+KIND_PLACES: dict[KeyPath, str | None] = {("learner", "advantage"): None, ("learner", "loss"): "ppo_clip"}
+"""Sections that a kind's name may stand for (`advantage: rloo`), and the kind that one without a kind has."""
 
 
 def short_places(values: dict[str, Any]) -> frozenset[KeyPath]:
@@ -38,12 +42,35 @@ def expand(layered: Layered) -> Iterator[Problem]:
             layered.sources[lengthen(known, frozenset({place}))] = layered.sources.pop(known)
 
 
+def expand_kinds(layered: Layered) -> None:
+    """Write kinds out: `advantage: rloo` as `advantage: {kind: rloo}`, from the same source."""
+    for place, usual in KIND_PLACES.items():
+        *parents, name = place
+        holder = _section(layered.values, tuple(parents)) or {}
+        match holder.get(str(name)):
+            case str() as kind:
+                holder[str(name)] = {"kind": kind}
+                layered.sources[(*place, "kind")] = layered.sources.pop(place)
+            case dict() as section if usual and "kind" not in section:
+                holder[str(name)] = {"kind": usual, **section}
+
+
 def name_task_sets(values: dict[str, Any], places: frozenset[KeyPath]) -> None:
     """Give the task set that the short form made its name."""
     for place in places:
         match (_section(values, place) or {}).get("task_sets"):
             case [dict() as task_set, *_]:
                 task_set.setdefault("name", NAMES[place])
+
+
+def contract(values: dict[str, Any], places: frozenset[KeyPath]) -> None:
+    """The inverse of `expand`, for showing: a lone task set without a name goes back to the short form."""
+    for place in places:
+        section = _section(values, place)
+        match (section or {}).get("task_sets"):
+            case [dict() as parts] if section is not None and set(parts) <= set(SHORT_KEYS):
+                del section["task_sets"]
+                section.update(parts)
 
 
 def lengthen(path: KeyPath, places: frozenset[KeyPath]) -> KeyPath:

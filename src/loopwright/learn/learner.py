@@ -1,66 +1,49 @@
 """The learner: groups in, better weights out.
 
-A train step: advantages -> samples -> mini-batches -> packed micro-batches -> loss and gradients -> AdamW. With one
-mini-batch the old logprobs are the forward pass's own, so the first ratio is exactly 1; with several they are
-computed once, before the first update.
+A train step: advantages -> samples -> mini-batches -> packed micro-batches -> loss and gradients -> AdamW. Advantages
+are computed once, over all groups of the step. With one mini-batch the old logprobs are the forward pass's own, so the
+first ratio is exactly 1; with several they are computed once, before the first update. Examples to imitate are packed
+into micro-batches of their own, whose gradients join those of the rollouts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from loopwright.core.advantage import Advantage
 from loopwright.core.packing import Packed, micro_batches, pack
 from loopwright.core.schedule import learning_rate
+from loopwright.core.weighting import token_weights
 from loopwright.errors import LearnerError
 from loopwright.learn import state
 from loopwright.learn.forward import packed_logprobs
-from loopwright.learn.losses import importance
+from loopwright.learn.losses import TokenBatch
 from loopwright.learn.meter import Meter
-from loopwright.learn.samples import Sample, Tensors, samples_of, tensors_of
+from loopwright.learn.objective import rollout_loss
+from loopwright.learn.recipe import Recipe
+from loopwright.learn.samples import Credit, Sample, Tensors, credit_of, samples_of, scores_of, tensors_of
+from loopwright.learn.sft import Example
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.ports.learner import StepReport
-from loopwright.types import Aggregate, Group, Schedule
-
-TokenLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(logprobs, old logprobs, advantages) of each token -> loss of each token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What is optimised, and how."""
-
-    advantage: Advantage
-    loss: TokenLoss
-    temperature: float
-    steps: int
-    lr: float = 1e-5
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    schedule: Schedule = Schedule.CONSTANT
-    warmup_steps: int = 0
-    max_grad_norm: float | None = 1.0
-    aggregate: Aggregate = Aggregate.SEQUENCE
-    importance_cap: float | None = 2.0
-    mini_batches: int = 1
-    micro_batch_tokens: int = 4096
+from loopwright.types import Group
 
 
 @dataclass(frozen=True, slots=True)
 class _Micro:
-    """A micro-batch, laid out."""
+    """A micro-batch of rollouts, laid out. `old` is None while the policy is still the old one."""
 
     rows: list[Packed]
     tensors: Tensors
+    credit: Credit
     old: torch.Tensor | None
+    reference: torch.Tensor | None
 
 
 class TorchLearner:
@@ -118,17 +101,22 @@ class TorchLearner:
         )
         for options in self._optimizer.param_groups:
             options["lr"] = rate
-        for mini_batch in self._mini_batches(groups):
-            self._update(mini_batch, meter)
+        for rollouts, examples in zip(self._mini_batches(groups), self._examples(), strict=True):
+            self._zero_grad()
+            self._learn_from(rollouts, meter)
+            self._imitate(examples, meter)
+            self._update(meter)
         self._version += 1
         return StepReport(self._version, {"lr": rate, **meter.metrics()})
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[list[_Micro]]:
         recipe = self._recipe
-        parts = [groups[i :: recipe.mini_batches] for i in range(recipe.mini_batches)]
+        advantages = recipe.advantage([scores_of(group) for group in groups])
+        judged = list(zip(groups, advantages, strict=True))
+        weigh = partial(token_weights, aggregate=recipe.aggregate, constant_length=recipe.constant_length)
         batches = []
-        for part in parts:
-            samples = samples_of(part, recipe.advantage, recipe.aggregate)
+        for part in range(recipe.mini_batches):
+            samples = samples_of(judged[part :: recipe.mini_batches], weigh, idle=recipe.trains_idle_chains)
             batches.append([self._lay_out(rows, samples) for rows in self._micro_batches(samples)])
         return batches
 
@@ -140,28 +128,68 @@ class TorchLearner:
         return micro_batches(rows, self._recipe.micro_batch_tokens)
 
     def _lay_out(self, rows: list[Packed], samples: Sequence[Sample]) -> _Micro:
-        tensors = tensors_of(rows, samples, self._model.device)
-        old = None
-        if self._recipe.mini_batches > 1:
-            with torch.no_grad():
-                old = packed_logprobs(self._model, rows, tensors, self._recipe.temperature)[0]
-        return _Micro(rows, tensors, old)
+        tensors = tensors_of(rows, [sample.chain for sample in samples], self._model.device)
+        kl = self._recipe.kl
+        return _Micro(
+            rows,
+            tensors,
+            credit_of(rows, samples, self._model.device),
+            old=self._frozen_logprobs(self._model, rows, tensors) if self._recipe.mini_batches > 1 else None,
+            reference=None if kl is None else self._frozen_logprobs(kl.reference, rows, tensors),
+        )
 
-    def _update(self, mini_batch: Sequence[_Micro], meter: Meter) -> None:
-        recipe = self._recipe
+    @torch.no_grad()
+    def _frozen_logprobs(self, model: Any, rows: list[Packed], tensors: Tensors) -> torch.Tensor:
+        return packed_logprobs(model, rows, tensors, self._recipe.temperature)[0]
+
+    def _examples(self) -> list[list[Example]]:
+        """The examples of each mini-batch of the coming step."""
+        sft, parts = self._recipe.sft, self._recipe.mini_batches
+        examples = [] if sft is None else sft.at(self._version + 1)
+        return [examples[part::parts] for part in range(parts)]
+
+    def _zero_grad(self) -> None:
         for parameter in self._model.parameters():
             # Zeros rather than None: a mini-batch without signal still lets the optimiser's momentum act.
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+
+    def _learn_from(self, mini_batch: Sequence[_Micro], meter: Meter) -> None:
         for micro in mini_batch:
-            data = micro.tensors
-            logprobs, entropy = packed_logprobs(self._model, micro.rows, data, recipe.temperature)
-            old = logprobs.detach() if micro.old is None else micro.old
-            correction = importance(old, data.sampled_logprobs, recipe.importance_cap)
-            loss = (recipe.loss(logprobs, old, data.advantages) * correction * data.weights).sum()
+            credit = micro.credit
+            logprobs, entropy = packed_logprobs(self._model, micro.rows, micro.tensors, self._recipe.temperature)
+            batch = TokenBatch(
+                logprobs=logprobs,
+                old_logprobs=logprobs.detach() if micro.old is None else micro.old,
+                sampled_logprobs=credit.sampled_logprobs,
+                advantages=credit.advantages,
+                sequence=credit.sequence,
+                reference_logprobs=micro.reference,
+            )
+            loss = rollout_loss(self._recipe, batch, credit.weights, entropy, meter)
             loss.backward()  # type: ignore[no-untyped-call]
-            meter.tokens(logprobs.detach(), old, data.sampled_logprobs, correction, entropy)
             meter.loss(loss.item())
-        limit = float("inf") if recipe.max_grad_norm is None else recipe.max_grad_norm
+
+    def _imitate(self, examples: Sequence[Example], meter: Meter) -> None:
+        """Add the gradients of the mean over examples of the mean negative log-likelihood of their answers' tokens."""
+        sft = self._recipe.sft
+        if sft is None or not examples:
+            return
+        rows = [_row(index, example) for index, example in enumerate(examples)]
+        total = 0.0
+        for micro in micro_batches(rows, self._recipe.micro_batch_tokens):
+            tensors = tensors_of(micro, examples, self._model.device)
+            logprobs, _ = packed_logprobs(self._model, micro, tensors, temperature=1.0)
+            lengths = torch.tensor([int(examples[i].mask.sum()) for row in micro for i in row.chains])
+            weights = (1.0 / (lengths * len(examples))).repeat_interleave(lengths).to(logprobs.device)
+            loss = -(logprobs * weights).sum()
+            (sft.coefficient * loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        meter.sft_loss(total)
+        meter.loss(sft.coefficient * total)
+
+    def _update(self, meter: Meter) -> None:
+        """One optimiser step, unless the gradient is broken."""
+        limit = float("inf") if self._recipe.max_grad_norm is None else self._recipe.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit))
         if not math.isfinite(norm):
             raise LearnerError(
@@ -171,3 +199,9 @@ class TorchLearner:
             )
         meter.grad_norm(norm)
         self._optimizer.step()
+
+
+def _row(index: int, example: Example) -> Packed:
+    """An example in a row of its own: its prompt, then its answer but for the last token."""
+    prompt = int(example.mask.argmax())
+    return Packed(prompt, (index,), (len(example.ids) - 1 - prompt,))

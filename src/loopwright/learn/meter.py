@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
+from loopwright.learn.losses import TokenBatch
+from loopwright.types import Level
+
 
 class Meter:
-    """Sums on the way, means at the end. A step in which no rollout had an advantage has no token means."""
+    """Sums on the way, means at the end. A step in which no rollout was trained has no token means."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._tokens = 0
         self._largest_mismatch = 0.0
         self._losses = 0.0
+        self._sft_losses: list[float] = []
         self._norms: list[float] = []
 
-    def tokens(
-        self,
-        logprobs: torch.Tensor,
-        old: torch.Tensor,
-        sampled: torch.Tensor,
-        correction: torch.Tensor,
-        entropy: torch.Tensor,
-    ) -> None:
-        mismatch = (old - sampled).abs()
-        self._tokens += len(logprobs)
-        self._largest_mismatch = max(self._largest_mismatch, float(mismatch.max()))
-        sums = {
-            "mismatch_mean": mismatch,
-            "mismatch_kl": sampled - old,
-            "importance_mean": correction,
-            "ratio_mean": (logprobs - old).exp(),
-            "entropy": entropy,
-        }
-        for name, values in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(values.double().sum())
+    def tokens(self, batch: TokenBatch, **others: torch.Tensor) -> None:
+        """The trained tokens of one micro-batch; `others` are more numbers, one per token, by their names."""
+        with torch.no_grad():
+            mismatch = (batch.old_logprobs - batch.sampled_logprobs).abs()
+            self._tokens += len(mismatch)
+            self._largest_mismatch = max(self._largest_mismatch, float(mismatch.max()))
+            self._add(
+                {
+                    "mismatch_mean": mismatch,
+                    "mismatch_kl": batch.sampled_logprobs - batch.old_logprobs,
+                    "ratio_mean": batch.ratio(Level.TOKEN),
+                    **others,
+                }
+            )
+
+    def _add(self, values: Mapping[str, torch.Tensor]) -> None:
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value.double().sum())
 
     def loss(self, value: float) -> None:
+        """A part of a mini-batch's loss."""
         self._losses += value
+
+    def sft_loss(self, value: float) -> None:
+        """A mini-batch's mean negative log-likelihood of its examples."""
+        self._sft_losses.append(value)
 
     def grad_norm(self, value: float) -> None:
         self._norms.append(value)
@@ -48,6 +56,8 @@ class Meter:
         means = {name: total / self._tokens for name, total in self._sums.items()}
         if self._tokens:
             means["mismatch_max"] = self._largest_mismatch
+        if self._sft_losses:
+            means["sft_loss"] = math.fsum(self._sft_losses) / len(self._sft_losses)
         return {
             "loss": self._losses / max(1, len(self._norms)),
             "grad_norm": math.fsum(self._norms) / max(1, len(self._norms)),

@@ -1,19 +1,20 @@
-"""From groups to what the loss needs: chains with their advantage and token weight, and packed tensors."""
+"""From groups to what a micro-batch needs: chains with their advantage and token weight, and packed tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from loopwright.core.advantage import Advantage
+from loopwright.core.advantage import Scores
 from loopwright.core.packing import Packed
-from loopwright.core.weighting import token_weights
 from loopwright.errors import ChainError
 from loopwright.learn.attention import packed_positions
-from loopwright.types import Aggregate, Episode, Group, TokenChain
+from loopwright.types import Group, TokenChain
+from loopwright.types.tokens import BoolArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +34,47 @@ class Sample:
             )
 
 
-def samples_of(groups: Sequence[Group], advantage: Advantage, aggregate: Aggregate) -> list[Sample]:
-    """Every chain of a mini-batch that has something to teach.
+def scores_of(group: Group) -> Scores:
+    """What an advantage looks at."""
+    episodes = [rollout.episode for rollout in group.rollouts]
+    return Scores(group.rewards, tuple(episode.sampled_tokens if episode else 0 for episode in episodes))
 
-    Chains with advantage 0 are left out: their gradient is exactly 0. They still count in the token weights.
+
+def samples_of(
+    groups: Sequence[tuple[Group, Sequence[float]]], weigh: Callable[[Sequence[int]], Sequence[float]], *, idle: bool
+) -> list[Sample]:
+    """The chains of a mini-batch, given its groups with their members' advantages.
+
+    Chains with advantage 0 are left out unless `idle`: the gradient of our policy losses is exactly 0 there. They still
+    count in the token weights, which `weigh` gives for rollouts of so many sampled tokens.
     """
-    rollouts = [(g, rollout, a) for g, group in enumerate(groups) for rollout, a in _members(group, advantage)]
-    sampled = [rollout.sampled_tokens for _, rollout, _ in rollouts]
-    weights = token_weights(sampled, aggregate)
+    rollouts = [
+        (number, rollout.episode, advantage)
+        for number, (group, advantages) in enumerate(groups)
+        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+        if rollout.episode is not None
+    ]
+    weights = weigh([episode.sampled_tokens for _, episode, _ in rollouts])
     return [
-        Sample(chain, g, a, weight)
-        for (g, episode, a), weight in zip(rollouts, weights, strict=True)
+        Sample(chain, number, advantage, weight)
+        for (number, episode, advantage), weight in zip(rollouts, weights, strict=True)
         for chain in episode.chains
-        if a != 0 and chain.sampled
+        if chain.sampled and (idle or advantage != 0)
     ]
 
 
-def _members(group: Group, advantage: Advantage) -> list[tuple[Episode, float]]:
-    pairs = zip(group.rollouts, advantage(group.rewards), strict=True)
-    return [(rollout.episode, a) for rollout, a in pairs if rollout.episode is not None]
+class Targets(Protocol):
+    """Token ids, and which of them are to be predicted: a sampled chain, or a given example."""
+
+    @property
+    def ids(self) -> IntArray: ...
+    @property
+    def mask(self) -> BoolArray: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """A micro-batch: one packed row of tokens, and for each trained token where its logits come from."""
+    """A micro-batch for the forward pass: one packed row of tokens, and for each target where its logits come from."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -65,38 +83,29 @@ class Tensors:
     logit_of_target: torch.Tensor
     """Which of them predicts each target: siblings share the last prompt token."""
     targets: torch.Tensor
-    sampled_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    weights: torch.Tensor
 
 
-def tensors_of(rows: Sequence[Packed], samples: Sequence[Sample], device: torch.device) -> Tensors:
-    """Lay the rows of one micro-batch out as one packed row."""
+def tensors_of(rows: Sequence[Packed], chains: Sequence[Targets], device: torch.device) -> Tensors:
+    """Lay the rows of one micro-batch out as one packed row. Targets come chain after chain, in the order of rows."""
     ids: list[np.ndarray] = []
     positions: list[int] = []
     before: list[np.ndarray] = []
     targets: list[np.ndarray] = []
-    logprobs: list[np.ndarray] = []
-    scale: list[tuple[int, float, float]] = []
     start = 0
     for row in rows:
-        ids.append(samples[row.chains[0]].chain.ids[: row.prefix])
+        ids.append(chains[row.chains[0]].ids[: row.prefix])
         positions += packed_positions(row)[1]
         rest_start = start + row.prefix
         for index, rest in zip(row.chains, row.rests, strict=True):
-            sample = samples[index]
-            chain = sample.chain
+            chain = chains[index]
             trained = chain.mask.nonzero()[0]
             ids.append(chain.ids[row.prefix : -1])
             # The token before a target is in the prefix, or in this chain's own rest.
             predecessor = trained - 1
             before.append(np.where(predecessor < row.prefix, start, rest_start - row.prefix) + predecessor)
             targets.append(chain.ids[trained])
-            logprobs.append(chain.logprobs[trained])
-            scale.append((len(trained), sample.advantage, sample.weight))
             rest_start += rest
         start += row.tokens
-    counts = [n for n, _, _ in scale]
     needed, inverse = np.unique(np.concatenate(before), return_inverse=True)
     return Tensors(
         ids=torch.from_numpy(np.concatenate(ids)).long().to(device),
@@ -104,7 +113,31 @@ def tensors_of(rows: Sequence[Packed], samples: Sequence[Sample], device: torch.
         logit_positions=torch.from_numpy(needed).to(device),
         logit_of_target=torch.from_numpy(inverse).to(device),
         targets=torch.from_numpy(np.concatenate(targets)).long().to(device),
-        sampled_logprobs=torch.from_numpy(np.concatenate(logprobs)).to(device),
-        advantages=torch.tensor(np.repeat([a for _, a, _ in scale], counts), dtype=torch.float32, device=device),
-        weights=torch.tensor(np.repeat([w for _, _, w in scale], counts), dtype=torch.float32, device=device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What is known of each target of a micro-batch besides its logits, in the order of its tensors' targets."""
+
+    sampled_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    sequence: torch.Tensor
+    """The number of its chain within the micro-batch."""
+
+
+def credit_of(rows: Sequence[Packed], samples: Sequence[Sample], device: torch.device) -> Credit:
+    chosen = [samples[index] for row in rows for index in row.chains]
+    counts = [sample.chain.sampled for sample in chosen]
+    logprobs = np.concatenate([sample.chain.logprobs[sample.chain.mask] for sample in chosen])
+
+    def repeated(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(np.repeat(values, counts), dtype=dtype, device=device)
+
+    return Credit(
+        sampled_logprobs=torch.from_numpy(logprobs).to(device),
+        advantages=repeated([sample.advantage for sample in chosen], torch.float32),
+        weights=repeated([sample.weight for sample in chosen], torch.float32),
+        sequence=repeated(range(len(chosen)), torch.long),
     )

@@ -63,6 +63,20 @@ class ChatTemplateRenderer:
             added = added[1:]
         return (*stream, *added)
 
+    def answered(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """A written answer as a model would have sampled it: the prompt before it, and its tokens with their end.
+
+        None when the template writes the earlier messages differently once they are answered.
+        """
+        before = self._template(messages[:-1])
+        whole = self._template(messages, add_generation_prompt=False)
+        if not whole.startswith(before):
+            return None
+        answer = self._encode(whole.removeprefix(before))
+        ends = [place for place, token in enumerate(answer) if token in self._stop_token_ids]
+        # What the template writes after the end of a turn is context of the next one.
+        return self._encode(before), answer[: ends[0] + 1] if ends else answer
+
     def text(self, ids: Sequence[int]) -> str:
         return self._decode(ids, skip_special_tokens=True)
 

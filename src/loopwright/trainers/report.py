@@ -191,7 +191,7 @@ def _facts(config: Record) -> dict[str, str]:
         "model": model.get("path"),
         "batch": f"{groups} tasks x {samples} samples" if groups and samples else None,
         "temperature": rollout.get("temperature"),
-        "advantage": learner.get("advantage"),
+        "advantage": (learner.get("advantage") or {}).get("kind"),
         "learning rate": learner.get("lr"),
         "seed": trainer.get("seed"),
     }

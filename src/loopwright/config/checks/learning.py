@@ -4,16 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loopwright.config.checks.idle import Idle
+from loopwright.config.learner import ImportanceConfig, LossConfig, PassAtK
 from loopwright.config.problems import KeyPath, Problem, dotted
 from loopwright.config.schema import RunConfig
+from loopwright.types import Aggregate, ImportanceKind, KlKind
+
+COMPARES_ACROSS_GROUPS = ("reinforce_pp", "python")
+"""Advantages that may have something to say about a group of one."""
+
+
+def _never_clips(config: RunConfig, loss: LossConfig) -> bool:
+    return config.learner.mini_batches == 1
+
+
+def _is_off(config: RunConfig, importance: ImportanceConfig) -> bool:
+    return importance.kind is ImportanceKind.OFF
+
+
+IDLE = (
+    *(
+        Idle(
+            f"learner.loss.{name}",
+            _never_clips,
+            "with one mini-batch the ratio is exactly 1",
+            "remove it, or raise learner.mini_batches",
+        )
+        for name in ("clip_low", "clip_high", "dual_clip")
+    ),
+    Idle(
+        "learner.loss.constant_length",
+        lambda _, loss: loss.aggregate is not Aggregate.CONSTANT,
+        "it is for learner.loss.aggregate: constant",
+    ),
+    *(
+        Idle(f"learner.importance.{name}", _is_off, "learner.importance.kind is off", "remove it, or the kind")
+        for name in ("level", "cap", "floor")
+    ),
+)
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _batches(config)
+    yield from _importance_bounds(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
     yield from _no_signal(config)
+    yield from _idle_kl(config)
 
 
 def _batches(config: RunConfig) -> Iterator[Problem]:
@@ -32,6 +70,16 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
         ),
         (("learner", "warmup_steps"), config.learner.warmup_steps, ("trainer", "steps"), config.trainer.steps),
     ]
+    if isinstance(config.learner.advantage, PassAtK):
+        members: KeyPath = ("rollout", "samples_per_task")
+        limits.append(
+            (("learner", "advantage", "k"), config.learner.advantage.k, members, config.rollout.samples_per_task)
+        )
+    if config.learner.sft:
+        examples: KeyPath = ("learner", "sft", "examples_per_step")
+        limits.append(
+            (("learner", "mini_batches"), config.learner.mini_batches, examples, config.learner.sft.examples_per_step)
+        )
     for path, value, limit_path, limit in limits:
         if value is not None and value > limit:
             other = dotted(limit_path)
@@ -40,10 +88,32 @@ def _batches(config: RunConfig) -> Iterator[Problem]:
             )
 
 
+def _importance_bounds(config: RunConfig) -> Iterator[Problem]:
+    importance = config.learner.importance
+    if importance.floor > importance.cap:
+        yield Problem(
+            ("learner", "importance", "floor"),
+            f"is {importance.floor}, more than learner.importance.cap ({importance.cap})",
+            "lower it, or raise learner.importance.cap",
+            also=(("learner", "importance", "cap"),),
+        )
+
+
 def _no_signal(config: RunConfig) -> Iterator[Problem]:
-    if config.rollout.samples_per_task == 1:
+    advantage = config.learner.advantage.kind
+    if config.rollout.samples_per_task == 1 and advantage not in COMPARES_ACROSS_GROUPS:
         yield Problem(
             ("rollout", "samples_per_task"),
-            f"is 1: {config.learner.advantage} compares the members of a group, and a lone one teaches nothing",
+            f"is 1: {advantage} compares the members of a group, and a lone one teaches nothing",
             "set it to 2 or more; 8 is usual",
+        )
+
+
+def _idle_kl(config: RunConfig) -> Iterator[Problem]:
+    kl = config.learner.kl
+    if kl is not None and kl.kind is KlKind.K1:
+        yield Problem(
+            ("learner", "kl", "kind"),
+            "is k1, which holds nothing back: as a loss, its gradient is zero on average",
+            "use k3 or k2",
         )
