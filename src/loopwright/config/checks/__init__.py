@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loopwright.config.checks import evaluating, judging, learning, sampling, tasks
+from loopwright.config.checks import evaluating, judging, learning, running, sampling, tasks
+from loopwright.config.checks.idle import idle_settings
 from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
+
+PROBLEMS = (tasks.problems, judging.problems, sampling.problems, learning.problems, evaluating.problems)
+WARNINGS = (judging.warnings, sampling.warnings, learning.warnings, evaluating.warnings)
+IDLE = (*tasks.IDLE, *judging.IDLE, *sampling.IDLE, *learning.IDLE, *running.IDLE, *evaluating.IDLE)
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     """Everything that cannot work."""
-    for subject in (tasks, judging, sampling, learning, evaluating):
-        yield from subject.problems(config)
+    for check in PROBLEMS:
+        yield from check(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    """Everything that works, but not as somebody may expect."""
-    for subject in (tasks, judging, sampling, learning, evaluating):
-        yield from subject.warnings(config)
+    """Everything that works, but not as somebody may expect, and every setting without effect."""
+    for check in WARNINGS:
+        yield from check(config)
+    yield from idle_settings(config, IDLE)

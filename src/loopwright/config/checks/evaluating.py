@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loopwright.config.checks.idle import Idle
 from loopwright.config.evaluation import (
     METRIC_NAMES,
     BuiltInMetric,
@@ -19,6 +20,27 @@ TAKEN = ("reward", "accuracy", "tasks", "scored", "failed", "metrics_failed", "g
 """Names in the place where a custom metric's number goes."""
 
 
+def _counts_right_answers(evaluation: EvalConfig) -> bool:
+    kinds = {spec.kind for spec in evaluation.specs() if isinstance(spec, BuiltInMetric)}
+    return bool(kinds & {MetricKind.ACCURACY, MetricKind.PASS})
+
+
+IDLE = (
+    Idle(
+        "eval.samples",
+        lambda _, evaluation: not evaluation.sampled,
+        "greedy answers are alike",
+        "switch eval.sampled on",
+    ),
+    Idle(
+        "eval.correct_at",
+        lambda _, evaluation: not _counts_right_answers(evaluation),
+        "no metric counts right answers",
+        "add accuracy or pass@k to eval.metrics, or remove it",
+    ),
+)
+
+
 def problems(config: RunConfig) -> Iterator[Problem]:
     if config.eval is not None:
         yield from _evaluation(config.eval)
@@ -28,7 +50,6 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 def warnings(config: RunConfig) -> Iterator[Problem]:
     if config.eval is not None:
         yield from _idle_evaluation(config.eval, config.trainer.steps)
-        yield from _idle_settings(config.eval)
 
 
 def _evaluation(evaluation: EvalConfig) -> Iterator[Problem]:
@@ -78,21 +99,9 @@ def _samples(evaluation: EvalConfig, place: tuple[str | int, ...], text: str, k:
 def _idle_evaluation(evaluation: EvalConfig, steps: int) -> Iterator[Problem]:
     if not evaluation.task_sets and evaluation.every == 0:
         yield Problem(("eval",), "has no effect: it has no tasks", "add eval.data and eval.agent, or remove eval")
-    for index, task_set in enumerate(evaluation.task_sets):
-        if "shuffle" in task_set.data.model_fields_set:
-            path = ("eval", "task_sets", index, "data", "shuffle")
-            yield Problem(path, "has no effect: evaluation runs every task", "remove it")
     if evaluation.every > steps:
         yield Problem(
             ("eval", "every"),
             f"is {evaluation.every}, more than trainer.steps ({steps}): evaluation runs before and after training only",
             "lower it, or leave it out",
         )
-
-
-def _idle_settings(evaluation: EvalConfig) -> Iterator[Problem]:
-    if "samples" in evaluation.model_fields_set and not evaluation.sampled:
-        yield Problem(("eval", "samples"), "has no effect: greedy answers are all alike", "switch eval.sampled on")
-    kinds = {spec.kind for spec in evaluation.specs() if isinstance(spec, BuiltInMetric)}
-    if "correct_at" in evaluation.model_fields_set and not kinds & {MetricKind.ACCURACY, MetricKind.PASS}:
-        yield Problem(("eval", "correct_at"), "has no effect", "add accuracy or pass@k to eval.metrics, or remove it")

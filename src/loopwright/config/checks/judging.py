@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from loopwright.config.checks.idle import Idle
 from loopwright.config.judgers import (
     BUILT_IN_JUDGERS,
     ComposedJudgerConfig,
@@ -13,9 +14,28 @@ from loopwright.config.judgers import (
     JudgePer,
     LlmJudgerConfig,
     NativeJudgerConfig,
+    PartConfig,
 )
 from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.schema import RunConfig
+
+
+def _is_merged(config: RunConfig, part: PartConfig) -> bool:
+    whole = [judger for judger in config.judgers.values() if isinstance(judger, ComposedJudgerConfig)]
+    return any(part is one for judger in whole if judger.merge is not None for one in judger.parts.values())
+
+
+IDLE = (
+    Idle("judgers.*.merge", lambda _, judger: not judger.parts, "there are no parts"),
+    Idle("judgers.*.parts.*.weight", _is_merged, "merge makes one score of the parts"),
+    Idle("judgers.*.source_key", lambda _, judger: not judger.by_source, "there is no by_source"),
+    Idle("judgers.*.default", lambda _, judger: not judger.by_source, "there is no by_source"),
+    Idle(
+        "judgers.*.timeout_seconds",
+        lambda _, judger: isinstance(judger, ComposedJudgerConfig) and judger.merge is None,
+        "it is for merge, and there is none",
+    ),
+)
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
@@ -36,9 +56,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 def warnings(config: RunConfig) -> Iterator[Problem]:
     yield from _unused_judgers(config)
     for name, judger in config.judgers.items():
-        if isinstance(judger, ComposedJudgerConfig):
-            yield from _idle_composition(("judgers", name), judger)
-        elif isinstance(judger, EndpointConfig) and judger.deadline_seconds < judger.timeout_seconds:
+        if isinstance(judger, EndpointConfig) and judger.deadline_seconds < judger.timeout_seconds:
             yield Problem(
                 ("judgers", name, "timeout_seconds"),
                 f"has no effect beyond deadline_seconds ({judger.deadline_seconds:g}), which ends a judgement before",
@@ -124,17 +142,4 @@ def _unused_judgers(config: RunConfig) -> Iterator[Problem]:
                 ("judgers", name),
                 "has no effect: no agent names it",
                 "remove it, or name it as an agent's judger",
-            )
-
-
-def _idle_composition(place: KeyPath, judger: ComposedJudgerConfig) -> Iterator[Problem]:
-    given = judger.model_fields_set
-    needs = {"merge": "parts", "timeout_seconds": "merge", "source_key": "by_source", "default": "by_source"}
-    for name, other in needs.items():
-        if name in given and not getattr(judger, other):
-            yield Problem((*place, name), f"has no effect without {other}", "remove it")
-    for name, part in judger.parts.items():
-        if judger.merge is not None and "weight" in part.model_fields_set:
-            yield Problem(
-                (*place, "parts", name, "weight"), "has no effect: merge makes one score of the parts", "remove it"
             )

@@ -4,9 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loopwright.config.checks.idle import Idle
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import Dtype, RolloutConfig, RunConfig
-from loopwright.config.task_sets import SamplingOverrides
+from loopwright.config.task_sets import SamplingOverrides, SingleTurnAgent
+
+SAMPLED = ("max_new_tokens", "top_k", "top_p", "stop")
+"""Settings of `rollout` that a task set may replace."""
+
+
+def _all_replace(config: RunConfig, name: str) -> bool:
+    return all(getattr(task_set.sampling, name) is not None for _, task_set in config.all_task_sets())
+
+
+def _in_flight(config: RunConfig) -> int | None:
+    """Most rollouts that a step has at once; None when an evaluation may have more."""
+    return None if config.eval else config.trainer.groups_per_step * config.rollout.samples_per_task
+
+
+def _one_call_each(config: RunConfig) -> bool:
+    return all(isinstance(task_set.agent, SingleTurnAgent) for _, task_set in config.all_task_sets())
+
+
+IDLE = (
+    *(
+        Idle(f"rollout.{name}", lambda config, _, name=name: _all_replace(config, name), "every task set has its own")
+        for name in SAMPLED
+    ),
+    *(
+        Idle(f"{sets}.*.sampling.temperature", lambda config, _: True, "it can only repeat rollout.temperature")
+        for sets in ("task_sets", "eval.task_sets")
+    ),
+    Idle(
+        "rollout.concurrency",
+        lambda config, rollout: (most := _in_flight(config)) is not None and rollout.concurrency > most,
+        "a step has fewer rollouts",
+    ),
+    Idle(
+        "rollout.engine.max_batch",
+        lambda config, engine: _one_call_each(config) and engine.max_batch > config.rollout.concurrency,
+        "rollout.concurrency lets fewer answers be sampled at once",
+    ),
+)
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:

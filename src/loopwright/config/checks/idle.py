@@ -1,0 +1,56 @@
+"""Settings without effect: each is a rule that names a field and when nothing reads it.
+
+Only a field that differs from its default is reported: a config that spells out every default says nothing odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from loopwright.config.base import Section
+from loopwright.config.problems import KeyPath, Problem
+from loopwright.config.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing reads field `name` when `when` holds, given the config and the section that has the field.
+
+    `*` in a name stands for every item.
+    """
+
+    name: str
+    when: Callable[[RunConfig, Any], bool]
+    because: str
+    remedy: str = "remove it"
+
+
+def idle_settings(config: RunConfig, rules: Iterable[Idle]) -> Iterator[Problem]:
+    for rule in rules:
+        *way, field = rule.name.split(".")
+        for path, section in _sections(config, (), way):
+            if _is_changed(section, field) and rule.when(config, section):
+                yield Problem((*path, field), f"has no effect: {rule.because}", rule.remedy)
+
+
+def _sections(value: Any, path: KeyPath, way: list[str]) -> Iterator[tuple[KeyPath, Section]]:
+    """The sections that a way of names and stars leads to, as far as they are there."""
+    if not way:
+        if isinstance(value, Section):
+            yield path, value
+        return
+    name, rest = way[0], way[1:]
+    if name != "*":
+        yield from _sections(getattr(value, name, None), (*path, name), rest)
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value or ()):
+        yield from _sections(item, (*path, key), rest)
+
+
+def _is_changed(section: Section, field: str) -> bool:
+    info = type(section).model_fields.get(field)
+    if info is None:
+        return False
+    return info.is_required() or getattr(section, field) != info.get_default(call_default_factory=True)
