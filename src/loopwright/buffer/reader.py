@@ -24,6 +24,15 @@ class Evaluation(NamedTuple):
     mode: str
 
 
+class Attempt(NamedTuple):
+    """One attempt at one member of a drawn group, with where the group stands and the step that consumed it."""
+
+    rollout: Rollout
+    round: int
+    status: GroupStatus
+    step: int | None
+
+
 class StoredRun:
     """The database of a run. Each call reads what is committed at that moment, and holds nothing afterwards."""
 
@@ -43,6 +52,17 @@ class StoredRun:
     def rollouts_in(self, status: GroupStatus) -> tuple[Rollout, ...]:
         """The rollouts of the groups in `status`, the latest draws first."""
         return self._members("status = ? ORDER BY draw DESC, task_set, round DESC", status.value)
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Every train rollout there is, failed and repeated ones included; one at a time, because they may be many."""
+        with self._reading() as db:
+            for task_set, draw, round, status, step, task, *columns in db.execute(
+                f"SELECT task_set, draw, round, status, step, task, {ROLLOUT_COLUMNS}"
+                " FROM rollouts JOIN groups USING (task_set, draw, round)"
+                " ORDER BY task_set, draw, round, member, attempt"
+            ):
+                rollout = from_row(RolloutRow._make(columns), task_set, draw, decode_task(task))
+                yield Attempt(rollout, round, GroupStatus(status), step)
 
     def find(self, key: RolloutKey) -> Rollout | None:
         """One train rollout of any group, trained or not; None when there is none of that name."""

@@ -1,6 +1,8 @@
 """The composition root: config in, ready objects out. The only room that sees the whole config."""
 
 from loopwright.build.chat import ChatModel, open_chat, run_renderer
+from loopwright.build.evaluate import evaluate_weights
+from loopwright.build.roll_out import Made, roll_out
 from loopwright.build.run import Run, open_run
 
-__all__ = ["ChatModel", "Run", "open_chat", "open_run", "run_renderer"]
+__all__ = ["ChatModel", "Made", "Run", "evaluate_weights", "open_chat", "open_run", "roll_out", "run_renderer"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.build import parts
-from loopwright.build.evaluation import eval_plans
+from loopwright.build.eval_plans import eval_plans
 from loopwright.config import Loaded, RunConfig
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from loopwright.cli.bench import bench
 from loopwright.cli.chat import chat
 from loopwright.cli.check import check
 from loopwright.cli.config_command import config
+from loopwright.cli.doctor import doctor
+from loopwright.cli.eval import evaluate
+from loopwright.cli.migrate import migrate
+from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
 from loopwright.cli.train import train
 
@@ -19,7 +24,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train)
+app.command("eval")(evaluate)
+app.command("rollout")(rollout)
 app.command("check")(check)
 app.command("config")(config)
+app.command("migrate")(migrate)
+app.command("doctor")(doctor)
 app.command("show")(show)
 app.command("chat")(chat)
+app.command("bench")(bench)

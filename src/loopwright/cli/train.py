@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
 from loopwright.cli.arguments import ConfigFile, Overrides
+from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import show_warning
 from loopwright.config import Loaded, load
 
@@ -68,11 +68,6 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
 def _command() -> str:
     """How this program can be called again: by its name if that is on the path."""
     return "loopwright" if shutil.which("loopwright") else sys.argv[0]
-
-
-def models_folder() -> Path:
-    """Where converted models are cached."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loopwright" / "models"
 
 
 def _stop_on_signals() -> asyncio.Event:

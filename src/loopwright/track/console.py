@@ -46,14 +46,17 @@ class _Phase(NamedTuple):
 
 
 class Console:
-    """A `Tracker` that draws. Use it as `with Console(...) as console`; `on_rollout` feeds the live reward."""
+    """A `Tracker` that draws. Use it as `with Console(...) as console`; `on_rollout` feeds the live reward.
+
+    Without `steps` it only shows what is under way, for work that has no steps and prints its own results.
+    """
 
     def __init__(
         self,
         *,
-        steps: int,
-        rollouts_per_step: int,
         title: str,
+        steps: int | None = None,
+        rollouts_per_step: int | None = None,
         out: rich.console.Console | None = None,
     ) -> None:
         self._steps = steps
@@ -63,11 +66,12 @@ class Console:
         self._rewards: list[float] = []
         self._first_eval: dict[tuple[str, str], float] = {}
         self._bars = _bars(self._out)
-        self._whole = self._bars.add_task("steps", total=steps)
+        self._whole = self._bars.add_task("steps", total=steps, visible=steps is not None)
         self._phase: _Phase | None = None
 
     def __enter__(self) -> Console:
-        self._print(Text.assemble((self._title, "bold"), (f"  {self._steps} steps", "dim")))
+        steps = f"  {self._steps} steps" if self._steps is not None else ""
+        self._print(Text.assemble((self._title, "bold"), (steps, "dim")))
         if self._out.is_interactive:
             self._bars.start()
         return self
@@ -80,6 +84,8 @@ class Console:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the line of a step, or of each evaluation in `metrics`."""
+        if self._steps is None:
+            return
         for place, numbers in evaluations(metrics).items():
             self._print(eval_line(step, place, numbers, self._first_eval.get(place)))
             if "reward" in numbers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from loopwright.errors import RunError
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
@@ -40,7 +41,7 @@ def checkpoint_weights(folder: RunFolder, which: str) -> Weights:
 
 def named_weights(path: str) -> Weights:
     """Those of any model, whoever made it."""
-    return Weights(path, re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-."))
+    return Weights(path, re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).name))
 
 
 def _checkpoints(folder: RunFolder) -> Checkpoints:

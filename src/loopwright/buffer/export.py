@@ -1,0 +1,49 @@
+"""Stored rollouts as plain JSON lines, for other programs: every attempt with its exact tokens, failures included."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from loopwright.buffer.codec import encode_messages, encode_reward, encode_task
+from loopwright.buffer.reader import Attempt
+from loopwright.types import Episode, TokenChain
+
+
+def to_line(attempt: Attempt) -> str:
+    """One attempt as one JSON object, without a newline. docs/evaluation.md describes its fields."""
+    rollout, episode = attempt.rollout, attempt.rollout.episode
+    record = {
+        "task_set": rollout.key.task_set,
+        "draw": rollout.key.draw,
+        "round": attempt.round,
+        "member": rollout.key.member,
+        "attempt": rollout.key.attempt,
+        "status": attempt.status.value,
+        "batch": attempt.step,
+        "task": json.loads(encode_task(rollout.task)),
+        "reward": json.loads(encode_reward(rollout.reward)),
+        "episode": _episode(episode) if episode else None,
+        "started": rollout.timing.started,
+        "agent_seconds": rollout.timing.agent_seconds,
+        "judge_seconds": rollout.timing.judge_seconds,
+    }
+    return json.dumps(record, allow_nan=False)
+
+
+def _episode(episode: Episode) -> dict[str, Any]:
+    return {
+        "messages": json.loads(encode_messages(episode.messages)),
+        "stop": episode.stop.value,
+        "chains": [_chain(chain) for chain in episode.chains],
+    }
+
+
+def _chain(chain: TokenChain) -> dict[str, Any]:
+    return {
+        "start": chain.start.value,
+        "ids": chain.ids.tolist(),
+        "mask": chain.mask.astype(int).tolist(),
+        "logprobs": chain.logprobs.tolist(),
+        "versions": chain.versions.tolist(),
+    }

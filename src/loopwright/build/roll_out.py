@@ -1,0 +1,89 @@
+"""Rollouts and rewards without a trainer.
+
+Groups are made in batches, as for train steps, by the same producer: every finished rollout is stored at once, failures
+follow the same rules, and a session that was stopped goes on where it was. A batch takes the place of a train step in
+what is stored, and the weights have version 0 throughout.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.build import parts
+from loopwright.build.session import Session, open_session, with_weights
+from loopwright.config import Loaded
+from loopwright.produce import Batch, SyncProducer
+from loopwright.track.console import Console
+from loopwright.trainers.kept_weights import Weights
+from loopwright.types import GroupStatus
+
+VERSION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one call has added to the folder."""
+
+    groups: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+async def roll_out(
+    loaded: Loaded,
+    weights: Weights,
+    out: Path,
+    *,
+    groups: int,
+    cache: Path,
+    fresh: bool = False,
+    console: Console | None = None,
+) -> Made:
+    """Sample from `weights` until the folder `out` holds so many groups."""
+    # Nothing is evaluated, so the evaluation tasks need not be there.
+    config = loaded.config.model_copy(update={"eval": None})
+    session_of = with_weights(replace(loaded, config=config), weights, out)
+    async with open_session(session_of, cache=cache, version=VERSION, fresh=fresh, console=console) as session:
+        return await _make(session, groups)
+
+
+async def _make(session: Session, groups: int) -> Made:
+    batch_size = session.bench.config.trainer.groups_per_step
+    batches = StoredRun(session.folder.rollouts).steps()
+    number = batches[-1] if batches else 0
+    producer = await _producer(session, number)
+    missing = groups - await _count(session)
+    made = Made()
+    while missing > 0:
+        number += 1
+        started = time.monotonic()
+        with session.tracker.span("rollout", step=number):
+            batch = await producer.produce_batch(number, VERSION, min(batch_size, missing))
+        await producer.consume(batch.groups, number)
+        seconds = time.monotonic() - started
+        session.tracker.log(number, {**batch.metrics, "time/rollout": seconds})
+        made = Made(made.groups + len(batch.groups), made.tokens + _tokens(batch), made.seconds + seconds)
+        missing -= len(batch.groups)
+    return made
+
+
+async def _producer(session: Session, batch: int) -> SyncProducer:
+    """It goes on after `batch`, with what was drawn and not finished."""
+    # What a train step has no use for is still what these weights do.
+    sets = [replace(task_set, filter=None) for task_set in session.bench.train_sets]
+    plans = {one.name: await session.storage.resume(one.name, step=batch, next_draw=None) for one in sets}
+    settings = parts.produce_settings(session.bench.config)
+    return SyncProducer(sets, session.runner, session.storage, settings, plans=plans, on_rollout=session.on_rollout)
+
+
+async def _count(session: Session) -> int:
+    counts = await session.storage.counts()
+    return sum(by_status[GroupStatus.CONSUMED] for by_status in counts.values())
+
+
+def _tokens(batch: Batch) -> int:
+    rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
+    return sum(rollout.episode.sampled_tokens for rollout in rollouts if rollout.episode)

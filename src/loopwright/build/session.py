@@ -1,0 +1,84 @@
+"""Sampling without a trainer: evaluating weights, and rollouts for their own sake.
+
+A session has a folder like that of a run, so its trajectories are stored, locked and shown the same way. Nothing is
+learned in it: its weights are those of one version throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.build.sampling import Workbench, open_workbench
+from loopwright.config import Loaded
+from loopwright.errors import ConfigChangedError
+from loopwright.ports import Tracker
+from loopwright.produce import RolloutRunner
+from loopwright.track.console import Console
+from loopwright.track.fanout import Trackers
+from loopwright.track.jsonl import JsonlTracker
+from loopwright.trainers.kept_weights import Weights
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A folder that is locked, a model that is loaded and an engine that is running."""
+
+    folder: RunFolder
+    bench: Workbench
+    runner: RolloutRunner
+    storage: SqliteStorage
+    tracker: Tracker
+    on_rollout: Callable[[Rollout], None] | None
+
+
+def with_weights(loaded: Loaded, weights: Weights, out: Path) -> Loaded:
+    """The config for a session in `out` that samples from `weights`."""
+    config = loaded.config
+    changes = {
+        "model": config.model.model_copy(update={"path": weights.path}),
+        "trainer": config.trainer.model_copy(update={"run_dir": str(out)}),
+    }
+    return replace(loaded, config=config.model_copy(update=changes))
+
+
+@asynccontextmanager
+async def open_session(
+    loaded: Loaded, *, cache: Path, version: int, fresh: bool, console: Console | None
+) -> AsyncIterator[Session]:
+    """Open the session in `trainer.run_dir`: a new one, or the one that is there."""
+    config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
+    async with AsyncExitStack() as stack:
+        bench = await stack.enter_async_context(open_workbench(loaded, cache))
+        folder = stack.enter_context(_folder(Path(config.trainer.run_dir), snapshot, fresh))
+        storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
+        folder.adopt(snapshot, loaded.base)
+        bench.model.tokenizer.save_pretrained(folder.tokenizer)
+        engine = await stack.enter_async_context(bench.engine(version))
+        jsonl = JsonlTracker(folder.path)
+        if console is not None:
+            stack.enter_context(console)
+        yield Session(
+            folder,
+            bench,
+            bench.runner(engine),
+            storage,
+            Trackers(jsonl, console) if console else jsonl,
+            console.on_rollout if console else None,
+        )
+
+
+@contextmanager
+def _folder(path: Path, snapshot: Mapping[str, Any], fresh: bool) -> Iterator[RunFolder]:
+    try:
+        with RunFolder.open(path, snapshot, fresh=fresh) as folder:
+            yield folder
+    except ConfigChangedError as error:
+        remedy = "undo the changes, choose another folder with --out, or start over with --fresh"
+        raise ConfigChangedError(error.message, remedy=remedy, **error.facts) from None

@@ -1,0 +1,62 @@
+"""The arguments of commands that sample without training: from which config or run, and from which weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loopwright.cli.runs import existing_run
+from loopwright.cli.show_errors import show_warning
+from loopwright.config import Loaded, load
+from loopwright.trainers.kept_weights import Weights, checkpoint_weights, named_weights, newest_weights
+from loopwright.trainers.run_folder import RunFolder
+
+ConfigOrRun = Annotated[
+    Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A config file, or the folder of a run (its trainer.run_dir).")
+]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="PATH", help="Another model: a folder, or a name as in model.path.")
+]
+CheckpointStep = Annotated[
+    str | None, typer.Option("--checkpoint", metavar="STEP|latest", help="A checkpoint of the run.")
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to keep the trajectories.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what is in that folder and start over.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to sample from, under which config, and the folder of the run that it belongs to."""
+
+    loaded: Loaded
+    weights: Weights
+    run: RunFolder
+
+
+def find_target(where: Path, overrides: Sequence[str] | None, model: str | None, checkpoint: str | None) -> Target:
+    """Of a config file, the model that it names; of a run, the model that it has trained; unless told otherwise."""
+    if model is not None and checkpoint is not None:
+        raise typer.BadParameter("it names another model; leave out --checkpoint", param_hint="--model")
+    run = existing_run(where) if where.is_dir() else None
+    if run is not None:
+        # Its warnings were shown when it was trained.
+        loaded = load(run.config, overrides or [], os.environ, files=True, base=run.stored_base())
+    else:
+        loaded = load(where, overrides or [], os.environ, files=True)
+        for warning in loaded.warnings:
+            show_warning(warning)
+    folder = run or RunFolder(Path(loaded.config.trainer.run_dir))
+    if model is not None:
+        weights = named_weights(str(Path(model).resolve()) if Path(model).is_dir() else model)
+    elif checkpoint is not None:
+        weights = checkpoint_weights(folder, checkpoint)
+    elif run is not None:
+        weights = newest_weights(run)
+    else:
+        weights = named_weights(loaded.config.model.path)
+    return Target(loaded, weights, folder)

@@ -1,0 +1,64 @@
+"""What `loopwright rollout` has gathered in a folder, in numbers and as one file."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.buffer.export import to_line
+from loopwright.buffer.reader import StoredRun
+from loopwright.errors import RunError
+from loopwright.trainers.durable import draft_of, flush
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import Failed, GroupStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """`reward` is None without a score. Failures are counted by cause over all attempts, also those made good later."""
+
+    groups: int
+    failed_groups: int
+    scored: int
+    reward: float | None
+    tokens: int
+    failures: Mapping[str, int]
+
+
+def gathered(folder: RunFolder) -> Gathered:
+    """All that is in the folder's database."""
+    stored = StoredRun(folder.rollouts)
+    scores: list[float] = []
+    failures: Counter[str] = Counter()
+    tokens = 0
+    for attempt in stored.attempts():
+        rollout = attempt.rollout
+        tokens += rollout.episode.sampled_tokens if rollout.episode else 0
+        if isinstance(rollout.reward, Failed):
+            failures[rollout.reward.cause.value] += 1
+        elif rollout.score is not None and attempt.status is GroupStatus.CONSUMED:
+            scores.append(rollout.score)
+    counts = stored.counts().values()
+    return Gathered(
+        groups=sum(count[GroupStatus.CONSUMED] for count in counts),
+        failed_groups=sum(count[GroupStatus.FAILED] for count in counts),
+        scored=len(scores),
+        reward=statistics.fmean(scores) if scores else None,
+        tokens=tokens,
+        failures=failures,
+    )
+
+
+def write_lines(folder: RunFolder, path: Path) -> None:
+    """Every attempt as one line of `path`, which is either the old file or the whole new one."""
+    draft = draft_of(path)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(f"{to_line(attempt)}\n" for attempt in StoredRun(folder.rollouts).attempts())
+        flush(draft)
+        draft.replace(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error}", remedy="choose another place for --jsonl") from error
