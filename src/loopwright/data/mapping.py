@@ -85,12 +85,14 @@ def _reach(row: Mapping[str, Any], column: str, refuse: Refuse) -> Any:
     if column in row:
         return row[column]
     here: Any = row
-    for step in column.split("."):
+    steps = column.split(".")
+    for depth, step in enumerate(steps):
         if here is None:
             return None
         if not isinstance(here, Mapping) or step not in here:
+            what = f"fields in {'.'.join(steps[:depth])!r}" if depth else "columns"
             known = sorted(here) if isinstance(here, Mapping) else []
-            refuse(f"there is no column {column!r}", suggest(step, known, "there is"))
+            refuse(f"there is no column {column!r}", suggest(step, known, what))
         here = here[step]
     return here
 
