@@ -1,0 +1,111 @@
+"""What the facts mean: pure, so that every machine can be tried in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loopwright.doctor.facts import Bf16, Cores, Disk, Facts, Memory, Torch
+
+NETWORKED = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"}
+"""File systems on which SQLite's write-ahead log does not work: it needs memory that all its users share."""
+
+GIB = 1 << 30
+LITTLE_MEMORY = 4 * GIB
+LITTLE_DISK = 5 * GIB
+
+
+class Severity(StrEnum):
+    """How much a finding matters."""
+
+    BROKEN = "broken"
+    """Something that is installed does not work."""
+    CARE = "care"
+    """It works, if one knows this."""
+    NEXT = "next"
+    """What could be installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    severity: Severity
+    text: str
+    remedy: str
+
+
+def advise(facts: Facts) -> list[Finding]:
+    """Everything worth saying, the worst first."""
+    found = [*_torch(facts.torch), *_cores(facts.cores, facts.torch, facts.omp_threads), *_memory(facts.memory)]
+    found += [finding for disk in facts.disks for finding in _disk(disk)]
+    found += _missing(facts)
+    return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
+
+
+def _torch(torch: Torch | None) -> Iterator[Finding]:
+    if torch is None:
+        return
+    if torch.error is not None:
+        yield Finding(
+            Severity.BROKEN,
+            f"torch is installed but cannot be imported: {torch.error}",
+            "reinstall it: pip install --force-reinstall torch",
+        )
+    if torch.bf16 in (Bf16.KILLED, Bf16.KILLED_UNLESS_CAPPED):
+        remedy = "leave model.dtype at float32"
+        if torch.bf16 is Bf16.KILLED_UNLESS_CAPPED:
+            remedy += ", or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (slower than float32)"
+        yield Finding(
+            Severity.CARE,
+            "bfloat16 kills the process (SIGILL): the CPU advertises AMX instructions that this machine traps",
+            remedy,
+        )
+
+
+def _cores(cores: Cores, torch: Torch | None, omp_threads: str | None) -> Iterator[Finding]:
+    if torch is None or torch.threads is None or cores.usable is None:
+        return
+    if torch.threads > max(1, int(cores.usable)):
+        why = f"OMP_NUM_THREADS is {omp_threads}" if omp_threads else "torch counts the machine's cores"
+        yield Finding(
+            Severity.CARE,
+            f"torch would use {torch.threads} threads on {cores.usable:g} usable cores and lose time in waiting: {why}",
+            f"set model.threads: {max(1, int(cores.usable))}",
+        )
+
+
+def _memory(memory: Memory) -> Iterator[Finding]:
+    if memory.usable is not None and memory.usable < LITTLE_MEMORY:
+        yield Finding(
+            Severity.CARE,
+            f"only {memory.usable / GIB:.1f} GiB of memory may be used",
+            "choose a small model, and lower learner.micro_batch_tokens and rollout.engine.max_batch",
+        )
+
+
+def _disk(disk: Disk) -> Iterator[Finding]:
+    if not disk.writable:
+        yield Finding(Severity.CARE, f"{disk.folder} is not writable", "choose a folder that you may write to")
+    if disk.kind is not None and disk.kind.removeprefix("fuse.") in {*NETWORKED, "sshfs"}:
+        yield Finding(
+            Severity.CARE,
+            f"{disk.folder} is on a network file system ({disk.kind}): a run's database does not work there",
+            "put trainer.run_dir on a local disk",
+        )
+    if disk.free is not None and disk.free < LITTLE_DISK:
+        yield Finding(
+            Severity.CARE,
+            f"{disk.folder} has only {disk.free / GIB:.1f} GiB left",
+            "make room: a checkpoint takes three times the model's size",
+        )
+
+
+def _missing(facts: Facts) -> Iterator[Finding]:
+    for extra in facts.extras:
+        absent = [package for package, version in extra.versions.items() if version is None]
+        if absent:
+            yield Finding(
+                Severity.NEXT,
+                f"{extra.purpose}: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed",
+                f"pip install 'loopwright[{extra.name}]'",
+            )

@@ -1,0 +1,95 @@
+"""Facts about a machine and an installation, as plain values. None: could not be found out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """What the machine has, what this process may use of it, and the quota of its control group, in cores."""
+
+    machine: int | None
+    affinity: int | None
+    quota: float | None
+
+    @property
+    def usable(self) -> float | None:
+        known = [count for count in (self.machine, self.affinity, self.quota) if count is not None]
+        return min(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """In bytes. `limit` is the control group's."""
+
+    machine: int | None
+    available: int | None
+    limit: int | None
+
+    @property
+    def usable(self) -> int | None:
+        known = [count for count in (self.machine, self.limit) if count is not None]
+        return min(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system that a folder is, or would be, on."""
+
+    folder: str
+    free: int | None
+    kind: str | None
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A part of the installation: the extra's name, what it is for, and the versions of its packages."""
+
+    name: str
+    purpose: str
+    versions: Mapping[str, str | None]
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.versions.values()
+
+
+class Bf16(StrEnum):
+    """What happens to a small matrix product in bfloat16 on the CPU."""
+
+    WORKS = "works"
+    KILLED = "killed"
+    """The process dies of an illegal instruction."""
+    KILLED_UNLESS_CAPPED = "killed unless capped"
+    """It lives with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """torch as a child process met it; `error` says why it could not be imported."""
+
+    version: str | None = None
+    threads: int | None = None
+    gpus: tuple[str, ...] = ()
+    bf16: Bf16 = Bf16.UNKNOWN
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that the probes found. `torch` is None when it is not installed."""
+
+    python: str
+    loopwright: str
+    extras: tuple[Extra, ...]
+    cores: Cores
+    memory: Memory
+    disks: tuple[Disk, ...]
+    models: Mapping[str, int]
+    torch: Torch | None
+    omp_threads: str | None = None

@@ -1,0 +1,34 @@
+"""What is installed: the extras of this package, what each is for, and the versions of what it brings."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from loopwright.doctor.facts import Extra
+
+EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "torch": ("training and the embedded engine", ("torch", "transformers", "safetensors", "jinja2")),
+    "smollm2": ("converting the bundled model smollm2", ("gguf", "accelerate")),
+    "math": ("the judger math_answer", ("math-verify",)),
+    "http": ("the judgers http and llm", ("httpx",)),
+    "parquet": ("tasks from Parquet files", ("pyarrow",)),
+    "datasets": ("tasks from Hugging Face datasets folders", ("datasets",)),
+    "reasoning_gym": ("generated tasks of reasoning_gym", ("reasoning-gym",)),
+    "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
+}
+"""The extras that a user may want, each with its purpose and its packages."""
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def extras() -> tuple[Extra, ...]:
+    return tuple(
+        Extra(name, purpose, {package: installed(package) for package in packages})
+        for name, (purpose, packages) in EXTRAS.items()
+    )

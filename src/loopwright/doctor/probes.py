@@ -1,0 +1,33 @@
+"""All probes, one after the other. Each is bounded in time, and what it cannot find out hides nothing else."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from loopwright.doctor.facts import Facts
+from loopwright.doctor.machine import cores, disk, memory
+from loopwright.doctor.packages import extras, installed
+from loopwright.doctor.torch_probe import probe_torch
+
+
+def examine(env: Mapping[str, str], *, runs: Path, models: Path) -> Facts:
+    """Look at this machine. `runs` is where runs would be kept, `models` where converted models are."""
+    return Facts(
+        python=platform.python_version(),
+        loopwright=installed("loopwright") or "not installed",
+        extras=extras(),
+        cores=cores(),
+        memory=memory(),
+        disks=(disk(runs), disk(models)),
+        models=_sizes(models),
+        torch=probe_torch(env) if installed("torch") else None,
+        omp_threads=env.get("OMP_NUM_THREADS"),
+    )
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The models in a cache, by name, with their size in bytes."""
+    found = sorted(config.parent for config in folder.glob("*/config.json"))
+    return {each.name: sum(file.stat().st_size for file in each.iterdir() if file.is_file()) for each in found}
