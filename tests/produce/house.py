@@ -105,6 +105,10 @@ class Mortal(MemoryStorage):
         self.write()
         await super().put(*args)
 
+    async def put_rewards(self, *args: Any) -> None:
+        self.write()
+        await super().put_rewards(*args)
+
     async def mark(self, rows: Any, status: GroupStatus, step: int | None = None) -> None:
         self.write()
         await super().mark(rows, status, step)

@@ -11,7 +11,7 @@ from loopwright.agents import EnginePolicy, SingleTurn
 from loopwright.errors import ChainError, EngineError
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import AgentLoop, Judger, Policy
-from loopwright.produce import Limits, run_rollout
+from loopwright.produce import run_rollout, score
 from loopwright.testing import CharRenderer, FlakyJudger, ScriptedEngine
 from loopwright.types import (
     Failed,
@@ -86,21 +86,15 @@ async def run(
     max_context: int = 1000,
 ) -> Rollout:
     policy = EnginePolicy(engine or ScriptedEngine(["19"]), CharRenderer(), Sampling(), str(KEY), max_context)
-    limits = Limits(seconds, judge_attempts)
-    return await run_rollout(
-        KEY,
-        TASK,
-        loop=loop,
-        policy=policy,
-        judger=judger or IntegerAnswer(),
-        limits=limits,
-        on_agent_error=on_agent_error,
+    rollout = await run_rollout(
+        KEY, TASK, loop=loop, policy=policy, timeout_seconds=seconds, on_agent_error=on_agent_error
     )
+    return await score(rollout, judger or IntegerAnswer(), judge_attempts) if rollout.awaits_judge else rollout
 
 
 async def test_a_good_run_is_scored_on_its_episode() -> None:
     rollout = await run(SingleTurn())
-    assert (rollout.key, rollout.task, rollout.reward) == (KEY, TASK, Scored(1.0))
+    assert (rollout.key, rollout.task, rollout.reward) == (KEY, TASK, Scored(1.0, answer="19"))
     assert rollout.episode is not None
     assert rollout.episode.answer == "19"
     assert rollout.timing.started > 0
@@ -136,7 +130,7 @@ async def test_an_agent_that_raises_fails_by_default(then: str, error: str, word
 
 async def test_an_agent_that_raises_can_be_graded_on_what_it_did() -> None:
     rollout = await run(Odd("raise"), on_agent_error="grade")
-    assert rollout.reward == Scored(1.0)
+    assert rollout.reward == Scored(1.0, answer="19")
     assert rollout.episode is not None
     assert rollout.episode.messages[-1] == {"role": "assistant", "content": "19"}
 
@@ -155,7 +149,7 @@ async def test_an_agent_that_raises_can_have_a_fixed_reward() -> None:
 
 async def test_an_agent_out_of_time_is_graded_on_what_it_did() -> None:
     rollout = await run(Odd("hang"), seconds=0.05)
-    assert rollout.reward == Scored(1.0)
+    assert rollout.reward == Scored(1.0, answer="19")
     assert rollout.episode is not None
     assert rollout.episode.stop is StopReason.BUDGET
 
@@ -168,7 +162,7 @@ async def test_a_model_that_never_answers_is_infrastructure() -> None:
 
 async def test_an_agent_that_asked_with_odd_content_can_be_graded_on_what_was_sound() -> None:
     rollout = await run(Odd("ask oddly"), on_agent_error="grade")
-    assert rollout.reward == Scored(1.0)
+    assert rollout.reward == Scored(1.0, answer="19")
     assert rollout.episode is not None
     assert len(rollout.episode.messages) == 2
 
@@ -188,7 +182,7 @@ async def test_the_judge_alone_is_tried_again() -> None:
     engine = ScriptedEngine(["19"])
     judger = FlakyJudger(IntegerAnswer(), {0})
     rollout = await run(SingleTurn(), engine, judger=judger, judge_attempts=2)
-    assert rollout.reward == Scored(1.0)
+    assert rollout.reward == Scored(1.0, answer="19")
     assert (judger.calls, len(engine.requests)) == (2, 1)
 
 

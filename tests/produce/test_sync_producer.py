@@ -199,7 +199,7 @@ async def test_a_resumed_run_puts_a_stored_episode_before_its_judge_again() -> N
     assert set(again.engine.expected) == {0}, "no agent is to come"
     (group,) = batch.groups
     assert group.rewards == (1.0, 1.0)
-    assert [rollout.key.attempt for rollout in group.rollouts] == [1, 1]
+    assert [rollout.key.attempt for rollout in group.rollouts] == [0, 0], "it is the same attempt"
     first, second = ([r.episode.sampled_tokens for r in h.seen if r.episode] for h in (killed, again))
     assert first == second
 

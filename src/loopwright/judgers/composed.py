@@ -6,10 +6,10 @@ them fails, the whole fails, and says which part it was (R2).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from loopwright.core.together import together
 from loopwright.errors import JudgeError
 from loopwright.ports import Judger
 from loopwright.types import Episode, Scored, Task
@@ -39,15 +39,8 @@ class SeveralJudgers:
         return self._name
 
     async def judge(self, task: Task, episode: Episode) -> Scored:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                judging = {
-                    part.name: tasks.create_task(_judge_part(self._name, part, task, episode)) for part in self._parts
-                }
-        except BaseExceptionGroup as failed:
-            # The first error is the reason; the group only adds that its siblings were cancelled.
-            raise failed.exceptions[0] from failed.exceptions[0].__cause__
-        scores = {name: judged.result() for name, judged in judging.items()}
+        judged = await together(_judge_part(self._name, part, task, episode) for part in self._parts)
+        scores = {part.name: scored for part, scored in zip(self._parts, judged, strict=True)}
         total = await self._merge(scores)
         named = {name: value for part, scored in scores.items() for name, value in _named(part, scored).items()}
         answer = next((scored.answer for scored in (total, *scores.values()) if scored.answer is not None), None)

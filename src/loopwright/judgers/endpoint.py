@@ -1,8 +1,8 @@
 """A JSON endpoint that judges, asked with patience.
 
-What may pass by itself (no connection, no answer in time, 429, 5xx) is tried again until the retries or the deadline are
-spent, and no sooner than the server asks for. What will not pass (another 4xx, a redirect, an answer that is no JSON or
-has no end) is not. Either way there is JSON, or a JudgeError that says what came instead (R2).
+What may pass by itself (no connection, no answer in time, 429, 5xx) is tried again until the retries or the deadline
+are spent, and no sooner than the server asks for. What will not pass (another 4xx, a redirect, an answer that is no
+JSON or has no end) is not. Either way there is JSON, or a JudgeError that says what came instead (R2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The built-in judger for mathematical answers, on the library math-verify.
 
-It runs in worker processes as a user's function does. The library's own time-outs are off, because they need signals and
-turn into "not equal"; the worker's deadline takes their place, and past it there is no score (R2).
+It runs in worker processes as a user's function does. The library's own time-outs are off, because they need signals
+and turn into "not equal"; the worker's deadline takes their place, and past it there is no score (R2).
 """
 
 from __future__ import annotations

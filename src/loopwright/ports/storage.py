@@ -45,7 +45,11 @@ class Storage(Protocol):
         ...
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
-        """Store one finished rollout, whether scored or failed."""
+        """Store one rollout: scored, failed, or unscored as yet."""
+        ...
+
+    async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
+        """Store the rewards of rollouts that are stored without a score: all of them, or, when one is refused, none."""
         ...
 
     async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, step: int | None = None) -> None:
@@ -59,8 +63,9 @@ class Storage(Protocol):
     async def resume(self, task_set: str, *, step: int, next_draw: int | None) -> ResumePlan:
         """Bring the ledger to checkpoint `step` and say what is left to do.
 
-        Consumption at later steps is undone and groups sampled by later versions are rolled back. With `next_draw`
-        (deterministic runs) everything from that draw on is discarded, to be produced again.
+        Consumption at later steps is undone and groups sampled by later versions are rolled back. Groups of the
+        checkpoint's own weights that FAILED for want of a judge are PENDING again: the judge may be back. With
+        `next_draw` (deterministic runs) everything from that draw on is discarded, to be produced again.
         """
         ...
 

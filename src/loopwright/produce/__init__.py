@@ -3,8 +3,9 @@
 from loopwright.produce.batch import Batch
 from loopwright.produce.failures import FirstFailures
 from loopwright.produce.filtering import NO_SIGNAL, Filter, load_filter
-from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout
-from loopwright.produce.runner import Job, PolicyFactory, RolloutRunner, TaskSetRuntime
+from loopwright.produce.judging import score
+from loopwright.produce.rollout import RecordingPolicy, run_rollout
+from loopwright.produce.runner import Job, Limits, PolicyFactory, RolloutRunner, TaskSetRuntime
 from loopwright.produce.sync import ProduceSettings, SyncProducer
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "TaskSetRuntime",
     "load_filter",
     "run_rollout",
+    "score",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loopwright.produce.settling import Ended
-from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, StopReason
+from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, Scored, StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ def _numbers(groups: Sequence[Group], ended: Sequence[Ended]) -> dict[str, float
     }
     if rewards := _rewards(groups):
         numbers |= {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
+    numbers |= _parts(groups)
     if drawn := _rewards([*groups, *filtered]):
         numbers["reward/drawn"] = statistics.fmean(drawn)
         numbers["groups/filtered_share"] = len(filtered) / (len(groups) + len(filtered))
@@ -53,6 +54,15 @@ def _numbers(groups: Sequence[Group], ended: Sequence[Ended]) -> dict[str, float
         numbers["response/tokens"] = statistics.fmean(episode.sampled_tokens for episode in episodes)
         numbers["response/truncated"] = statistics.fmean(episode.stop is StopReason.BUDGET for episode in episodes)
     return numbers
+
+
+def _parts(groups: Iterable[Group]) -> dict[str, float]:
+    """The mean of each named part of the rewards, over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        for name, value in rollout.reward.parts.items() if isinstance(rollout.reward, Scored) else ():
+            values.setdefault(name, []).append(value)
+    return {f"reward/parts/{name}": statistics.fmean(values[name]) for name in sorted(values)}
 
 
 def _rewards(groups: Iterable[Group]) -> list[float]:

@@ -1,7 +1,7 @@
-"""The boundary round user code (R1, R2).
+"""The boundary round agents (R1, R2).
 
-An agent's exception, a judger's and an engine's each become a typed outcome here, once. A failure is never a reward.
-Our own bugs are not outcomes: they leave through here and stop the run. So do cancellations.
+An agent's exception and an engine's each become a typed outcome here, once. A failure is never a reward. Our own bugs
+are not outcomes: they leave through here and stop the run. So do cancellations.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from loopwright.core.blame import blame
-from loopwright.errors import AgentError, ContextError, EngineError, JudgeError, LoopwrightError
-from loopwright.ports import AgentLoop, Judger, Policy
+from loopwright.errors import AgentError, ContextError, EngineError, LoopwrightError
+from loopwright.ports import AgentLoop, Policy
 from loopwright.types import (
     Episode,
     Failed,
@@ -30,6 +30,7 @@ from loopwright.types import (
     Task,
     Timing,
     Turn,
+    Unscored,
 )
 
 
@@ -52,43 +53,24 @@ class RecordingPolicy(Policy, Protocol):
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long an agent may take, and how often one episode is put before its judger."""
-
-    agent_timeout_seconds: float = 600.0
-    judge_attempts: int = 2
-
-
 async def run_rollout(
     key: RolloutKey,
     task: Task,
     *,
     loop: AgentLoop,
     policy: RecordingPolicy,
-    judger: Judger,
-    limits: Limits,
+    timeout_seconds: float,
     on_agent_error: OnAgentError = "fail",
     slot: AbstractAsyncContextManager[object] | None = None,
 ) -> Rollout:
-    """Run the agent once and score what it did. `slot` is held while the agent runs, not while it is judged."""
+    """Run the agent once; what it did is unscored, unless its reward needs no judge. `slot` is held while it runs."""
     async with slot or nullcontext():
         started, clock = time.time(), time.monotonic()
-        ended = await _run_agent(task, loop, policy, limits.agent_timeout_seconds, on_agent_error)
-        agent_seconds = time.monotonic() - clock
-    timing = Timing(started, agent_seconds)
+        ended = await _run_agent(task, loop, policy, timeout_seconds, on_agent_error)
+        timing = Timing(started, time.monotonic() - clock)
     if isinstance(ended, _Settled):
         return Rollout(key, task, ended.episode, ended.reward, timing)
-    return await score(key, task, ended, timing, judger=judger, limits=limits)
-
-
-async def score(
-    key: RolloutKey, task: Task, episode: Episode, timing: Timing, *, judger: Judger, limits: Limits
-) -> Rollout:
-    """The episode as a finished rollout, scored or failed by its judge."""
-    clock = time.monotonic()
-    reward = await _judge(judger, task, episode, limits.judge_attempts)
-    return Rollout(key, task, episode, reward, replace(timing, judge_seconds=time.monotonic() - clock))
+    return Rollout(key, task, ended, Unscored(), timing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +130,3 @@ def _agent_raised(
     words = error.message if isinstance(error, AgentError) else blame(error, loop.run)
     detail = f"agent {type(loop).__name__} on task {task.id!r}: {words}"
     return _Settled(Failed(FailureCause.AGENT, type(error).__name__, detail))
-
-
-async def _judge(judger: Judger, task: Task, episode: Episode, attempts: int) -> Reward:
-    """The judge alone is tried again; the episode is sound."""
-    for _ in range(attempts - 1):
-        try:
-            return await judger.judge(task, episode)
-        except JudgeError:
-            continue
-    try:
-        return await judger.judge(task, episode)
-    except JudgeError as error:
-        return Failed(FailureCause.JUDGE, str(error.facts.get("error", "JudgeError")), error.message)

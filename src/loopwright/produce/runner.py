@@ -1,8 +1,9 @@
 """Running many rollouts at once, for training and for evaluation alike.
 
 Rollouts start in the order given, at most `concurrency` of their agents run at a time, and each is handed on the moment
-it is finished. With a lockstep engine the runner always says how many agents are about to ask something, so that the
-engine's batches, and with them the last bits of every logprob, are the same in every run (D3).
+it is finished, or earlier, unscored, when its judge takes its time. With a lockstep engine the runner always says how
+many agents are about to ask something, so that the engine's batches, and with them the last bits of every logprob, are
+the same in every run (D3).
 """
 
 from __future__ import annotations
@@ -13,14 +14,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from loopwright.core.seeds import derive_seed
-from loopwright.ports import AgentLoop, Judger, Lockstep, Sampler
+from loopwright.core.together import together
+from loopwright.ports import AgentLoop, GroupJudger, Judger, Lockstep, Sampler
 from loopwright.produce.filtering import Filter
-from loopwright.produce.rollout import Limits, RecordingPolicy, run_rollout, score
-from loopwright.types import Failed, FailureCause, OnAgentError, Rollout, RolloutKey, Sampling, Task
+from loopwright.produce.judging import score, score_together
+from loopwright.produce.rollout import RecordingPolicy, run_rollout
+from loopwright.types import Failed, FailureCause, OnAgentError, Rollout, RolloutKey, Sampling, Task, Unscored
 
 ANOTHER_MAY_HELP = frozenset({FailureCause.INFRA, FailureCause.AGENT})
 """Causes for which a rollout is made again. A judge that failed has had its own retries, and the episode is sound; a
 task that does not fit never will."""
+
+PATIENCE_SECONDS = 1.0
+"""How long a finished episode may exist in memory alone, while its judge is at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long an agent may take, and how often one episode is put before its judger."""
+
+    agent_timeout_seconds: float = 600.0
+    judge_attempts: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,7 @@ class TaskSetRuntime:
     name: str
     sampler: Sampler
     loop: AgentLoop
-    judger: Judger
+    judger: Judger | GroupJudger
     sampling: Sampling
     weight: float = 1.0
     on_agent_error: OnAgentError = "fail"
@@ -42,7 +56,7 @@ class TaskSetRuntime:
 class Job:
     """One rollout to be made. `split` keeps the seeds of training and of each evaluation apart.
 
-    With `judge_only`, a rollout that was made before, its episode is not made again but put before its judge again.
+    With `judge_only`, a rollout that was made before, its episode is not made again but only put before its judge.
     """
 
     key: RolloutKey
@@ -82,8 +96,13 @@ class RolloutRunner:
         self._max_attempts = max_attempts
         self._lockstep = lockstep
 
-    async def run(self, jobs: Sequence[Job], on_rollout: OnRollout) -> list[Rollout]:
+    async def run(
+        self, jobs: Sequence[Job], on_rollout: OnRollout, on_unscored: OnRollout | None = None
+    ) -> list[Rollout]:
         """The last attempt at each job, in the order of `jobs`. `on_rollout` sees every attempt as it ends.
+
+        `on_unscored` sees the episodes that are not judged at once: because the judge takes its time, or because it
+        judges whole groups, which is for the caller to ask for. The latter are returned unscored.
 
         Failed ones are tried again together, after the others: when a rollout starts does then not depend on how long
         another one was judged.
@@ -91,7 +110,7 @@ class RolloutRunner:
         done: dict[int, Rollout] = {}
         todo = dict(enumerate(jobs))
         while todo:
-            finished = await self._run_once(list(todo.values()), on_rollout)
+            finished = await self._run_once(list(todo.values()), on_rollout, on_unscored)
             done |= zip(todo, finished, strict=True)
             todo = {i: job.again() for i, job in todo.items() if self.worth_another(done[i])}
         return [done[i] for i in range(len(jobs))]
@@ -102,40 +121,60 @@ class RolloutRunner:
         may_help = isinstance(failed, Failed) and failed.cause in ANOTHER_MAY_HELP
         return may_help and rollout.key.attempt + 1 < self._max_attempts
 
-    async def _run_once(self, jobs: Sequence[Job], on_rollout: OnRollout) -> list[Rollout]:
+    async def judge_group(self, rollouts: Sequence[Rollout], judger: GroupJudger) -> list[Rollout]:
+        """The rollouts of one task, judged together."""
+        return await score_together(rollouts, judger, self._limits.judge_attempts)
+
+    async def _run_once(
+        self, jobs: Sequence[Job], on_rollout: OnRollout, on_unscored: OnRollout | None
+    ) -> list[Rollout]:
         gate = _Gate(sum(job.judge_only is None for job in jobs), self._concurrency, self._lockstep)
 
         async def one(job: Job) -> Rollout:
-            rollout = await self._rollout(job, gate)
-            await on_rollout(rollout)
+            rollout = await self._rollout(job, gate, on_unscored)
+            if not isinstance(rollout.reward, Unscored):
+                await on_rollout(rollout)
             return rollout
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(job), name=str(job.key)) for job in jobs]
-        except BaseExceptionGroup as failed:
-            # The first error is the reason; the group only adds that its siblings were cancelled.
-            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+            return await together(one(job) for job in jobs)
         finally:
             gate.close()
-        return [task.result() for task in tasks]
 
-    async def _rollout(self, job: Job, gate: _Gate) -> Rollout:
-        key, made = job.key, job.judge_only
-        if made is not None and made.episode is not None:
-            judger = job.task_set.judger
-            return await score(key, job.task, made.episode, made.timing, judger=judger, limits=self._limits)
+    async def _rollout(self, job: Job, gate: _Gate, on_unscored: OnRollout | None) -> Rollout:
+        made, judger = job.judge_only or await self._run_agent(job, gate), job.task_set.judger
+        if not made.awaits_judge:
+            return made
+        if isinstance(judger, GroupJudger):
+            if on_unscored is not None:
+                await on_unscored(made)
+            return made
+        # A rollout that is judged again is stored already.
+        return await self._judged(made, judger, None if job.judge_only else on_unscored)
+
+    async def _run_agent(self, job: Job, gate: _Gate) -> Rollout:
+        key = job.key
         seed = derive_seed(self._seed, job.split, key.task_set, key.draw, key.member, key.attempt)
         return await run_rollout(
             key,
             job.task,
             loop=job.task_set.loop,
             policy=self._policies(str(key), replace(job.task_set.sampling, seed=seed)),
-            judger=job.task_set.judger,
-            limits=self._limits,
+            timeout_seconds=self._limits.agent_timeout_seconds,
             on_agent_error=job.task_set.on_agent_error,
             slot=gate.slot(),
         )
+
+    async def _judged(self, made: Rollout, judger: Judger, on_unscored: OnRollout | None) -> Rollout:
+        judging = asyncio.create_task(score(made, judger, self._limits.judge_attempts), name=f"judge {made.key}")
+        try:
+            await asyncio.wait({judging}, timeout=PATIENCE_SECONDS)
+            if not judging.done() and on_unscored is not None:
+                await on_unscored(made)
+            return await judging
+        finally:
+            judging.cancel()
+            await asyncio.wait({judging})
 
 
 class _Gate:

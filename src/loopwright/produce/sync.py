@@ -1,6 +1,6 @@
 """The synchronous producer: one batch of groups per train step, all sampled before the step begins.
 
-Every rollout is stored the moment it ends (D1), and every drawn group ends COMPLETED, FILTERED or FAILED (R3). A member
+Every rollout is stored (D1), and every drawn group ends COMPLETED, FILTERED or FAILED (R3). A member
 that fails is tried again; a group that cannot be filled, or that its filter drops, is replaced by another draw, within
 budgets (R4).
 """
@@ -15,10 +15,11 @@ from loopwright.ports import ResumePlan, Storage
 from loopwright.produce.batch import Batch, batch_metrics
 from loopwright.produce.draws import FRESH, Draws, Started
 from loopwright.produce.failures import FailureLedger, FirstFailures
+from loopwright.produce.filling import Filling, latest_of
 from loopwright.produce.filtering import FilterLedger, nothing_kept
-from loopwright.produce.runner import Job, RolloutRunner, TaskSetRuntime
+from loopwright.produce.runner import RolloutRunner, TaskSetRuntime
 from loopwright.produce.settling import Ended, end_of
-from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, RolloutKey
+from loopwright.types import Group, GroupStatus, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class ProduceSettings:
     min_members: int | None = None
     failure_budget: int = 16
     filter_budget: int = 256
+
+    @property
+    def least(self) -> int:
+        """Scores that a group needs."""
+        return self.min_members or self.samples_per_task
 
 
 class _Line:
@@ -83,9 +89,10 @@ class SyncProducer:
         """Per task set, the first draw that was never made; a checkpoint keeps it."""
         return {line.task_set.name: line.draws.next_draw for line in self._lines}
 
-    async def produce_batch(self, step: int, version: int) -> Batch:
-        """The groups of train step `step`, sampled by weights `version`."""
-        shares = shares_of_step(step, self._settings.groups_per_step, [line.task_set.weight for line in self._lines])
+    async def produce_batch(self, step: int, version: int, size: int | None = None) -> Batch:
+        """The groups of train step `step`, sampled by weights `version`; `size` of them, or `groups_per_step`."""
+        size = size or self._settings.groups_per_step
+        shares = shares_of_step(step, size, [line.task_set.weight for line in self._lines])
         wanted = dict(zip(self._by_name, shares, strict=True))
         groups = {name: self._by_name[name].draws.take_completed(share) for name, share in wanted.items()}
         attempts: list[Rollout] = []
@@ -115,38 +122,22 @@ class SyncProducer:
         return [line for name, line in self._by_name.items() for _ in range(wanted[name] - len(groups[name]))]
 
     async def _fill(self, started: Sequence[Started], attempts: list[Rollout]) -> None:
-        """Run the groups' missing members, all at once; every attempt is stored, and added to `attempts`."""
-        rows = {(group.row.task_set, group.row.draw): group.row for group in started}
+        """Bring the groups to their members; every attempt that ends is added to `attempts`."""
 
-        async def keep(rollout: Rollout) -> None:
-            await self._storage.put(rows[rollout.key.task_set, rollout.key.draw], rollout)
+        def saw(rollout: Rollout) -> None:
             attempts.append(rollout)
             self._first_failures.saw(rollout)
             if self._on_rollout is not None:
                 self._on_rollout(rollout)
 
-        await self._runner.run([job for group in started for job in self._jobs(group)], keep)
-
-    def _jobs(self, group: Started) -> list[Job]:
-        """One job for each member that is missing, or that failed and may still be scored."""
-        row = group.row
-        task_set = self._by_name[row.task_set].task_set
-        stored = {rollout.key.member: rollout for rollout in group.stored}
-        jobs = []
-        for member in range(self._settings.samples_per_task):
-            if member not in stored:
-                jobs.append(Job(RolloutKey(row.task_set, row.draw, member), row.task, task_set))
-            elif self._runner.worth_another(stored[member]):
-                jobs.append(Job(stored[member].key, row.task, task_set).again())
-            elif _judge_failed(stored[member]):
-                jobs.append(Job(stored[member].key, row.task, task_set, judge_only=stored[member]).again())
-        return jobs
+        filling = Filling(self._runner, self._storage, self._settings.samples_per_task, self._settings.least, saw)
+        await filling.fill([(group, self._by_name[group.row.task_set].task_set) for group in started])
 
     async def _settle(self, started: Sequence[Started], attempts: Sequence[Rollout], step: int) -> list[Ended]:
         """Mark every group as what it has become."""
-        least = self._settings.min_members or self._settings.samples_per_task
+        least, lines = self._settings.least, self._by_name
         settled = [
-            end_of(group.row, _members(group, attempts), least, self._by_name[group.row.task_set].task_set.filter)
+            end_of(group.row, latest_of(group, attempts), least, lines[group.row.task_set].task_set.filter)
             for group in started
         ]
         for status in dict.fromkeys(one.status for one in settled):
@@ -157,14 +148,3 @@ class SyncProducer:
             self._first_failures.filter_failed(one.group.task_set, one.failures)
             self._by_name[one.group.task_set].count(one, step)
         return settled
-
-
-def _judge_failed(rollout: Rollout) -> bool:
-    return isinstance(rollout.reward, Failed) and rollout.reward.cause is FailureCause.JUDGE
-
-
-def _members(group: Started, attempts: Sequence[Rollout]) -> list[Rollout]:
-    """The latest attempt at each member, in member order."""
-    own = (r for r in attempts if (r.key.task_set, r.key.draw) == (group.row.task_set, group.row.draw))
-    latest = {rollout.key.member: rollout for rollout in sorted((*group.stored, *own), key=lambda r: r.key)}
-    return list(latest.values())

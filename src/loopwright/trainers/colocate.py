@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from loopwright.errors import BudgetError
 from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
 from loopwright.produce import Batch, SyncProducer
 from loopwright.trainers.checkpoint import Checkpoints
@@ -102,8 +103,13 @@ class ColocateTrainer:
     async def _roll_out(self, step: int) -> Batch | None:
         """A batch for the step, or None when `stop` was set meanwhile. Finished rollouts are stored either way."""
         started = time.monotonic()
-        with self._tracker.span("rollout", step=step):
-            batch = await self._or_stop(self._producer.produce_batch(step, self._learner.version))
+        try:
+            with self._tracker.span("rollout", step=step):
+                batch = await self._or_stop(self._producer.produce_batch(step, self._learner.version))
+        except BudgetError:
+            # What these weights sampled can be judged when the cause is mended, if the next run still has them.
+            await self._checkpoint()
+            raise
         if batch is None:
             return None
         return Batch(batch.groups, {**batch.metrics, "time/rollout": time.monotonic() - started})

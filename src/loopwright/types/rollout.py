@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loopwright.types.reward import Reward, Scored
+from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import TokenChain
 
@@ -76,6 +76,12 @@ class Rollout:
     def score(self) -> float | None:
         """The reward as a number, or None: a failure has no number."""
         return self.reward.value if isinstance(self.reward, Scored) else None
+
+    @property
+    def awaits_judge(self) -> bool:
+        """Whether there is a sound episode without a score: it was not judged yet, or its judge failed."""
+        judge_failed = isinstance(self.reward, Failed) and self.reward.cause is FailureCause.JUDGE
+        return self.episode is not None and (judge_failed or isinstance(self.reward, Unscored))
 
     @property
     def oldest_version(self) -> int | None:

@@ -9,9 +9,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from loopwright.buffer.codec import decode_task
+from loopwright.buffer.codec import decode_reward, decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
-from loopwright.buffer.storage.refusals import DRAWN_AGAIN, already_stored, never_drawn, still_live
+from loopwright.buffer.storage.refusals import (
+    DRAWN_AGAIN,
+    already_scored,
+    already_stored,
+    never_drawn,
+    never_stored,
+    still_live,
+)
 from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS
 from loopwright.ports import GroupRow, ResumePlan
 from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored, Task
@@ -54,6 +61,20 @@ def put_rollout(db: sqlite3.Connection, key: RolloutKey, round: int, row: Rollou
         raise already_stored(str(key)) from error
 
 
+def put_rewards(db: sqlite3.Connection, round: int, rows: Iterable[tuple[RolloutKey, RolloutRow]]) -> None:
+    for key, row in rows:
+        place = (key.task_set, key.draw, round, key.member, key.attempt)
+        where = "WHERE (task_set, draw, round, member, attempt) = (?, ?, ?, ?, ?)"
+        stored = db.execute(f"SELECT reward FROM rollouts {where}", place).fetchone()
+        if stored is None:
+            raise never_stored(str(key))
+        if isinstance(decode_reward(stored[0]), Scored):
+            raise already_scored(str(key))
+        db.execute(
+            f"UPDATE rollouts SET reward = ?, judge_seconds = ? {where}", (row.reward, row.judge_seconds, *place)
+        )
+
+
 def mark_groups(db: sqlite3.Connection, rows: Iterable[tuple[str, int]], status: GroupStatus, step: int | None) -> None:
     for task_set, draw in rows:
         touched = db.execute(
@@ -93,7 +114,20 @@ def resume_at(db: sqlite3.Connection, task_set: str, step: int, next_draw: int |
         " WHERE task_set = ? AND newest > ? AND status IN ('pending', 'completed', 'filtered', 'failed')",
         (task_set, step),
     )
+    _reopen(db, task_set, step)
     return _plan(db, task_set, next_draw)
+
+
+def _reopen(db: sqlite3.Connection, task_set: str, step: int) -> None:
+    """Groups that failed for want of a judge, at the weights that go on."""
+    for row in _groups(db, task_set, GroupStatus.FAILED, order="draw"):
+        if row.version == step and any(
+            rollout.awaits_judge for rollout in members_of(db, row.task_set, row.draw, row.round, row.task)
+        ):
+            db.execute(
+                "UPDATE groups SET status = 'pending' WHERE (task_set, draw, round) = (?, ?, ?)",
+                (row.task_set, row.draw, row.round),
+            )
 
 
 def _plan(db: sqlite3.Connection, task_set: str, next_draw: int | None) -> ResumePlan:

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from loopwright.buffer.codec import decode_task, encode_task
+from loopwright.buffer.codec import decode_reward, decode_task, encode_task
 from loopwright.buffer.rows import RolloutRow, from_row, newest_version, to_row
 from loopwright.buffer.storage.refusals import (
     DRAWN_AGAIN,
+    already_scored,
     already_stored,
     check_belongs,
     check_evaluates,
     check_step,
     never_drawn,
+    never_stored,
     still_live,
 )
 from loopwright.ports import GroupRow, ResumePlan
@@ -71,6 +73,19 @@ class MemoryStorage:
             raise already_stored(str(rollout.key))
         group.rollouts[columns.member, columns.attempt] = columns
         group.newest = max(group.newest, newest_version(rollout))
+
+    async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
+        stored = self._rounds(row.task_set, row.draw)[row.round].rollouts
+        judged = {}
+        for rollout in rollouts:
+            check_belongs(row, rollout)
+            place, columns = (rollout.key.member, rollout.key.attempt), to_row(rollout)
+            if place not in stored:
+                raise never_stored(str(rollout.key))
+            if isinstance(decode_reward(stored[place].reward), Scored):
+                raise already_scored(str(rollout.key))
+            judged[place] = stored[place]._replace(reward=columns.reward, judge_seconds=columns.judge_seconds)
+        stored |= judged
 
     async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, step: int | None = None) -> None:
         check_step(status, step)
@@ -134,6 +149,9 @@ def _undo(group: _Round, step: int, next_draw: int | None) -> None:
         group.move(GroupStatus.DISCARDED)
     if group.newest > step and group.row.status not in (GroupStatus.CONSUMED, *DRAWN_AGAIN):
         group.move(GroupStatus.ROLLED_BACK)
+    judge_failed = group.row.status is GroupStatus.FAILED and any(rollout.awaits_judge for rollout in group.members())
+    if judge_failed and row.version == step:
+        group.move(GroupStatus.PENDING)
 
 
 def _filtered_in_a_row(current: Iterable[_Round]) -> int:

@@ -36,6 +36,14 @@ def already_stored(rollout: str) -> RunError:
     )
 
 
+def never_stored(rollout: str) -> RunError:
+    return RunError(f"rollout {rollout} is not stored", remedy="store a rollout before its reward")
+
+
+def already_scored(rollout: str) -> RunError:
+    return RunError(f"rollout {rollout} has a score already", remedy="judge a rollout once")
+
+
 def check_belongs(row: GroupRow, rollout: Rollout) -> None:
     key = rollout.key
     if (key.task_set, key.draw) != (row.task_set, row.draw):

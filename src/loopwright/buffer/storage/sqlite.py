@@ -53,6 +53,12 @@ class SqliteStorage:
         columns, newest = to_row(rollout), newest_version(rollout)
         await self._writer.do(lambda db: ledger.put_rollout(db, rollout.key, row.round, columns, newest))
 
+    async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            check_belongs(row, rollout)
+        rows = [(rollout.key, to_row(rollout)) for rollout in rollouts]
+        await self._writer.do(lambda db: ledger.put_rewards(db, row.round, rows))
+
     async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, step: int | None = None) -> None:
         check_step(status, step)
         named = tuple(rows)
