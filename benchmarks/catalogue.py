@@ -1,0 +1,43 @@
+"""Every benchmark by its name."""
+
+from __future__ import annotations
+
+from benchmarks.decode import Decode
+from benchmarks.grpo import Grpo
+from benchmarks.models import Model
+from benchmarks.setting import Benchmark
+from loopwright.errors import BenchError
+
+BENCHMARKS: tuple[Benchmark, ...] = (
+    Grpo("grpo", "a GRPO step: SmolLM2-135M, 8 x 8 samples, <= 16 new tokens, reward 0 or 1, beside TRL"),
+    Grpo("grpo-dense", "the same with a reward that leaves no group without signal", reward="dense"),
+    Grpo(
+        "grpo-long",
+        "a GRPO step after 1,195-token prompts: SmolLM2-135M, 2 x 8 samples, <= 32 new tokens, beside TRL",
+        groups=2,
+        max_new_tokens=32,
+        prompt_tokens=1195,
+        reward="dense",
+        rounds=3,
+        peer_micro_batch=4,
+    ),
+    Grpo(
+        "grpo-tiny",
+        "a GRPO step of an 87 K-parameter model: 8 x 8 samples, <= 64 new tokens, 1 thread, beside TRL",
+        model=Model.TINY,
+        max_new_tokens=64,
+        reward="dense",
+        threads=1,
+        rounds=15,
+    ),
+    Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
+)
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark of that name, or an error that lists all."""
+    for benchmark in BENCHMARKS:
+        if benchmark.name == name:
+            return benchmark
+    names = ", ".join(benchmark.name for benchmark in BENCHMARKS)
+    raise BenchError(f"there is no benchmark {name!r}", remedy=f"choose one of {names}", name=name)

@@ -1,0 +1,89 @@
+"""Sampling alone: our engine beside transformers' `generate`, in the same environment.
+
+Every sequence has a prompt of its own, so that nothing is gained by sharing, and nobody stops early. The time to the
+first tokens is measured apart: the rest is decoding proper.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Better, Figure, Round
+from benchmarks.models import Model
+from benchmarks.setting import Peer, Places, Prepared, read_layers
+from benchmarks.work import Pace, Phase, Rows, Work
+
+ORDINARY = range(1000, 40000)
+"""Ids in the middle of the vocabulary: no special tokens among them."""
+
+FIGURES = (
+    Figure("tokens_per_second", "sampled tokens per second", Better.HIGHER, digits=0),
+    Figure("decode_tokens_per_second", "  after the first token", Better.HIGHER, digits=0),
+    Figure("seconds", "seconds", Better.LOWER),
+    Figure("first_token_seconds", "  of it prompts and first token", Better.LOWER),
+    Figure("cpu_seconds", "CPU seconds", Better.LOWER),
+    Figure("limit_tokens_per_second", "limit: tokens per second", digits=0),
+    Figure("limit_share", "share of the limit", digits=3),
+    Figure("limit_decode_tokens_per_second", "limit: after the first token", digits=0),
+    Figure("limit_decode_share", "share of the limit after the first", digits=3),
+    Figure("peak_memory_mb", "peak memory, MB", Better.LOWER, digits=0),
+)
+
+
+GENERATE = Peer("transformers", "benchmarks.workers.transformers_decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """`sequences` answers of `new_tokens` after random prompts of `prompt_tokens`."""
+
+    name: str
+    what: str
+    sequences: int = 64
+    prompt_tokens: int = 39
+    new_tokens: int = 32
+    threads: int = 2
+    rounds: int = 5
+    module: str = "benchmarks.workers.ours_decode"
+    peer: Peer = GENERATE
+    figures: tuple[Figure, ...] = FIGURES
+
+    def prepare(self, folder: Path, places: Places) -> Prepared:
+        model = Model.SMOLLM2.folder(folder, places)
+        choose = random.Random(0).choices
+        spec = {
+            "model": str(model),
+            "folder": str(folder),
+            "threads": self.threads,
+            "prompts": [choose(ORDINARY, k=self.prompt_tokens) for _ in range(self.sequences)],
+            "new_tokens": self.new_tokens,
+        }
+        prompts = self.sequences * self.prompt_tokens
+        rows: Work = {
+            Phase.PREFILL: Rows(prompts, self.sequences),
+            Phase.DECODE: Rows(self.sequences, self.sequences),
+        }
+        return Prepared(ours=spec, peer=spec, layers=read_layers(model), rows=rows)
+
+    def round(self, answer: Mapping[str, Any], pace: Pace) -> Round:
+        first = answer["first_token_seconds"]
+        tokens, later = self.sequences * self.new_tokens, self.sequences * (self.new_tokens - 1)
+        prefill: Work = {Phase.PREFILL: Rows(self.sequences * self.prompt_tokens, self.sequences)}
+        decoding = pace.seconds({Phase.DECODE: Rows(later, later)})
+        limit = pace.seconds(prefill) + decoding
+        return {
+            "tokens_per_second": tokens / answer["seconds"],
+            "decode_tokens_per_second": later / (answer["seconds"] - first),
+            "seconds": answer["seconds"],
+            "first_token_seconds": first,
+            "cpu_seconds": answer["cpu_seconds"],
+            "limit_tokens_per_second": tokens / limit,
+            "limit_share": limit / answer["seconds"],
+            "limit_decode_tokens_per_second": later / decoding,
+            "limit_decode_share": decoding / (answer["seconds"] - first),
+            "peak_memory_mb": answer["peak_memory"] / 1e6,
+        }

@@ -1,0 +1,104 @@
+"""A finished benchmark as JSON and as a table. docs/benchmarks.md describes both."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, Summary, advantage, summarise
+from benchmarks.harness import Measured, Side
+from benchmarks.work import Phase
+
+
+def as_json(measured: Measured, load_before: float) -> dict[str, Any]:
+    """Everything that was measured; `load_before` is the machine's load when the benchmark began."""
+    benchmark = measured.benchmark
+    return {
+        "benchmark": benchmark.name,
+        "what": benchmark.what,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {**machine(), "load_before": load_before},
+        "threads": benchmark.threads,
+        "sides": {side.name: _side(measured, side) for side in measured.sides},
+        "ratios": {figure.key: asdict(ratio) for figure, ratio in ratios(measured) if ratio is not None},
+        "limit": {
+            phase: {
+                "rows": asdict(rows),
+                "seconds": measured.limit_seconds[phase],
+                "gflops_per_second": gflops_per_second(measured, phase),
+            }
+            for phase, rows in measured.limit_rows.items()
+        },
+    }
+
+
+def _side(measured: Measured, side: Side) -> dict[str, Any]:
+    return {
+        "versions": side.versions,
+        "figures": {figure.key: asdict(summarise(side.rounds, figure.key)) for figure in measured.benchmark.figures},
+        "rounds": list(side.rounds),
+    }
+
+
+def ratios(measured: Measured) -> Iterator[tuple[Figure, Summary | None]]:
+    """How many times better ours is than the peer, by figure; None where there is nothing to compare."""
+    ours, *peers = measured.sides
+    for figure in measured.benchmark.figures:
+        yield figure, advantage(figure, ours.rounds, peers[0].rounds) if peers else None
+
+
+def gflops_per_second(measured: Measured, phase: Phase) -> float:
+    """What the machine's matrix products reach at the rows of one phase."""
+    rows, seconds = measured.limit_rows[phase], measured.limit_seconds[phase]
+    forward = rows.body * measured.layers.body_flops + rows.head * measured.layers.head_flops
+    products = 3 if phase is Phase.TRAIN else 1
+    return products * forward / (seconds["body"] + seconds["head"]) / 1e9
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": _line("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": os.cpu_count(),
+        "memory": _line("/proc/meminfo", "MemTotal"),
+        "system": platform.platform(),
+    }
+
+
+def _line(file: str, name: str) -> str | None:
+    """The value of `name: value` in one of the kernel's files, if there is such a file."""
+    path = Path(file)
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+
+
+def table(measured: Measured) -> list[str]:
+    """Medians, with the lowest and the highest round behind them, and how many times better ours is."""
+    rows = [("", *(_heading(side) for side in measured.sides), "ours is better by")]
+    for figure, ratio in ratios(measured):
+        cells = [_cell(summarise(side.rounds, figure.key), figure.digits) for side in measured.sides]
+        rows.append((figure.label, *cells, f"{_cell(ratio, 2)} x" if ratio else ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    speeds = ", ".join(f"{phase} {gflops_per_second(measured, phase):.0f}" for phase in measured.limit_rows)
+    return [
+        f"{measured.benchmark.name}: {measured.benchmark.what}",
+        f"{len(measured.sides[0].rounds)} rounds, {measured.benchmark.threads} threads; median (lowest - highest)",
+        "",
+        *lines,
+        "",
+        f"matrix products of this model on this machine, GFLOP/s: {speeds}",
+    ]
+
+
+def _heading(side: Side) -> str:
+    return f"{side.name} {side.versions.get(side.name, '')}".strip()
+
+
+def _cell(summary: Summary, digits: int) -> str:
+    median, lowest, highest = (f"{value:,.{digits}f}" for value in (summary.median, summary.lowest, summary.highest))
+    return f"{median} ({lowest} - {highest})"

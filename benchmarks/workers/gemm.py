@@ -1,0 +1,82 @@
+"""The machine's limit: every linear layer of the model as a plain `torch.mm`, at the numbers of rows that occur.
+
+Each layer has weights of its own, as in the model, so that they are read from memory and not from a cache that happens
+to hold the only one. Attention, norms, activations, the embedding and the optimiser count nothing: no real step can
+reach the limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.workers.port import Port
+
+SHORTEST = 0.3
+"""A product is repeated for at least so many seconds."""
+
+
+class Buffers:
+    """Activations and gradients of a linear layer; all layers of one shape share them."""
+
+    def __init__(self, outputs: int, inputs: int, *, rows: int) -> None:
+        self.x, self.y = torch.randn(rows, inputs), torch.randn(rows, outputs)
+        self.to_x, self.to_y = torch.empty(rows, inputs), torch.empty(rows, outputs)
+        self.to_weight = torch.empty(outputs, inputs)
+
+
+class Products:
+    """The matrix products of a stack of layers for a number of rows, without any allocation."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], rows: int) -> None:
+        buffers = {weight.shape: Buffers(*weight.shape, rows=rows) for weight in weights}
+        self._layers = [(weight, buffers[weight.shape]) for weight in weights]
+
+    def forward(self) -> None:
+        for weight, buffer in self._layers:
+            torch.mm(buffer.x, weight.t(), out=buffer.to_y)
+
+    def forward_and_backward(self) -> None:
+        self.forward()
+        for weight, buffer in self._layers:
+            torch.mm(buffer.y, weight, out=buffer.to_x)
+            torch.mm(buffer.y.t(), buffer.x, out=buffer.to_weight)
+
+
+def main(port: Port) -> None:
+    spec = port.spec
+    torch.set_num_threads(spec["threads"])
+    torch.set_grad_enabled(False)
+    stacks = {
+        name: [torch.randn(outputs, inputs) for inputs, outputs in spec["layers"][name]] for name in spec["layers"]
+    }
+    port.ready("torch")
+    for watch in port.rounds():
+        seconds = {
+            phase: {stack: _seconds(stacks[stack], rows, trains=phase == "train") for stack, rows in counts.items()}
+            for phase, counts in spec["rows"].items()
+        }
+        port.answer(watch.stop(), phases=seconds)
+
+
+def _seconds(weights: Sequence[torch.Tensor], rows: int, *, trains: bool) -> float:
+    """Of one pass."""
+    products = Products(weights, rows)
+    run = products.forward_and_backward if trains else products.forward
+    run()
+    return _mean_seconds(run)
+
+
+def _mean_seconds(run: Callable[[], Any]) -> float:
+    started, passes = time.perf_counter(), 0
+    while (spent := time.perf_counter() - started) < SHORTEST:
+        run()
+        passes += 1
+    return spent / passes
+
+
+if __name__ == "__main__":
+    main(Port())

@@ -1,0 +1,45 @@
+"""Loopwright's engine: all prompts submitted at once, sampling without a stop token. It gives logprobs as always."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workers.port import Port, Stopwatch
+
+
+async def main(port: Port) -> None:
+    from loopwright.engines.torch.engine import TorchEngine
+    from loopwright.models.compute import ComputeThread
+    from loopwright.models.load import load_model
+    from loopwright.models.runtime import configure
+
+    spec = port.spec
+    with ComputeThread() as compute:
+        await compute.run(configure, threads=spec["threads"], deterministic=False)
+        loaded = await compute.run(load_model, spec["model"], cache=Path(spec["folder"]))
+        async with TorchEngine(loaded, compute, max_batch=len(spec["prompts"])) as engine:
+            port.ready("loopwright", "torch", "transformers")
+            for round, watch in enumerate(port.rounds()):
+                await _generate(engine, spec["prompts"], spec["new_tokens"], round)
+                taken = watch.stop()
+                first = Stopwatch()
+                await _generate(engine, spec["prompts"], 1, round)
+                port.answer(taken, first_token_seconds=first.stop()["seconds"])
+
+
+async def _generate(engine: Any, prompts: list[list[int]], new_tokens: int, round: int) -> None:
+    from loopwright.types import GenerateRequest, Sampling
+
+    requests = [
+        GenerateRequest(f"{i:04d}", tuple(ids), Sampling(max_new_tokens=new_tokens, seed=round * len(prompts) + i))
+        for i, ids in enumerate(prompts)
+    ]
+    generations = await asyncio.gather(*(engine.generate(request) for request in requests))
+    if any(len(generation.ids) != new_tokens for generation in generations):
+        raise RuntimeError("an answer ended early: both sides must sample the same number of tokens")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Port()))

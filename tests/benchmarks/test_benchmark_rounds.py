@@ -1,0 +1,125 @@
+"""From what a worker answers to the figures of a round, and what both sides are given to work on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.catalogue import BENCHMARKS, find
+from benchmarks.flops import Layers
+from benchmarks.grpo import Grpo
+from benchmarks.harness import Measured, Side
+from benchmarks.report import as_json, table
+from benchmarks.rewards import REWARDS, dense, exact
+from benchmarks.tasks import with_notes
+from benchmarks.work import Pace, Phase, Rows
+from benchmarks.workers import judgers
+from loopwright.errors import BenchError
+
+PACE = Pace(dict.fromkeys(Phase, 0.01), dict.fromkeys(Phase, 0.0))
+STEP = {
+    "seconds": 4.0,
+    "cpu_seconds": 8.0,
+    "rollout_seconds": 1.5,
+    "train_seconds": 2.5,
+    "peak_memory": 2_000_000,
+    "trained_tokens": 8,
+    "groups": [
+        {"prompt_tokens": 20, "sampled": [5, 5], "rewards": [0.0, 1.0]},
+        {"prompt_tokens": 20, "sampled": [4, 2], "rewards": [1.0, 1.0]},
+    ],
+}
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def test_a_grpo_round():
+    figures = find("grpo").round(STEP, PACE)
+    # 40 prompt and 12 fed tokens sampled; the first group's 20 and 8 trained.
+    assert figures["limit_seconds"] == pytest.approx(0.8)
+    assert figures["limit_share"] == pytest.approx(0.2)
+    assert figures["samples_per_second"] == 1.0
+    assert figures["answer_tokens"] == 4.0
+    assert figures["ms_per_sampled_token"] == 250.0
+    assert figures["groups_with_signal"] == 1
+    assert figures["reward"] == 0.75
+    assert figures["peak_memory_mb"] == 2.0
+
+
+def test_a_decode_round():
+    answer = {"seconds": 5.0, "cpu_seconds": 10.0, "first_token_seconds": 1.0, "peak_memory": 0}
+    figures = find("decode").round(answer, Pace(dict.fromkeys(Phase, 0.001), dict.fromkeys(Phase, 0.0)))
+    assert figures["tokens_per_second"] == pytest.approx(64 * 32 / 5)
+    assert figures["decode_tokens_per_second"] == pytest.approx(64 * 31 / 4)
+    assert figures["limit_decode_tokens_per_second"] == pytest.approx(1000)
+    assert figures["limit_share"] == pytest.approx((64 * 39 + 64 * 31) / 1000 / 5)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
+def test_every_figure_that_is_shown_is_in_a_round(benchmark):
+    answer = {**STEP, "first_token_seconds": 1.0}
+    assert {figure.key for figure in benchmark.figures} <= set(benchmark.round(answer, PACE))
+
+
+def test_the_limit_is_measured_at_the_rows_that_occur():
+    assert Grpo("x", "y").rows(prompt_tokens=48) == {
+        Phase.PREFILL: Rows(384, 8),
+        Phase.DECODE: Rows(64, 64),
+        Phase.TRAIN: Rows(384 + 960, 8 + 960),
+    }
+    assert Grpo("x", "y", groups=64).rows(prompt_tokens=48)[Phase.TRAIN].body == 4096
+
+
+def test_the_report_is_plain_json_and_the_table_shows_both_sides():
+    benchmark = find("grpo")
+    mine, theirs = (benchmark.round({**STEP, "seconds": seconds}, PACE) for seconds in (4.0, 20.0))
+    sides = (Side("loopwright", {"loopwright": "1.0"}, (mine,)), Side("trl", {"trl": "1.16.0"}, (theirs,)))
+    layers = Layers(((1000, 1000),) * 500, (1000, 1000))
+    measured = Measured(benchmark, sides, layers, {Phase.DECODE: Rows(64, 0)}, {"decode": {"body": 0.64, "head": 0.0}})
+    report = json.loads(json.dumps(as_json(measured, 0.1)))
+    assert report["ratios"]["seconds"]["median"] == 5.0
+    assert report["sides"]["trl"]["figures"]["seconds"] == {"median": 20.0, "lowest": 20.0, "highest": 20.0}
+    assert report["limit"]["decode"]["gflops_per_second"] == pytest.approx(100)
+    heading, *_ = [line for line in table(measured) if "trl 1.16.0" in line]
+    assert "loopwright 1.0" in heading
+    assert any("5.00 (5.00 - 5.00) x" in line for line in table(measured))
+
+
+def test_a_report_without_a_peer_has_no_ratios():
+    benchmark = find("grpo")
+    ours = Side("loopwright", {}, (benchmark.round(STEP, PACE),))
+    measured = Measured(benchmark, (ours,), Layers((), (1, 1)), {}, {})
+    assert as_json(measured, 0.0)["ratios"] == {}
+    assert any(line.startswith("seconds per step") for line in table(measured))
+
+
+@pytest.mark.parametrize("tokens", [40, 41, 1195])
+def test_a_prompt_has_exactly_as_many_tokens_as_asked_for(tokens):
+    prompt = with_notes("What is 1+1?", tokens, words, start=5)
+    assert words(prompt) == tokens
+    assert prompt.endswith("What is 1+1?")
+    assert prompt == with_notes("What is 1+1?", tokens, words, start=5)
+
+
+def test_a_prompt_that_cannot_be_so_short_is_an_error():
+    with pytest.raises(BenchError, match="no prompt of exactly 2 tokens"):
+        with_notes("What is 1+1?", 2, words)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"), [("The sum is 12.", 1.0), ("5+7=13", 0.0), ("", 0.0), ("-12", 0.0), ("9" * 6000, 0.0)]
+)
+def test_the_exact_reward(answer, reward):
+    assert exact(answer, 12) == reward
+
+
+def test_the_dense_reward_tells_near_from_far_and_words_apart():
+    assert dense("12", 12) > dense("13", 12) > dense("40", 12) > 0
+    assert dense("no idea", 12) != dense("none", 12)
+
+
+def test_every_reward_is_a_judger_too():
+    assert all(callable(getattr(judgers, name)) for name in REWARDS)
