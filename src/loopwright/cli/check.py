@@ -10,7 +10,7 @@ import typer
 
 from loopwright.cli.arguments import ConfigFile, Overrides
 from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
-from loopwright.config import JsonlData, Loaded, RunConfig, TaskSetConfig, load
+from loopwright.config import JsonlData, Loaded, ParquetData, ReasoningGymData, RunConfig, TaskSetConfig, load
 from loopwright.errors import DataError, LoopwrightError
 
 
@@ -36,13 +36,13 @@ def check(
 
 
 def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
-    """The first malformed line of every JSONL file."""
+    """The first malformed line of every JSONL file, the first row of every Parquet file; without the user's code."""
     from loopwright.data import open_source
 
     data = [task_set.data for _, task_set in loaded.config.all_task_sets()]
-    for path in sorted({each.path for each in data if isinstance(each, JsonlData)}):
+    for rows in dict.fromkeys(each for each in data if isinstance(each, JsonlData | ParquetData) and not each.map):
         try:
-            open_source(JsonlData(path=path), loaded.base)
+            open_source(rows, loaded.base)
         except DataError as error:
             yield error
 
@@ -73,5 +73,6 @@ def _summary(config: RunConfig) -> Iterator[str]:
 
 
 def _described(task_set: TaskSetConfig) -> str:
-    agent = task_set.agent
-    return f"{task_set.name}: {task_set.data.path}, {agent.kind} agent, judged by {agent.judger}"
+    data, agent = task_set.data, task_set.agent
+    source = f"reasoning_gym {data.family}" if isinstance(data, ReasoningGymData) else data.path
+    return f"{task_set.name}: {source}, {agent.kind} agent, judged by {agent.judger}"

@@ -17,7 +17,7 @@ from loopwright.config.judgers import ComposedJudgerConfig, LlmJudgerConfig, Nat
 from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import FILTERS, PythonAgent
+from loopwright.config.task_sets import PythonAgent
 from loopwright.errors import ConfigError
 
 BUNDLED_MODEL = "smollm2"
@@ -45,12 +45,10 @@ def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
     yield from _model(("model", "path"), config.model.path, base)
     for place, task_set in config.all_task_sets():
         yield from _data((*place, "data"), task_set.data, base)
-        if task_set.filter not in (None, *FILTERS):
-            yield from _symbol((*place, "filter"), str(task_set.filter), base)
+        yield from _filter((*place, "filter"), task_set.filter, base)
         if isinstance(task_set.agent, PythonAgent):
             yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
-    if config.produce.filter not in FILTERS:
-        yield from _symbol(("produce", "filter"), config.produce.filter, base)
+    yield from _filter(("produce", "filter"), config.produce.filter, base)
     for name, judger in config.judgers.items():
         if isinstance(judger, NativeJudgerConfig):
             yield from _symbol(("judgers", name, "path"), judger.path, base)
@@ -123,6 +121,11 @@ def _data(place: KeyPath, data: DataConfig, base: Path) -> Iterator[Problem]:
             yield _absent((*place, "path"), base / data.path, "file")
     if isinstance(data, RowsConfig) and data.map is not None:
         yield from _symbol((*place, "map"), data.map, base)
+
+
+def _filter(place: KeyPath, name: str | None, base: Path) -> Iterator[Problem]:
+    if name is not None and ":" in name:
+        yield from _symbol(place, name, base)
 
 
 def _file(place: KeyPath, file: Path) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Task sets: names and weights."""
+"""Task sets: names, weights, sources and filters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
-from loopwright.config.problems import Problem
+from loopwright.config.data import ReasoningGymData
+from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.schema import RunConfig
+from loopwright.config.task_sets import FILTERS
 
 
 def _filters(config: RunConfig) -> bool:
@@ -30,6 +32,11 @@ IDLE = (
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _task_sets(config)
+    yield from _generated(config)
+    yield from _filter_name(("produce", "filter"), config.produce.filter)
+    for place, task_set in config.all_task_sets():
+        yield from _filter_name((*place, "filter"), task_set.filter or "none")
+    yield from _lone_members(config)
 
 
 def _task_sets(config: RunConfig) -> Iterator[Problem]:
@@ -40,3 +47,30 @@ def _task_sets(config: RunConfig) -> Iterator[Problem]:
         for name, count in names.items():
             if count > 1:
                 yield Problem((*split, "task_sets"), f"{count} are named {name!r}", "give each a name of its own")
+
+
+def _generated(config: RunConfig) -> Iterator[Problem]:
+    for place, task_set in config.all_task_sets():
+        if isinstance(task_set.data, ReasoningGymData):
+            for name in ("size", "seed"):
+                if name in task_set.data.config:
+                    path = (*place, "data", "config", name)
+                    yield Problem(path, f"stands beside data.{name}", f"write it as data.{name}")
+
+
+def _filter_name(path: KeyPath, name: str) -> Iterator[Problem]:
+    if name not in FILTERS and ":" not in name:
+        remedy = suggest(name, FILTERS, "write file.py:name for a function of yours; known filters")
+        yield Problem(path, f"there is no filter {name!r}", remedy)
+
+
+def _lone_members(config: RunConfig) -> Iterator[Problem]:
+    for index, task_set in enumerate(config.task_sets):
+        if config.rollout.samples_per_task == 1 and (task_set.filter or config.produce.filter) == "no_signal":
+            path: KeyPath = ("task_sets", index, "filter") if task_set.filter else ("produce", "filter")
+            yield Problem(
+                path,
+                "is no_signal, but rollout.samples_per_task is 1: a lone member differs from nobody",
+                "raise rollout.samples_per_task, or remove the filter",
+                also=(("rollout", "samples_per_task"),),
+            )
