@@ -288,3 +288,46 @@ def test_another_config_in_the_same_folder_is_refused(write_config: WriteConfig,
     assert "rollout.max_new_tokens: 8 -> 4" in err
     assert "--out" in err
     assert command("rollout", file, "--groups", 1, "rollout.max_new_tokens=4", "--fresh")[0] == 0
+
+
+async def test_tensorboard_shows_every_step_once_also_after_a_resume(write_config: WriteConfig) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def scalars(folder: RunFolder, tag: str) -> list[tuple[int, float]]:
+        events = EventAccumulator(str(folder.tensorboard))
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars(tag)]
+
+    await train(write_config(trainer__steps=2))
+    folder = await train(write_config(trainer__steps=3, track__tensorboard=True))
+    await train(write_config(trainer__steps=4, track__tensorboard=True))
+    for tag in ("reward/mean", "learner/loss"):
+        logged = [(record["step"], record[tag]) for record in read_jsonl(folder.metrics) if tag in record]
+        assert [step for step, _ in logged] == [1, 2, 3, 4]
+        assert scalars(folder, tag) == [(step, pytest.approx(value)) for step, value in logged]
+    assert [step for step, _ in scalars(folder, "eval/eval/greedy/reward")] == [0, 2, 3, 4]
+
+
+async def test_the_example_of_a_metric_measures(write_config: WriteConfig) -> None:
+    example = Path(__file__).parents[2] / "examples" / "custom_metric.py"
+    folder = await train(write_config(eval__metrics=[f"{example}:brevity"], trainer__steps=1))
+    assert all(
+        record["eval/eval/greedy/brevity/all"] > 0 for record in read_jsonl(folder.metrics) if record["step"] == 0
+    )
+
+
+@pytest.mark.real
+def test_the_real_model_is_evaluated(command: Command, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
+    code, out, _ = command(
+        *("eval", example, "--out", tmp_path / "real", "--json", "model.threads=1"),
+        *("eval.data.path=arithmetic.py:a_few_heldout_tasks", "eval.samples=2"),
+        "eval.metrics=[accuracy, pass@2, majority@2]",
+    )
+    assert code == 0
+    metrics = numbers(out)["metrics"]
+    assert metrics["eval/eval/sampled/scored"] == 32
+    # Over all 200 held-out problems it is 0.275 (docs/benchmarks.md); these are the first 16 of them.
+    assert 0.1 < metrics["eval/eval/greedy/accuracy"] < 0.5
+    assert metrics["eval/eval/greedy/accuracy"] == metrics["eval/eval/greedy/reward"]
+    assert metrics["eval/eval/sampled/pass@2"] >= metrics["eval/eval/sampled/accuracy"]
