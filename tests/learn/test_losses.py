@@ -1,50 +1,128 @@
-"""Losses against their formulas, and gradients against finite differences, in float64."""
+"""Losses against loops over tokens in plain float64 arithmetic, and gradients against finite differences."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from token_batches import Token, batch_of, chains_of, token_lists
 
-from loopwright.learn.losses import importance, ppo_clip
+from loopwright.learn.losses import Clip, TokenBatch, TokenLoss, cispo, gspo, ppo_clip, reinforce
+from loopwright.types import Level
 
-BOUNDED = settings(max_examples=50, deadline=None, derandomize=True)
-LOW, HIGH = 0.2, 0.3
-clipped_loss = partial(ppo_clip, clip_low=LOW, clip_high=HIGH)
-logprob = st.floats(-8, 0)
+BOUNDED = settings(max_examples=50)
+LOW, HIGH, DUAL = 0.2, 0.3, 2.5
+BOUNDS = {"clip_low": LOW, "clip_high": HIGH}
+LOSSES: dict[str, TokenLoss] = {
+    "ppo_clip": partial(ppo_clip, **BOUNDS),
+    "dual_clip": partial(ppo_clip, **BOUNDS, dual_clip=DUAL),
+    "gspo": partial(gspo, **BOUNDS),
+    "cispo": partial(cispo, **BOUNDS),
+    "reinforce": reinforce,
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
 
-def tensor(*values: float, requires_grad: bool = False) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, requires_grad=requires_grad)
+def bounded(ratio: float) -> float:
+    return min(max(ratio, 1 - LOW), 1 + HIGH)
 
 
-def by_the_paper(now: float, old: float, advantage: float) -> float:
+def clipped(ratio: float, advantage: float) -> float:
     """Schulman et al. 2017, equation 7, with two bounds; as a loss."""
-    ratio = math.exp(now) / math.exp(old)
-    return -min(ratio * advantage, min(max(ratio, 1 - LOW), 1 + HIGH) * advantage)
+    return -min(ratio * advantage, bounded(ratio) * advantage)
+
+
+def by_hand(name: str, tokens: list[Token]) -> list[float]:
+    found = []
+    for chain in chains_of(tokens):
+        sequence_ratio = math.prod(math.exp(t.now) / math.exp(t.old) for t in chain) ** (1 / len(chain))
+        for t in chain:
+            ratio = math.exp(t.now) / math.exp(t.old)
+            match name:
+                case "ppo_clip":
+                    found.append(clipped(ratio, t.advantage))
+                case "dual_clip":
+                    # Ye et al. 2020: the objective of a bad token is never below DUAL * A.
+                    gain = -clipped(ratio, t.advantage)
+                    found.append(-max(gain, DUAL * t.advantage) if t.advantage < 0 else -gain)
+                case "gspo":
+                    found.append(clipped(sequence_ratio, t.advantage))
+                case "cispo":
+                    found.append(-bounded(ratio) * t.advantage * t.now)
+                case "reinforce":
+                    found.append(-t.advantage * t.now)
+    return found
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@BOUNDED
+@given(tokens=token_lists())
+def test_a_loss_is_its_formula(name: str, tokens: list[Token]) -> None:
+    found = LOSSES[name](batch_of(tokens))
+    assert found.tolist() == pytest.approx(by_hand(name, tokens), rel=1e-9, abs=1e-12)
+
+
+def off_the_corners(tokens: list[Token]) -> bool:
+    """Where a bound is met there is no derivative to compare with."""
+    ratios = [math.exp(t.now - t.old) for t in tokens]
+    ratios += [math.exp(sum(t.now - t.old for t in chain) / len(chain)) for chain in chains_of(tokens)]
+    return all(abs(ratio - corner) > 1e-3 for ratio in ratios for corner in (1 - LOW, 1 + HIGH, DUAL))
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "dual_clip", "gspo", "reinforce"])
+@BOUNDED
+@given(tokens=token_lists(move=1.2))
+def test_gradients_are_those_of_finite_differences(name: str, tokens: list[Token]) -> None:
+    """Of the sum: GSPO's tokens share a ratio, and only together have its gradient."""
+    assume(off_the_corners(tokens))
+    batch = batch_of(tokens, requires_grad=True)
+
+    def total(logprobs: torch.Tensor) -> torch.Tensor:
+        return LOSSES[name](replace(batch, logprobs=logprobs)).sum()
+
+    assert torch.autograd.gradcheck(total, (batch.logprobs,))
 
 
 @BOUNDED
-@given(st.lists(st.tuples(logprob, logprob, st.floats(-3, 3)), min_size=1, max_size=8))
-def test_ppo_clip_is_the_formula(tokens: list[tuple[float, float, float]]) -> None:
-    now, old, advantages = (tensor(*column) for column in zip(*tokens, strict=True))
-    expected = [by_the_paper(*token) for token in tokens]
-    assert clipped_loss(now, old, advantages).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+@given(tokens=token_lists())
+def test_cispo_weighs_the_policy_gradient_and_never_drops_a_token(tokens: list[Token]) -> None:
+    """Its weight has no gradient, so finite differences would see another function."""
+    batch = batch_of(tokens, requires_grad=True)
+    LOSSES["cispo"](batch).sum().backward()
+    expected = [-bounded(math.exp(t.now - t.old)) * t.advantage for t in tokens]
+    assert batch.logprobs.grad is not None
+    assert batch.logprobs.grad.tolist() == pytest.approx(expected, rel=1e-9)
 
 
 @BOUNDED
-@given(st.lists(st.tuples(logprob, st.floats(-1, 1), st.floats(-3, 3)), min_size=1, max_size=5))
-def test_gradients_are_those_of_finite_differences(tokens: list[tuple[float, float, float]]) -> None:
-    # Kept off the two corners, where there is no derivative to compare with.
-    smooth = [t for t in tokens if all(abs(math.exp(t[1]) - corner) > 1e-3 for corner in (1 - LOW, 1 + HIGH))]
-    assume(smooth)
-    old, moves, advantages = (tensor(*column) for column in zip(*smooth, strict=True))
-    now = (old + moves).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: clipped_loss(x, old, advantages), (now,))
+@given(tokens=token_lists(), scale=st.lists(st.floats(0, 3), min_size=20, max_size=20))
+def test_what_multiplies_a_tokens_loss_multiplies_its_own_gradient(tokens: list[Token], scale: list[float]) -> None:
+    """Also in GSPO, so that importance weights per token go where they belong."""
+    plain, scaled = batch_of(tokens, requires_grad=True), batch_of(tokens, requires_grad=True)
+    factors = torch.tensor(scale[: len(tokens)], dtype=torch.float64)
+    LOSSES["gspo"](plain).sum().backward()
+    (LOSSES["gspo"](scaled) * factors).sum().backward()
+    assert plain.logprobs.grad is not None
+    assert scaled.logprobs.grad is not None
+    assert torch.allclose(scaled.logprobs.grad, plain.logprobs.grad * factors)
+
+
+@every_loss
+@BOUNDED
+@given(tokens=token_lists())
+def test_a_step_begins_with_the_plain_policy_gradient(loss: TokenLoss, tokens: list[Token]) -> None:
+    """At the old policy every ratio is exactly 1, and all losses have one gradient."""
+    fresh = [replace(token, now=token.old) for token in tokens]
+    batch = batch_of(fresh, requires_grad=True)
+    assert batch.ratio(Level.TOKEN).tolist() == batch.ratio(Level.SEQUENCE).tolist() == [1.0] * len(fresh)
+    loss(batch).sum().backward()
+    assert batch.logprobs.grad is not None
+    assert batch.logprobs.grad.tolist() == [-token.advantage for token in fresh]
 
 
 @pytest.mark.parametrize(
@@ -55,32 +133,55 @@ def test_gradients_are_those_of_finite_differences(tokens: list[tuple[float, flo
         (1.5, 1.0, -1.3, 0.0),  # a good token that gained enough: held
         (0.5, 1.0, -0.5, -0.5),  # a good token that lost: pulled back, unbounded
         (0.5, -1.0, 0.8, 0.0),  # a bad token that lost enough: held
-        (1.5, -1.0, 1.5, 1.5),  # a bad token that gained: pushed down, unbounded
+        (1.5, -1.0, 1.5, 1.5),  # a bad token that gained: pushed down
+        (3.0, -1.0, 2.5, 0.0),  # a bad token that gained beyond all measure: let go, by the dual clip
         (1.5, 0.0, 0.0, 0.0),  # nothing to learn
     ],
 )
 def test_regions_of_the_clip(ratio: float, advantage: float, loss: float, slope: float) -> None:
-    now = tensor(math.log(ratio) - 2, requires_grad=True)
-    value = clipped_loss(now, tensor(-2.0), tensor(advantage))
+    batch = batch_of([Token(math.log(ratio) - 2, -2.0, -2.0, -2.0, advantage, 0)], requires_grad=True)
+    value = LOSSES["dual_clip"](batch)
     value.sum().backward()
     assert value.item() == pytest.approx(loss)
-    assert now.grad is not None
-    assert now.grad.item() == pytest.approx(slope)
+    assert batch.logprobs.grad is not None
+    assert batch.logprobs.grad.item() == pytest.approx(slope)
 
 
+def test_gspo_holds_a_sequence_as_a_whole() -> None:
+    """One wild token in a long chain does not clip it; the same token alone does."""
+    wild = Token(-1.0, -2.0, -2.0, -2.0, 1.0, 0)
+    calm = [replace(wild, now=-2.0) for _ in range(9)]
+    for tokens, slope in (([wild, *calm], -math.exp(0.1)), ([wild], 0.0)):
+        batch = batch_of(tokens, requires_grad=True)
+        LOSSES["gspo"](batch).sum().backward()
+        assert batch.logprobs.grad is not None
+        assert batch.logprobs.grad.tolist() == pytest.approx([slope] * len(tokens))
+
+
+@every_loss
+@pytest.mark.parametrize("move", [-300.0, 300.0])
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_a_policy_that_moved_beyond_all_measure_gives_no_nan(loss: TokenLoss, move: float, advantage: float) -> None:
+    """In float32, where e^89 is infinite."""
+    logprobs = torch.tensor([-1.0, move - 1.0], requires_grad=True)
+    old, advantages = torch.tensor([-1.0, -1.0]), torch.full((2,), advantage)
+    value = loss(TokenBatch(logprobs, old, old, advantages, torch.tensor([0, 1])))
+    value.sum().backward()
+    assert logprobs.grad is not None
+    assert torch.isfinite(value).all()
+    assert torch.isfinite(logprobs.grad).all()
+
+
+@pytest.mark.parametrize("level", Level)
 @BOUNDED
-@given(st.lists(st.tuples(logprob, logprob), min_size=1, max_size=8), st.floats(0.5, 5))
-def test_the_importance_weight_is_the_truncated_ratio(tokens: list[tuple[float, float]], cap: float) -> None:
-    old, sampled = (tensor(*column) for column in zip(*tokens, strict=True))
-    expected = [min(math.exp(o - s), cap) for o, s in tokens]
-    assert importance(old, sampled, cap).tolist() == pytest.approx(expected, rel=1e-9)
-
-
-def test_the_importance_weight_has_no_gradient_and_can_be_switched_off() -> None:
-    old = tensor(-1.0, -50.0, requires_grad=True)
-    assert not importance(old, tensor(-2.0, -2.0), 2.0).requires_grad
-    assert importance(old, tensor(-2.0, -2.0), None).tolist() == [1.0, 1.0]
-
-
-def test_a_huge_mismatch_is_capped_not_infinite() -> None:
-    assert importance(tensor(0.0), tensor(-2000.0), 2.0).tolist() == [2.0]
+@given(tokens=token_lists())
+def test_held_tokens_are_those_without_gradient(level: Level, tokens: list[Token]) -> None:
+    assume(off_the_corners(tokens))
+    batch = batch_of(tokens, requires_grad=True)
+    LOSSES["ppo_clip" if level is Level.TOKEN else "gspo"](batch).sum().backward()
+    below, above = Clip(LOW, HIGH, level).holds(batch)
+    assert not (below & above).any()
+    assert batch.logprobs.grad is not None
+    assert torch.equal(below | above, (batch.logprobs.grad == 0) & (batch.advantages != 0))
+    assert (batch.advantages[below] < 0).all()
+    assert (batch.advantages[above] > 0).all()
