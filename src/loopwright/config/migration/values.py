@@ -90,6 +90,8 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,([^}]*))?\}")
 
 def resolve(value: Any, values: Old, depth: int = 8) -> Any:
     """A value with its OmegaConf references (`${a.b}`, `${oc.select:a.b,default}`) filled in, as far as they can be."""
+    if value == "???":  # OmegaConf's way to say that a value is missing
+        return None
     if not isinstance(value, str) or "${" not in value or depth == 0:
         return value
     if match := _REFERENCE.fullmatch(value):

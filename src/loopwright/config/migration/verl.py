@@ -60,7 +60,6 @@ ROLLOUT: dict[str, Rule] = {
     "actor_rollout_ref.rollout.max_model_len": to("model.max_context"),
     "actor_rollout_ref.rollout.max_num_seqs": to("rollout.engine.max_batch"),
     "actor_rollout_ref.rollout.name": to("rollout.engine.kind", by=lambda name: "torch" if name == "hf" else name),
-    "actor_rollout_ref.rollout.dtype": to("model.dtype"),
     "actor_rollout_ref.rollout.seed": to("trainer.seed"),
     "actor_rollout_ref.rollout.full_determinism": to("trainer.deterministic"),
     "actor_rollout_ref.rollout.do_sample": only(True, remedy="remove it: training always samples"),

@@ -12,7 +12,7 @@ BY_REMEDY = {
         actor_rollout_ref.rollout.expert_parallel_size actor_rollout_ref.rollout.pipeline_model_parallel_size
         actor_rollout_ref.rollout.checkpoint_engine actor_rollout_ref.rollout.disaggregation
         actor_rollout_ref.rollout.update_weights_bucket_megabytes actor_rollout_ref.rollout.multi_stage_wake_up
-        actor_rollout_ref.rollout.layered_summon
+        actor_rollout_ref.rollout.layered_summon actor_rollout_ref.rollout.router_config_path
         trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.use_legacy_worker_impl
         trainer.use_v1 trainer.v1 trainer.esi_redundant_time trainer.ray_wait_register_center_timeout
         trainer.default_hdfs_dir trainer.del_local_ckpt_after_load trainer.checkpoint_callback_class
@@ -45,7 +45,7 @@ BY_REMEDY = {
         actor_rollout_ref.rollout.load_format actor_rollout_ref.rollout.engine_kwargs
         actor_rollout_ref.rollout.skip_tokenizer_init actor_rollout_ref.rollout.enable_rollout_routing_replay
         actor_rollout_ref.rollout.moe_load_balance_metrics_interval actor_rollout_ref.rollout.quantization
-        actor_rollout_ref.rollout.quantization_config_file actor_rollout_ref.rollout.mtp
+        actor_rollout_ref.rollout.quantization_config_file actor_rollout_ref.rollout.mtp actor_rollout_ref.rollout.qat
     """,
     "remove it: the reference model is loaded as the trained one is; learner.kl.reference names another": """
         actor_rollout_ref.ref
@@ -69,6 +69,7 @@ BY_REMEDY = {
     "remove it; produce.filter looks at the rewards": "algorithm.filter_groups",
     "remove it: rollout.samples_per_task says it": "actor_rollout_ref.actor.rollout_n",
     "remove it: trainer.seed is for everything": "actor_rollout_ref.actor.data_loader_seed",
+    "remove it: model.dtype is for training and sampling alike": "actor_rollout_ref.rollout.dtype",
     "remove it: a checkpoint is always complete": "actor_rollout_ref.actor.checkpoint",
     "write an agent loop: agent.kind python": """
         actor_rollout_ref.rollout.multi_turn actor_rollout_ref.rollout.agent
