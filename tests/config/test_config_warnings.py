@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
+
+from loopwright.config import load
+from loopwright.config.checks import IDLE
+from loopwright.config.fields import options
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+EVAL = "eval={data: {kind: jsonl, path: e}, agent: {kind: single_turn, judger: integer_answer}}"
+RESTING = "eval.task_sets.0"
+PARTS = "parts: {a: {judger: integer_answer, weight: 2.0}}"
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("overrides", "words"),
     [
         ("rollout.top_k=50", "rollout.top_k: is 50"),
         ("rollout.top_p=0.9", "rollout.top_p: is 0.9"),
@@ -14,32 +29,97 @@ import pytest
         ("rollout.samples_per_task=1", "a lone one teaches nothing"),
         ("model.dtype=bfloat16", "slower than float32"),
         ("judgers.mine={kind: native, path: 'judge.py:judge'}", "judgers.mine: has no effect: no agent names it"),
-        ("task_sets.0.weight=2", "task_sets.0.weight: has no effect: there is only one task set"),
         ("eval.every=0", "eval: has no effect: it has no tasks"),
+        ("learner.kl={kind: k1, coefficient: 0.1}", "learner.kl.kind: is k1"),
     ],
 )
-def test_one_odd_setting_gives_one_warning(load_text, minimal, override, words):
-    (warning,) = load_text(minimal, override).warnings
+def test_one_odd_setting_gives_one_warning(load_text, minimal, overrides, words):
+    (warning,) = load_text(minimal, overrides).warnings
     assert words in warning
     assert " -> " in warning
 
 
-def test_settings_of_evaluation_that_only_training_uses(load_text, minimal):
-    text = (
-        minimal
-        + """
-eval:
-  every: 50
-  task_sets:
-    - name: held_out
-      weight: 2.0
-      data: {kind: jsonl, path: e.jsonl, shuffle: false}
-      agent: {kind: single_turn, judger: integer_answer}
-"""
-    )
-    starts = {warning.split(": ")[0] for warning in load_text(text).warnings}
-    assert starts == {"eval.task_sets.0.weight", "eval.task_sets.0.data.shuffle", "eval.every"}
+@pytest.mark.parametrize(
+    ("field", "overrides"),
+    [
+        ("task_sets.0.weight", ["task_sets.0.weight=2"]),
+        (f"{RESTING}.weight", [EVAL, f"{RESTING}.weight=2"]),
+        ("eval.data.shuffle", [EVAL, "eval.data.shuffle=false"]),
+        (f"{RESTING}.filter", [EVAL, f"{RESTING}.filter=no_signal"]),
+        ("data.columns", ["data.columns.prompt=q", "data.map=rows.py:task"]),
+        ("produce.filter", ["produce.filter=no_signal", "task_sets.0.filter=none"]),
+        ("produce.filter_budget", ["produce.filter_budget=9"]),
+        ("sampling.temperature", ["sampling.temperature=1.0"]),
+        ("rollout.max_new_tokens", ["rollout.max_new_tokens=9", "sampling.max_new_tokens=8"]),
+        ("rollout.stop", ["rollout.stop=[a]", "sampling.stop=[b]"]),
+        ("rollout.concurrency", ["rollout.concurrency=65"]),
+        ("rollout.engine.max_batch", ["rollout.engine.max_batch=9", "rollout.concurrency=8"]),
+        ("learner.loss.clip_low", ["learner.loss.clip_low=0.1"]),
+        ("learner.loss.clip_high", ["learner.loss={kind: cispo, clip_high: 0.3}"]),
+        ("learner.loss.dual_clip", ["learner.loss.dual_clip=3"]),
+        ("learner.loss.constant_length", ["learner.loss.constant_length=9"]),
+        ("learner.importance.cap", ["learner.importance={kind: off, cap: 3}"]),
+        ("learner.importance.level", ["learner.importance={kind: off, level: sequence}"]),
+        ("learner.importance.floor", ["learner.importance={kind: off, floor: 0.5}"]),
+        ("learner.schedule", ["learner.schedule=cosine", "learner.warmup_steps=10"]),
+        ("trainer.checkpoint_every", ["trainer.checkpoint_every=11"]),
+        ("trainer.keep_checkpoints", ["trainer.keep_checkpoints=3"]),
+        ("eval.samples", [EVAL, "eval.samples=4", "eval.sampled=false"]),
+        ("eval.correct_at", [EVAL, "eval.correct_at=0.5"]),
+        ("judgers.c.merge", ["judgers.c={kind: composed, by_source: {a: integer_answer}, merge: 'm.py:m'}"]),
+        ("judgers.c.parts.a.weight", [f"judgers.c={{kind: composed, {PARTS}, merge: 'm.py:m'}}"]),
+        ("judgers.c.source_key", [f"judgers.c={{kind: composed, {PARTS}, source_key: s}}"]),
+        ("judgers.c.default", [f"judgers.c={{kind: composed, {PARTS}, default: integer_answer}}"]),
+        ("judgers.c.timeout_seconds", [f"judgers.c={{kind: composed, {PARTS}, timeout_seconds: 3}}"]),
+    ],
+)
+def test_a_setting_without_effect_is_reported(load_text, minimal, field, overrides):
+    if field.startswith("judgers.c"):
+        overrides = [*overrides, "agent.judger=c"]
+    (warning,) = load_text(minimal, *overrides).warnings
+    assert warning.startswith(f"{field}: has no effect: ")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["learner.loss.clip_low=0.1", "learner.mini_batches=2"],
+        ["learner.loss={aggregate: constant, constant_length: 9}"],
+        ["learner.importance={kind: mask, cap: 3, floor: 0.5}"],
+        ["learner.schedule=cosine", "learner.warmup_steps=5"],
+        ["trainer.keep_checkpoints=3", "trainer.checkpoint_every=4"],
+        ["rollout.concurrency=65", EVAL],
+        ["rollout.max_new_tokens=9", "sampling.max_new_tokens=8", EVAL],
+        [EVAL, "eval.samples=4", "eval.correct_at=0.5", "eval.metrics=[accuracy]"],
+        ["produce.filter=no_signal", "produce.filter_budget=9"],
+        ["task_sets.0.filter=no_signal", "produce.filter_budget=9"],
+    ],
+)
+def test_the_same_setting_where_it_has_an_effect_is_not(load_text, minimal, overrides):
+    assert load_text(minimal, *overrides).warnings == ()
+
+
+def test_an_evaluation_that_is_due_after_the_end(load_text, minimal):
+    (warning,) = load_text(minimal, EVAL, "eval.every=50").warnings
+    assert "eval.every: is 50, more than trainer.steps (10)" in warning
+
+
+def test_every_rule_names_fields_that_exist():
+    known = [re.sub(r"\[\w+\]", "", option.split(": ")[0]) for option in options()]
+    places = {re.sub(r"\b(N|NAME)\b", "*", name) for name in known}
+    for rule in IDLE:
+        assert any(place == rule.name or place.startswith(f"{rule.name}.") for place in places), rule.name
 
 
 def test_an_ordinary_config_has_none(load_text, minimal):
     assert load_text(minimal).warnings == ()
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
+def test_the_examples_have_none(example):
+    assert load(example).warnings == ()
+
+
+def test_spelling_out_every_default_is_not_odd(load_text, minimal):
+    merged = load_text(minimal, EVAL).config.model_dump(mode="json")
+    assert load_text(yaml.safe_dump(merged)).warnings == ()

@@ -149,7 +149,6 @@ def _merge(path: Path, overrides: Sequence[str], env: Mapping[str, str]) -> _Mer
     migration = migrate(old)
     moved = [replace(each, path=lengthen(each.path, places)) for each in migration.moved]
     problems += [*migration.problems, *merge(layered, moved)]
-    # The short form given from outside, beside task sets in the file, is the same mistake as both in the file.
     problems += expand(layered)
     expand_kinds(layered)
     return _Merged(layered, places, problems, migration.notices)
@@ -160,7 +159,8 @@ def _assign(item: Assignment, layered: Layered, old: Layered, places: frozenset[
         old.assign(part) if is_old else layered.assign(replace(part, path=lengthen(part.path, places)))
         for part, is_old in split(item)
     ]
-    return [problem for problem in parts if problem]
+    # The short form given from outside, beside task sets in the file, is the same mistake as both in the file.
+    return [problem for problem in [*parts, *expand(layered)] if problem]
 
 
 def _checked(values: Mapping[str, Any], base: Path | None) -> tuple[RunConfig | None, list[Problem]]:
