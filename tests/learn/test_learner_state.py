@@ -141,6 +141,6 @@ async def test_export_and_checkpoint_load_in_transformers(
         ours = learner._model(ids).logits
         for folder in (exported, checkpoint):
             model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-            assert torch.equal(model(ids).logits, ours)
+            assert torch.allclose(model(ids).logits, ours, atol=1e-5)
             assert AutoTokenizer.from_pretrained(folder).encode("12+7") == learner._loaded.tokenizer.encode("12+7")
             assert "loopwright" not in json.dumps(json.loads((folder / "config.json").read_text()))

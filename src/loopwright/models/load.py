@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import ModelError
 from loopwright.models.attention import NAME, unsupported
+from loopwright.models.norm import replace_norms
 from loopwright.models.plans import Chunk, ChunkPlan
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
@@ -41,7 +42,8 @@ def load_model(
     model = _load_weights(source, dtype)
     # Evaluation mode for good: dropout would make the training logprobs differ from the sampling ones.
     model.to(device).eval()
-    _prove_attention(model)
+    replace_norms(model)
+    _prove(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
     return LoadedModel(model, tokenizer, min(limit, max_context or limit))
 
@@ -90,19 +92,26 @@ def _check_architecture(config: Any) -> None:
 
 
 @torch.no_grad()
-def _prove_attention(model: Any) -> None:
-    """Compare our attention with the model's own on a few tokens.
+def _prove(model: Any) -> None:
+    """Compare the model as we run it with the model as it is, on a few tokens.
 
-    Architectures hide surprises (sinks, soft caps, biases); a wrong logit here would silently spoil a training.
+    Architectures hide surprises (sinks, soft caps, scaled embeddings or logits); a wrong number here would silently
+    spoil a training.
     """
+    name, tokens = model.config.model_type, {"use_cache": False}
     ids = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] % model.config.vocab_size
     positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
     plan = ChunkPlan([Chunk(0, PROBE_TOKENS)])
-    ours = model(input_ids=ids, position_ids=positions, use_cache=False, plan=plan).logits.float()
+    ours = model(input_ids=ids, position_ids=positions, plan=plan, **tokens).logits.float()
     if plan.layers_seen != set(range(model.config.num_hidden_layers)):
-        raise unsupported(model.config.model_type, "not every layer asks for attention")
+        raise unsupported(name, "not every layer asks for attention")
+    embedded = model.get_input_embeddings()(ids)
+    hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, plan=plan, **tokens).last_hidden_state
+    trained = (hidden @ model.get_output_embeddings().weight.t()).float()
     model.set_attn_implementation("eager")
-    theirs = model(input_ids=ids, use_cache=False).logits.float()
+    theirs = model(input_ids=ids, **tokens).logits.float()
     model.set_attn_implementation(NAME)
     if model.dtype == torch.float32 and (difference := float((ours - theirs).abs().max())) > PROBE_TOLERANCE:
-        raise unsupported(model.config.model_type, f"its logits differ by {difference:.2g} from its own attention's")
+        raise unsupported(name, f"its logits differ by {difference:.2g} from its own attention's")
+    if model.dtype == torch.float32 and (difference := float((trained - ours).abs().max())) > PROBE_TOLERANCE:
+        raise unsupported(name, f"its logits are not the product of hidden states and head (off by {difference:.2g})")

@@ -1,0 +1,39 @@
+"""Input embeddings whose gradient goes straight to the rows that were used.
+
+Our own because autograd makes a tensor as large as the whole table, and adds it to the gradient of the head that often
+shares it: 5 % of a train step at SmolLM2's shapes, for a few hundred rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, ids: torch.Tensor, ignored: int | None) -> torch.Tensor:
+        ctx.table, ctx.ids, ctx.ignored = table, ids, ignored
+        return table.detach()[ids]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None]:
+        ids, grad = ctx.ids.flatten(), grads[0].flatten(0, -2)
+        if ctx.ignored is not None:
+            used = ids != ctx.ignored
+            ids, grad = ids[used], grad[used]
+        if ctx.table.grad is None:
+            ctx.table.grad = torch.zeros_like(ctx.table)
+        ctx.table.grad.index_add_(0, ids, grad)
+        return None, None, None
+
+
+def embed(embedding: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+    """`embedding(ids)`; the gradient of a plain table is added to `embedding.weight.grad` during backward."""
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or embedding.scale_grad_by_freq:
+        own: torch.Tensor = embedding(ids)
+        return own
+    result: torch.Tensor = _Rows.apply(embedding.weight, ids, embedding.padding_idx)  # type: ignore[no-untyped-call]
+    return result

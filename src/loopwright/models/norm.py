@@ -1,0 +1,81 @@
+"""RMSNorm in as few passes over memory as torch's kernels allow.
+
+Our own because autograd's way through `pow`, `mean`, `rsqrt` and two products reads and writes the activations some
+twenty times (1,200 x 576, forward and backward on one core: 8.1 ms, here 2.0 ms), and a model has two per layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+SAME = 1e-5
+"""How far the replacement may be from the module that it replaces, on random numbers."""
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        grad = grads[0]
+        # The gradient of a layer norm whose mean is 0, which takes away the mean of grad * weight: it is put back.
+        shape, none = x.shape[-1:], torch.zeros_like(scale)
+        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad.contiguous(), x, shape, none, scale, weight, None, (True, True, False)
+        )
+        mean = torch.matmul(grad, weight).div_(x.shape[-1]).unsqueeze(-1)
+        return dx.add_(mean.mul_(scale)), dweight, None
+
+
+class RmsNorm(nn.Module):
+    """Shares the weight of the module that it replaces."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _RmsNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return result
+
+
+@torch.no_grad()
+def replace_norms(model: nn.Module) -> None:
+    """Put `RmsNorm` in the place of every module that computes the same.
+
+    Same is proven, not read off a name: models spell their norms alike and mean different things (1 + weight, another
+    order of casts).
+    """
+    parents = [module for module in model.modules() if any(_may_be_replaced(child) for child in module.children())]
+    for parent in parents:
+        for name, child in parent.named_children():
+            if _may_be_replaced(child) and _is_same(mine := RmsNorm(child.weight, _eps(child)), child):  # type: ignore[arg-type]
+                setattr(parent, name, mine)
+
+
+def _may_be_replaced(module: nn.Module) -> bool:
+    names = {name for name, _ in module.named_parameters()}
+    weight = getattr(module, "weight", None)
+    return names == {"weight"} and weight is not None and weight.ndim == 1 and _eps(module) > 0
+
+
+def _eps(module: nn.Module) -> float:
+    eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+    return eps if isinstance(eps, float) else 0.0
+
+
+def _is_same(mine: RmsNorm, theirs: nn.Module) -> bool:
+    if mine.weight.dtype != torch.float32:
+        return False
+    x = torch.randn(3, len(mine.weight), generator=torch.Generator().manual_seed(0)).to(mine.weight.device)
+    # Small numbers too: there the epsilon counts.
+    return all(torch.allclose(mine(y), theirs(y), rtol=SAME, atol=SAME) for y in (x, 1e-3 * x, 5 * x + 1))
