@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from loopwright.config.checks.idle import Idle
 from loopwright.config.problems import KeyPath, Problem
@@ -13,8 +13,9 @@ SAMPLED = ("max_new_tokens", "top_k", "top_p", "stop")
 """Settings of `rollout` that a task set may replace."""
 
 
-def _all_replace(config: RunConfig, name: str) -> bool:
-    return all(getattr(task_set.sampling, name) is not None for _, task_set in config.all_task_sets())
+def _replaced(name: str) -> Callable[[RunConfig, RolloutConfig], bool]:
+    """Whether every task set has its own `name`."""
+    return lambda config, _: all(getattr(one.sampling, name) is not None for _, one in config.all_task_sets())
 
 
 def _in_flight(config: RunConfig) -> int | None:
@@ -27,10 +28,7 @@ def _one_call_each(config: RunConfig) -> bool:
 
 
 IDLE = (
-    *(
-        Idle(f"rollout.{name}", lambda config, _, name=name: _all_replace(config, name), "every task set has its own")
-        for name in SAMPLED
-    ),
+    *(Idle(f"rollout.{name}", _replaced(name), "every task set has its own") for name in SAMPLED),
     *(
         Idle(f"{sets}.*.sampling.temperature", lambda config, _: True, "it can only repeat rollout.temperature")
         for sets in ("task_sets", "eval.task_sets")

@@ -156,7 +156,8 @@ def _given(values: Any, path: KeyPath) -> tuple[KeyPath, Any] | None:
     for depth, key in enumerate(path):
         if not isinstance(here, dict | list):
             return path[:depth], here
-        if (key not in here) if isinstance(here, dict) else not (isinstance(key, int) and key < len(here)):
+        items = here if isinstance(here, dict) else dict(enumerate(here))
+        if key not in items:
             return None
-        here = here[key]
+        here = items[key]
     return path, here

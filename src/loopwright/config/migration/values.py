@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -80,7 +80,7 @@ def only(*values: Any, remedy: str) -> Rule:
     return rule
 
 
-def whole(value: Any) -> bool:
+def whole(value: Any) -> TypeGuard[int]:
     """Whether it can be counted with: YAML's true is a number to Python."""
     return isinstance(value, int) and not isinstance(value, bool)
 
