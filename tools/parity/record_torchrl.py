@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from recording import INPUTS, SETTINGS, Padded, differentiated, padded, save
 from tensordict import TensorDict
 from torchrl.objectives.llm import DAPO, CISPOLoss, GRPOLoss, MCAdvantage
+
+from tools.parity.recording import INPUTS, SETTINGS, Padded, differentiated, padded, save
 
 SYMMETRIC = SETTINGS["clip_low"]
 HIGHER = (SETTINGS["clip_low"], SETTINGS["clip_high"])

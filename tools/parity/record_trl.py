@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from recording import INPUTS, SETTINGS, Padded, differentiated, padded, ragged, save
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
+
+from tools.parity.recording import INPUTS, SETTINGS, Padded, differentiated, padded, ragged, save
 
 TOKEN = 3
 HIGHER = {"epsilon": SETTINGS["clip_low"], "epsilon_high": SETTINGS["clip_high"]}
@@ -25,6 +26,12 @@ LOSSES: dict[str, dict[str, Any]] = {
     "dr_grpo": {"loss_type": "dr_grpo", **HIGHER},
     "grpo_two_sided": {"loss_type": "grpo", "delta": SETTINGS["dual_clip"], **HIGHER},
     "grpo_kl": {"loss_type": "grpo", "beta": SETTINGS["kl_coefficient"], **HIGHER},
+    "grpo_plain_kl": {
+        "loss_type": "grpo",
+        "beta": SETTINGS["kl_coefficient"],
+        "use_bias_correction_kl": False,
+        **HIGHER,
+    },
     "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", **HIGHER},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1 + SETTINGS["clip_high"]},
 }

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from recording import INPUTS, SETTINGS, Padded, differentiated, padded, ragged, rows, save
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.workers.config import ActorConfig
+
+from tools.parity.recording import INPUTS, SETTINGS, Padded, differentiated, padded, ragged, rows, save
 
 HUGE = 1e30
 """Dual clip cannot be switched off in verl; this bound is never reached."""

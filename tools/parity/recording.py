@@ -9,7 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from inputs import DATA
+
+from tools.parity.inputs import DATA
 
 INPUTS = json.loads((DATA / "inputs.json").read_text())
 SETTINGS = INPUTS["settings"]
