@@ -7,26 +7,26 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import FAILED
-from loopwright.doctor import Facts, Finding, Severity, advise, examine
+
+if TYPE_CHECKING:
+    from loopwright.doctor import Facts, Finding
 
 GIB = 1 << 30
-COLOURS = {
-    Severity.BROKEN: typer.colors.RED,
-    Severity.CARE: typer.colors.YELLOW,
-    Severity.NEXT: typer.colors.BLUE,
-}
+COLOURS = {"broken": typer.colors.RED, "care": typer.colors.YELLOW, "next": typer.colors.BLUE}
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
 ) -> None:
     """Say what is installed, what this machine can do, and what to install next."""
+    from loopwright.doctor import Severity, advise, examine
+
     facts = examine(os.environ, runs=Path.cwd(), models=models_folder())
     findings = advise(facts)
     if as_json:
