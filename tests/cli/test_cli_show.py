@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.cli import main
 from loopwright.cli.tokens import chain_text, print_indented, visible
 from loopwright.testing.chars import CharRenderer
-from loopwright.types import TokenChain
+from loopwright.types import GroupStatus, TokenChain
 
 
 @pytest.fixture
@@ -63,6 +65,27 @@ def test_a_task_is_found_at_any_step(show):
     assert code == 1
     assert "there is no task '1+5' at step 2" in err
     assert "step 2 has the tasks 2+5, 3+5" in err
+
+
+def test_groups_that_were_not_trained_are_found_by_their_status(show, made_up_run):
+    async def filter_some() -> None:
+        async with SqliteStorage(made_up_run.rollouts) as storage:
+            await storage.mark([("train", 0), ("train", 3)], GroupStatus.FILTERED)
+
+    asyncio.run(filter_some())
+    code, out, _ = show("--status", "filtered", "--limit", 3)
+    assert code == 0
+    assert keys(out) == ["train/000003/00/0", "train/000003/01/0", "train/000000/00/0"], "the latest draws first"
+    assert "train/000003/00/0  filtered" in out
+    assert keys(show("--status", "filtered", "--task", "0+5", "--best")[1]) == [
+        "train/000000/00/0",
+        "train/000000/01/0",
+    ]
+    code, _, err = show("--status", "failed")
+    assert code == 1
+    assert "no group is failed" in err
+    assert "4 consumed, 2 filtered" in err
+    assert show("--status", "failed", "--step", 1)[0] == 2
 
 
 def test_evaluations_show_failures_with_their_cause_and_no_reward(show):

@@ -8,12 +8,13 @@ from itertools import islice
 
 from loopwright.buffer.reader import Evaluation, StoredRun
 from loopwright.errors import RunError
-from loopwright.types import Rollout, RolloutKey
+from loopwright.types import GroupStatus, Rollout, RolloutKey
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for. `best` True or False orders by reward; None keeps the order of the run."""
+    """What was asked for. `best` True or False orders by reward; None keeps the order of the run. With `status`, groups
+    that stand so, whichever step they were drawn for."""
 
     step: int | None = None
     evaluation: bool = False
@@ -21,6 +22,7 @@ class Wanted:
     key: RolloutKey | None = None
     best: bool | None = None
     limit: int = 5
+    status: GroupStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ def find(run: StoredRun, wanted: Wanted) -> list[Found]:
     if wanted.key is not None and not wanted.evaluation:
         rollout = run.find(wanted.key)
         return [Found("train", rollout)] if rollout else _refuse_key(wanted.key)
+    if wanted.status is not None:
+        return _in_status(run, wanted.status, wanted)
     steps = _steps(run, wanted)
     matching = (found for step in steps for found in _at(run, step, wanted.evaluation) if _matches(found, wanted))
     chosen = list(islice(_ordered(matching, wanted.best), wanted.limit))
@@ -44,6 +48,21 @@ def find(run: StoredRun, wanted: Wanted) -> list[Found]:
     if wanted.key is not None:
         return _refuse_key(wanted.key)
     raise _no_such_task(run, steps, wanted)
+
+
+def _in_status(run: StoredRun, status: GroupStatus, wanted: Wanted) -> list[Found]:
+    """Groups that were never trained, or not yet, belong to no step."""
+    matching = (Found(status, rollout) for rollout in run.rollouts_in(status))
+    chosen = list(islice(_ordered((f for f in matching if _matches(f, wanted)), wanted.best), wanted.limit))
+    if chosen:
+        return chosen
+    totals = {each: sum(counts[each] for counts in run.counts().values()) for each in GroupStatus}
+    there = ", ".join(f"{count} {each}" for each, count in totals.items() if count)
+    of_task = f" of task {wanted.task!r}" if wanted.task else ""
+    raise RunError(
+        f"no group{of_task} is {status}",
+        remedy=f"the run has the groups: {there}" if there else "wait for its first groups",
+    )
 
 
 def _steps(run: StoredRun, wanted: Wanted) -> Sequence[int]:

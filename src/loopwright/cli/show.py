@@ -7,13 +7,17 @@ from typing import Annotated
 import typer
 
 from loopwright.cli.runs import RunPath, existing_run
-from loopwright.types import RolloutKey
+from loopwright.types import GroupStatus, RolloutKey
 
 
 def show(
     run: RunPath,
     step: Annotated[int | None, typer.Option("--step", help="The train step; the last one if not given.")] = None,
     evaluation: Annotated[bool, typer.Option("--eval", help="Show evaluations instead of training.")] = False,
+    status: Annotated[
+        GroupStatus | None,
+        typer.Option("--status", help="Groups in this status instead of trained ones, newest first."),
+    ] = None,
     task: Annotated[str | None, typer.Option("--task", help="Only this task, at any step unless --step.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="One rollout: set/draw/member/attempt.")] = None,
     best: Annotated[bool | None, typer.Option("--best/--worst", help="By reward, not in order.")] = None,
@@ -24,6 +28,10 @@ def show(
     """Print trajectories: task, transcript and reward."""
     if key and (task is not None or (step is not None and not evaluation)):
         raise typer.BadParameter("it names one rollout already; leave out --step and --task", param_hint="--key")
+    if status and (key or evaluation or step is not None):
+        raise typer.BadParameter(
+            "it names groups of any step; leave out --step, --eval and --key", param_hint="--status"
+        )
     folder = existing_run(run)
     from rich.console import Console
 
@@ -31,7 +39,7 @@ def show(
     from loopwright.cli.find_rollouts import Wanted, find
     from loopwright.cli.trajectory import print_rollout
 
-    wanted = Wanted(step, evaluation, task, parsed_key(key) if key else None, best, limit)
+    wanted = Wanted(step, evaluation, task, parsed_key(key) if key else None, best, limit, status)
     renderer = None
     if tokens or logprobs:
         from loopwright.build import run_renderer

@@ -30,10 +30,9 @@ EVALUATES_EXPRESSIONS = frozenset(
 )
 """Their scorers hand the answer to sympy, which calls eval() with all of Python's built-in functions at hand."""
 
+FORBIDDEN = sorted({name for name in dir(builtins) if name.isidentifier()} - {"abs", "max", "min", "pow", "round"})
 # Texts, attributes, private names and built-in functions: what an expression would need to do more than compute.
-NO_EXPRESSION = re.compile(
-    r"""["'`\[\]{}:;@]|\.\s*[A-Za-z_]|\b_|__|\b(?:""" + "|".join(n for n in dir(builtins) if n.isidentifier()) + r")\b"
-)
+NO_EXPRESSION = re.compile(rf"""["'`\[\]{{}}:;@]|\.\s*[A-Za-z_]|\b_|__|\b(?:{"|".join(FORBIDDEN)})\b""")
 
 
 def judge(task: Task, episode: Episode) -> Scored:

@@ -78,6 +78,8 @@ def _remarks(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         yield "failed: " + ", ".join(f"{count} {cause}" for cause, count in failures.items() if count), "red"
     if lost := int(metrics.get("groups/failed", 0)):
         yield f"{lost} {'group' if lost == 1 else 'groups'} given up", "red"
+    if dropped := int(metrics.get("groups/filtered", 0)):
+        yield f"{dropped} {'group' if dropped == 1 else 'groups'} filtered", "yellow"
     for name, label in (("time/rollout", "rollouts"), ("time/train", "training")):
         if name in metrics:
             yield f"{label} {duration(metrics[name])}", "dim"

@@ -1,0 +1,138 @@
+"""reasoning_gym: every family that can be stored is a source, the same one each time, and its scorer judges it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reasoning_gym.factory import create_dataset
+
+from loopwright.buffer.codec import decode_task, encode_task
+from loopwright.config import ReasoningGymConfig, ReasoningGymData
+from loopwright.core.gym_entry import entry_of
+from loopwright.data import open_source
+from loopwright.errors import DataError, JudgeError
+from loopwright.judgers import open_judgers
+from loopwright.judgers.reasoning_gym import final_answer, judge
+from loopwright.types import Episode, Scored, Task
+
+
+def tasks_of(family: str, count: int = 3, **settings: object) -> list[Task]:
+    source = open_source(ReasoningGymData(family=family, size=count, **settings), Path())  # type: ignore[arg-type]
+    return [source[index] for index in range(len(source))]
+
+
+def answered(text: str) -> Episode:
+    return Episode(({"role": "assistant", "content": text},), chains=())
+
+
+def test_a_family_with_its_settings_its_seed_and_an_instruction() -> None:
+    config = {"min_terms": 2, "max_terms": 2, "max_digits": 1}
+    tasks = tasks_of("chain_sum", seed=7, config=config, instruction="Answer with the number only.")
+    assert [task.id for task in tasks] == ["chain_sum:0", "chain_sum:1", "chain_sum:2"]
+    for task in tasks:
+        text = task.messages[0]["content"]
+        assert text.endswith("\n\nAnswer with the number only.")
+        expression = text.partition(":")[2].partition("=")[0]
+        assert eval(expression) == int(task.truth)
+    assert tasks == tasks_of("chain_sum", seed=7, config=config, instruction="Answer with the number only.")
+    assert tasks != tasks_of("chain_sum", seed=8, config=config, instruction="Answer with the number only.")
+    assert "<answer>" not in tasks_of("chain_sum", instruction="")[0].messages[0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "remedy"),
+    [
+        ({"family": "leg_countin"}, "reasoning_gym has no family 'leg_countin'", "did you mean 'leg_counting'?"),
+        (
+            {"family": "leg_counting", "config": {"max_animal": 3}},
+            "reasoning_gym's leg_counting has no setting 'max_animal'",
+            "did you mean 'max_animals'?",
+        ),
+        (
+            {"family": "leg_counting", "config": {"max_animals": 1, "min_animals": 5}},
+            "reasoning_gym's leg_counting refuses its config",
+            "change data.config",
+        ),
+    ],
+)
+def test_what_is_refused(settings: dict[str, object], words: str, remedy: str) -> None:
+    with pytest.raises(DataError) as caught:
+        open_source(ReasoningGymData(**settings), Path())  # type: ignore[arg-type]
+    assert words in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+# Tuples, numbers as keys, numpy texts and several lines: what JSON would not keep.
+@pytest.mark.parametrize(
+    "family", ["leg_counting", "chain_sum", "arc_1d", "knights_knaves", "rotate_matrix", "countdown"]
+)
+def test_the_truth_scores_1_also_when_the_task_was_stored(family: str) -> None:
+    for task in tasks_of(family):
+        stored = decode_task(encode_task(task))
+        assert stored == task
+        for text in (f"So it is <answer>{task.truth}</answer>.", str(task.truth), f"I think that it is\n{task.truth}"):
+            assert judge(stored, answered(text)) == Scored(1.0, answer=str(task.truth).strip())
+        assert judge(stored, answered("I do not know")).value < 0.5
+
+
+@pytest.mark.parametrize("family", ["graph_color", "rearc", "knights_knaves"])
+def test_the_scorer_sees_the_entry_as_it_was_made(family: str) -> None:
+    """graph_color looks vertices up by number, rearc compares tuples: JSON would change the score without a word."""
+    (task,) = tasks_of(family, 1, seed=3)
+    made = create_dataset(family, size=1, seed=3)[0]
+    entry = entry_of(decode_task(encode_task(task)))
+    assert (entry["question"], entry["answer"], entry["metadata"]) == (
+        made["question"],
+        made["answer"],
+        made["metadata"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "answer"),
+    [
+        ("12", 1, "12"),
+        ("First 3.\n\nThen 4\n  ", 1, "Then 4"),
+        ("a\nb\nc", 2, "b\nc"),
+        ("<answer> 5 </answer> no: <answer>6</answer> done", 1, "6"),
+        ("<answer>1 2\n3 4</answer>", 1, "1 2\n3 4"),
+        ("<answer>never closed", 1, "<answer>never closed"),
+        ("", 1, ""),
+    ],
+)
+def test_the_final_answer(text: str, lines: int, answer: str) -> None:
+    assert final_answer(text, lines) == answer
+
+
+@pytest.mark.parametrize("family", ["countdown", "puzzle24", "simple_integration", "n_queens", "spiral_matrix"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "__import__('pathlib').Path({file!r}).touch()",
+        "open({file!r}, 'w')",
+        "(lambda: open({file!r}, 'w'))()",
+        "exec(bytes([112, 97, 115, 115]))",
+        "S.__class__",
+    ],
+)
+def test_an_answer_is_never_run(family: str, attack: str, tmp_path: Path) -> None:
+    file = tmp_path / "written"
+    (task,) = tasks_of(family, 1)
+    assert judge(task, answered(attack.format(file=str(file)))).value < 0.5
+    assert not file.exists()
+
+
+def test_a_task_of_another_source_is_a_failure_not_a_zero() -> None:
+    with pytest.raises(JudgeError, match="task 'sum' has no 'question' in its metadata"):
+        judge(Task.ask("sum", "1+1?", truth=2), answered("2"))
+
+
+async def test_the_judger_runs_in_a_worker_and_is_built_in() -> None:
+    (task,) = tasks_of("leg_counting", 1)
+    async with open_judgers(["reasoning_gym", "mine"], {"mine": ReasoningGymConfig()}, Path(), {}) as judgers:
+        for name, judger in judgers.items():
+            assert judger.name == name
+            assert await judger.judge(task, answered(task.truth)) == Scored(1.0, answer=task.truth)  # type: ignore[union-attr]
+        with pytest.raises(JudgeError, match="judger 'mine'"):
+            await judgers["mine"].judge(Task.ask("sum", "?"), answered("2"))  # type: ignore[union-attr]
