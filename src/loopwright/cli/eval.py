@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,9 @@ from loopwright.cli.arguments import Overrides
 from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
 from loopwright.cli.show_errors import FAILED, show_error
-from loopwright.trainers.evaluator import EvalReport
+
+if TYPE_CHECKING:
+    from loopwright.trainers.evaluator import EvalReport
 
 
 def evaluate(

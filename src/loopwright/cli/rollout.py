@@ -13,11 +13,11 @@ import typer
 from loopwright.cli.arguments import Overrides
 from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
-from loopwright.trainers.gathered import Gathered, gathered, write_lines
 from loopwright.trainers.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from loopwright.build import Made
+    from loopwright.trainers.gathered import Gathered
 
 INTERRUPTED = 130
 
@@ -45,6 +45,8 @@ def rollout(
     except KeyboardInterrupt:
         typer.echo("\nStopped. What is finished is stored, and the same command goes on from here.", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    from loopwright.trainers.gathered import gathered, write_lines
+
     if jsonl is not None:
         write_lines(folder, jsonl)
     for label, text in _results(gathered(folder), made, folder, jsonl):
