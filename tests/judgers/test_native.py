@@ -58,7 +58,7 @@ async def test_wrong_returns_and_raises_name_judger_path_and_value() -> None:
         assert f"judger {function!r} (user_judgers.py:{function})" in caught.value.message
         return caught.value
 
-    names = ["string", "none", "nan", "nan_part", "raises", "leaves", "raises_async"]
+    names = ["string", "none", "nan", "nan_part", "raises", "leaves", "raises_async", "gives_up", "huge"]
     errors = dict(zip(names, await asyncio.gather(*map(error_of, names)), strict=True))
     assert "returned '0.5' of type str" in errors["string"].message
     assert "returned None of type NoneType" in errors["none"].message
@@ -69,6 +69,9 @@ async def test_wrong_returns_and_raises_name_judger_path_and_value() -> None:
     assert errors["raises"].facts["error"] == "KeyError"
     assert "raised SystemExit: enough" in errors["leaves"].message
     assert "raised TimeoutError: the grader's own" in errors["raises_async"].message
+    assert "gives no score: the sandbox is gone" in errors["gives_up"].message
+    assert (errors["gives_up"].remedy, errors["gives_up"].facts["error"]) == ("start it", "NoSandbox")
+    assert "returned 1000000000" in errors["huge"].message
 
 
 async def test_a_function_past_its_deadline_is_killed_and_the_judger_goes_on() -> None:

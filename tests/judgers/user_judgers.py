@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 
 from loopwright import Episode, Scored, Task
+from loopwright.errors import JudgeError
 
 
 def length(task: Task, episode: Episode) -> float:
@@ -85,3 +88,51 @@ async def hangs_async(task: Task, episode: Episode) -> float:
 
 
 NOT_A_FUNCTION = 7
+
+
+def gives_up(task: Task, episode: Episode) -> float:
+    raise JudgeError("the sandbox is gone", remedy="start it", error="NoSandbox")
+
+
+def huge(task: Task, episode: Episode) -> int:
+    return 10**400
+
+
+def product(scores: Mapping[str, Scored]) -> Scored:
+    values = [scored.value for scored in scores.values()]
+    return Scored(math.prod(values), {"both": len(values)})
+
+
+def merges_badly(scores: Mapping[str, Scored]) -> float:
+    return scores["style"].value
+
+
+def ranks(task: Task, episodes: Sequence[Episode]) -> list[float]:
+    """The longest answer is the best."""
+    order = sorted(range(len(episodes)), key=lambda i: len(episodes[i].answer))
+    return [order.index(i) / (len(episodes) - 1) for i in range(len(episodes))]
+
+
+async def ranks_with_parts(task: Task, episodes: Sequence[Episode]) -> list[Scored]:
+    return [Scored(float(i), {"place": i}, episode.answer) for i, episode in enumerate(episodes)]
+
+
+def ranks_too_few(task: Task, episodes: Sequence[Episode]) -> list[float]:
+    return [1.0]
+
+
+def ranks_with_one_number(task: Task, episodes: Sequence[Episode]) -> float:
+    return 1.0
+
+
+def ranks_with_nan(task: Task, episodes: Sequence[Episode]) -> list[float]:
+    return [math.nan for _ in episodes]
+
+
+def ranks_as_text(task: Task, episodes: Sequence[Episode]) -> str:
+    return "12"
+
+
+def ranks_slowly(task: Task, episodes: Sequence[Episode]) -> list[float]:
+    time.sleep(60)
+    return []

@@ -7,6 +7,8 @@ and turn into "not equal"; the worker's deadline takes their place, and past it 
 from __future__ import annotations
 
 import logging
+import math
+import re
 from typing import Any
 
 import math_verify
@@ -18,10 +20,16 @@ from loopwright.types import Episode, Scored, Task
 # It warns at every call that its time-outs are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
+MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
+"""Where LaTeX says that mathematics begins."""
+
+WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
+"""Mathematics has names of one letter, commands, and text in braces. A word is prose."""
+
 
 def judge(task: Task, episode: Episode) -> Scored:
-    """1.0 when the answer (in a \\boxed{}, or else its last expression) equals `task.truth`, else 0.0."""
-    truth = _parsed(str(task.truth)) if task.truth is not None else []
+    """1.0 when the answer (in the last \\boxed{}, or else its last expression) equals `task.truth`, else 0.0."""
+    truth = _truth(task.truth)
     if not truth:
         raise JudgeError(
             f"the truth of task {task.id!r} is {task.truth!r}, which is no mathematical expression",
@@ -29,13 +37,23 @@ def judge(task: Task, episode: Episode) -> Scored:
             error="WrongTruth",
         )
     try:
-        answer = _parsed(episode.answer)
+        answer = _parsed(episode.answer[max(0, episode.answer.rfind(r"\boxed")) :])
     except Exception:  # whatever the parser makes of it, it is the answer that cannot be read: that is a wrong answer
         answer = []
     if not answer:
         return Scored(0.0)
     equal = math_verify.verify(truth, answer, timeout_seconds=None, raise_on_error=True)
     return Scored(1.0 if equal else 0.0, answer=_canonical(answer[0]))
+
+
+def _truth(value: Any) -> list[Any]:
+    """A number, or LaTeX with or without its marks; empty for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return [sympy.sympify(value)] if math.isfinite(value) else []
+    if not isinstance(value, str) or (WORD.search(value) and not MARKED.search(value)):
+        return []
+    text = value if MARKED.search(value) else f"\\boxed{{{value}}}"
+    return [expression for expression in _parsed(text) if isinstance(expression, sympy.Basic | sympy.MatrixBase)]
 
 
 def _parsed(text: str) -> list[Any]:
@@ -46,4 +64,4 @@ def _parsed(text: str) -> list[Any]:
 def _canonical(expression: Any) -> str:
     """One spelling for equal numbers: 0.5 and 1/2 are the same answer."""
     number = isinstance(expression, sympy.Expr) and expression.is_number
-    return str(sympy.nsimplify(expression, rational=True) if number else expression)
+    return str(sympy.nsimplify(expression.doit(), rational=True) if number else expression)

@@ -63,8 +63,8 @@ class Storage(Protocol):
     async def resume(self, task_set: str, *, step: int, next_draw: int | None) -> ResumePlan:
         """Bring the ledger to checkpoint `step` and say what is left to do.
 
-        Consumption at later steps is undone and groups sampled by later versions are rolled back. Groups of the
-        checkpoint's own weights that FAILED for want of a judge are PENDING again: the judge may be back. With
+        Consumption at later steps is undone and groups sampled by later versions are rolled back. Groups that FAILED
+        for want of a judge since the last one that was consumed are PENDING again: the judge may be back. With
         `next_draw` (deterministic runs) everything from that draw on is discarded, to be produced again.
         """
         ...

@@ -2,6 +2,16 @@
 
 from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.testing.flaky import FlakyJudger
+from loopwright.testing.judge_server import JudgeReply, JudgeRequest, JudgeServer, chat_reply
 from loopwright.testing.scripted import ScriptedEngine
 
-__all__ = ["CharRenderer", "FlakyJudger", "ScriptedEngine", "encode_chars"]
+__all__ = [
+    "CharRenderer",
+    "FlakyJudger",
+    "JudgeReply",
+    "JudgeRequest",
+    "JudgeServer",
+    "ScriptedEngine",
+    "chat_reply",
+    "encode_chars",
+]

@@ -114,19 +114,21 @@ def resume_at(db: sqlite3.Connection, task_set: str, step: int, next_draw: int |
         " WHERE task_set = ? AND newest > ? AND status IN ('pending', 'completed', 'filtered', 'failed')",
         (task_set, step),
     )
-    _reopen(db, task_set, step)
+    _reopen(db, task_set)
     return _plan(db, task_set, next_draw)
 
 
-def _reopen(db: sqlite3.Connection, task_set: str, step: int) -> None:
-    """Groups that failed for want of a judge, at the weights that go on."""
+def _reopen(db: sqlite3.Connection, task_set: str) -> None:
+    """Groups that failed for want of a judge since the last one that was consumed."""
+    (consumed,) = db.execute(
+        "SELECT coalesce(max(draw), -1) FROM groups WHERE task_set = ? AND status = 'consumed'", (task_set,)
+    ).fetchone()
     for row in _groups(db, task_set, GroupStatus.FAILED, order="draw"):
-        if row.version == step and any(
-            rollout.awaits_judge for rollout in members_of(db, row.task_set, row.draw, row.round, row.task)
-        ):
+        members = members_of(db, task_set, row.draw, row.round, row.task) if row.draw > consumed else ()
+        if any(rollout.awaits_judge for rollout in members):
             db.execute(
                 "UPDATE groups SET status = 'pending' WHERE (task_set, draw, round) = (?, ?, ?)",
-                (row.task_set, row.draw, row.round),
+                (task_set, row.draw, row.round),
             )
 
 

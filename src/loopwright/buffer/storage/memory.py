@@ -102,6 +102,7 @@ class MemoryStorage:
         current = self._current(task_set)
         for group in current:
             _undo(group, step, next_draw)
+        _reopen(current)
         if next_draw is None:
             next_draw = max((group.row.draw + 1 for group in current), default=0)
         completed = sorted(_with_status(current, GroupStatus.COMPLETED), key=lambda group: group.row.version)
@@ -149,9 +150,14 @@ def _undo(group: _Round, step: int, next_draw: int | None) -> None:
         group.move(GroupStatus.DISCARDED)
     if group.newest > step and group.row.status not in (GroupStatus.CONSUMED, *DRAWN_AGAIN):
         group.move(GroupStatus.ROLLED_BACK)
-    judge_failed = group.row.status is GroupStatus.FAILED and any(rollout.awaits_judge for rollout in group.members())
-    if judge_failed and row.version == step:
-        group.move(GroupStatus.PENDING)
+
+
+def _reopen(current: Iterable[_Round]) -> None:
+    """Groups that failed for want of a judge since the last one that was consumed."""
+    consumed = max((group.row.draw for group in _with_status(current, GroupStatus.CONSUMED)), default=-1)
+    for group in _with_status(current, GroupStatus.FAILED):
+        if group.row.draw > consumed and any(rollout.awaits_judge for rollout in group.members()):
+            group.move(GroupStatus.PENDING)
 
 
 def _filtered_in_a_row(current: Iterable[_Round]) -> int:

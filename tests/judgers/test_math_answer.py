@@ -1,0 +1,77 @@
+"""Mathematical answers: a wrong one is 0; a truth that cannot be read, or a time-out, is a failure (R2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.config import MathAnswerConfig
+from loopwright.errors import ConfigError, JudgeError
+from loopwright.judgers import open_judgers
+from loopwright.judgers.math_answer import judge
+from loopwright.types import Episode, Scored, Task
+
+
+def said(answer: str) -> Episode:
+    return Episode(({"role": "assistant", "content": answer},), ())
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "expected"),
+    [
+        (r"So it is $\boxed{\frac{1}{2}}$.", "0.5", Scored(1.0, answer="1/2")),
+        ("The answer is 0.5", r"\frac{1}{2}", Scored(1.0, answer="1/2")),
+        (r"First \boxed{3}, no: \boxed{19}", 19, Scored(1.0, answer="19")),
+        ("12 + 7 = 19, so the answer is 19.", 19, Scored(1.0, answer="19")),
+        ("It costs $1,234", 1234, Scored(1.0, answer="1234")),
+        (r"\boxed{(x+1)^2}", "x^2+2x+1", Scored(1.0, answer="(x + 1)**2")),
+        (r"\boxed{18}", 19, Scored(0.0, answer="18")),
+        ("-7", 7, Scored(0.0, answer="-7")),
+        ("no idea", 7, Scored(0.0)),
+        ("", 7, Scored(0.0)),
+        (r"\boxed{\frac{}}", 7, Scored(0.0, answer=r"\frac{}")),
+        (r"\boxed{1{,}234}", "1,234", Scored(1.0, answer="1234")),
+        (r"\boxed{\frac{3}{4}}", "3/4", Scored(1.0, answer="3/4")),
+        (r"\boxed{0.00001}", 1e-5, Scored(1.0, answer="1/100000")),
+        (r"\boxed{x^2}", "the answer is $x^2$", Scored(1.0, answer="x**2")),
+        (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", Scored(1.0, answer="evelyn")),
+        (r"\boxed{50\%}", r"50\%", Scored(1.0, answer="1/2")),
+        (r"\boxed{(1, 2)}", "(1,2)", Scored(1.0, answer="Interval.open(1, 2)")),
+        (
+            r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}",
+            r"\begin{pmatrix}1\\2\end{pmatrix}",
+            Scored(1.0, answer="Matrix([[1], [2]])"),
+        ),
+    ],
+)
+def test_answers(answer: str, truth: Any, expected: Scored) -> None:
+    assert judge(Task.ask("t", "?", truth=truth), said(answer)) == expected
+
+
+@pytest.mark.parametrize("truth", [None, "", "seven", "a proof", True, [7], float("nan"), r"\frac{}"])
+def test_a_truth_that_is_no_mathematics_is_the_tasks_fault(truth: Any) -> None:
+    with pytest.raises(JudgeError, match="the truth of task 't9'") as caught:
+        judge(Task.ask("t9", "?", truth=truth), said("7"))
+    assert caught.value.facts["error"] == "WrongTruth"
+
+
+async def test_it_runs_in_a_worker_with_a_deadline_past_which_there_is_no_score() -> None:
+    config = MathAnswerConfig(timeout_seconds=2.0)
+    async with open_judgers(["sums"], {"sums": config}, Path(), {}) as judgers:
+        sums = judgers["sums"]
+        with pytest.raises(JudgeError, match=r"judger 'sums'.*no score within 2 s") as caught:
+            await sums.judge(Task.ask("t", "?", truth=7), said(r"\boxed{9^{9^{9^{9}}}}"))  # type: ignore[union-attr]
+        assert caught.value.facts["error"] == "Timeout"
+        assert await sums.judge(Task.ask("t", "?", truth=7), said("7")) == Scored(1.0, answer="7")  # type: ignore[union-attr]
+        with pytest.raises(JudgeError, match=r"judger 'sums'.*gives no score: the truth of task 't' is 'seven'"):
+            await sums.judge(Task.ask("t", "?", truth="seven"), said("7"))  # type: ignore[union-attr]
+
+
+async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        async with open_judgers(["math_answer"], {}, Path(), {}):
+            pass
+    assert "loopwright[math]" in caught.value.remedy
