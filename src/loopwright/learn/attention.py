@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from loopwright.core.packing import Packed
+from loopwright.learn.shared_prefix import masked_attention, on_kernel, shared_prefix_attention
 from loopwright.models.attention import BLOCKED
+
+SHORT = 256
+"""Tokens of a row up to which one call with a dense mask costs no more than several without."""
 
 
 class SharedPrefixPlan:
@@ -18,7 +21,7 @@ class SharedPrefixPlan:
         self._rows = rows
         self._sizes = [row.tokens for row in rows]
         self._device = device
-        self._biases: dict[int | None, list[torch.Tensor]] = {}
+        self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
 
     def attend(
         self,
@@ -30,17 +33,23 @@ class SharedPrefixPlan:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        if window not in self._biases:
-            self._biases[window] = [_bias(row, window, query.dtype, self._device) for row in self._rows]
-        # Expanded, although SDPA could group the heads itself: with a mask that falls back to a kernel that takes
-        # twice as long (measured, 1,195 tokens, forward and backward).
-        group = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
         # Split, not sliced: the gradient of a slice is a tensor of zeros as large as the whole.
         q, k, v = (torch.split_with_sizes(x, self._sizes, dim=2) for x in (query, key, value))
-        parts = zip(q, k, v, self._biases[window], strict=True)
-        outputs = [scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling) for q, k, v, bias in parts]
+        outputs = [self._row(i, q[i], k[i], v[i], scaling, window) for i in range(len(self._rows))]
         return torch.cat(outputs, dim=2).transpose(1, 2)
+
+    def _row(
+        self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, window: int | None
+    ) -> torch.Tensor:
+        row = self._rows[index]
+        reach = row.prefix + max(row.rests, default=0)
+        sees_all = window is None or window >= reach
+        if sees_all and row.prefix > 0 and row.tokens > SHORT and on_kernel(q, v):
+            return shared_prefix_attention(q, k, v, row, scaling)
+        place = (index, None if sees_all else window)
+        if place not in self._biases:
+            self._biases[place] = _bias(row, place[1], q.dtype, self._device)
+        return masked_attention(q, k, v, self._biases[place], scaling)
 
 
 def _bias(row: Packed, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,49 @@
+"""Attention in parts is attention with a mask: values and gradients, for any cut of a row."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.core.packing import Packed
+from loopwright.learn import attention
+from loopwright.learn.attention import SharedPrefixPlan
+
+DIM = 8
+
+
+def gradients(plan: SharedPrefixPlan, x: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
+    q, k, v = (t.clone().requires_grad_() for t in x)
+    output = plan.attend(0, q, k, v, scaling=0.3, window=None)
+    output.backward(grad)
+    assert q.grad is not None
+    assert k.grad is not None
+    assert v.grad is not None
+    return [output.detach(), q.grad, k.grad, v.grad]
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    st.sampled_from([(1, 1), (2, 1), (6, 2)]),
+    st.integers(0, 1000),
+)
+def test_parts_and_mask_agree(prefix: int, rests: list[int], heads: tuple[int, int], seed: int) -> None:
+    row = Packed(prefix, tuple(range(len(rests))), tuple(rests))
+    generator = torch.Generator().manual_seed(seed)
+    x = [torch.randn(1, h, row.tokens, DIM, generator=generator) for h in (heads[0], heads[1], heads[1])]
+    grad = torch.randn(1, row.tokens, heads[0], DIM, generator=generator)
+    plan = SharedPrefixPlan([row], torch.device("cpu"))
+    before = attention.SHORT
+    try:
+        attention.SHORT = 0
+        parts = gradients(plan, x, grad)
+        assert not plan._biases, "the mask was used"
+        attention.SHORT = 10_000
+        masked = gradients(plan, x, grad)
+        assert plan._biases
+    finally:
+        attention.SHORT = before
+    for ours, exact in zip(parts, masked, strict=True):
+        assert torch.allclose(ours, exact, atol=2e-5)
