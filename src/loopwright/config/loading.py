@@ -32,6 +32,7 @@ from loopwright.config.short_form import (
     expand,
     expand_kinds,
     lengthen,
+    name_kinds,
     name_task_sets,
     short_places,
     shorten,
@@ -144,6 +145,7 @@ def _merge(path: Path, overrides: Sequence[str], env: Mapping[str, str]) -> _Mer
     old = set_apart(layered)
     places = short_places(layered.values)
     problems = list(expand(layered))
+    expand_kinds(layered)
     for item in [*assignments_from_env(env), *assignments_from_overrides(overrides)]:
         problems += [item] if isinstance(item, Problem) else _assign(item, layered, old, places)
     migration = migrate(old)
@@ -151,6 +153,7 @@ def _merge(path: Path, overrides: Sequence[str], env: Mapping[str, str]) -> _Mer
     problems += [*migration.problems, *merge(layered, moved)]
     problems += expand(layered)
     expand_kinds(layered)
+    name_kinds(layered.values)
     return _Merged(layered, places, problems, migration.notices)
 
 
@@ -159,6 +162,7 @@ def _assign(item: Assignment, layered: Layered, old: Layered, places: frozenset[
         old.assign(part) if is_old else layered.assign(replace(part, path=lengthen(part.path, places)))
         for part, is_old in split(item)
     ]
+    expand_kinds(layered)
     # The short form given from outside, beside task sets in the file, is the same mistake as both in the file.
     return [problem for problem in [*parts, *expand(layered)] if problem]
 

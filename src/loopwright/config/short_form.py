@@ -44,15 +44,20 @@ def expand(layered: Layered) -> Iterator[Problem]:
 
 def expand_kinds(layered: Layered) -> None:
     """Write kinds out: `advantage: rloo` as `advantage: {kind: rloo}`, from the same source."""
+    for place in KIND_PLACES:
+        holder = _section(layered.values, place[:-1]) or {}
+        kind = holder.get(str(place[-1]))
+        if isinstance(kind, str):
+            holder[str(place[-1])] = {"kind": kind}
+            layered.sources[(*place, "kind")] = layered.sources.pop(place)
+
+
+def name_kinds(values: dict[str, Any]) -> None:
+    """Give a section whose kind nobody named its usual one."""
     for place, usual in KIND_PLACES.items():
-        *parents, name = place
-        holder = _section(layered.values, tuple(parents)) or {}
-        match holder.get(str(name)):
-            case str() as kind:
-                holder[str(name)] = {"kind": kind}
-                layered.sources[(*place, "kind")] = layered.sources.pop(place)
-            case dict() as section if usual and "kind" not in section:
-                holder[str(name)] = {"kind": usual, **section}
+        section = _section(values, place)
+        if usual and section is not None:
+            section.setdefault("kind", usual)
 
 
 def name_task_sets(values: dict[str, Any], places: frozenset[KeyPath]) -> None:
@@ -94,5 +99,5 @@ def shorten(path: KeyPath, places: frozenset[KeyPath]) -> KeyPath:
 def _section(values: dict[str, Any], place: KeyPath) -> dict[str, Any] | None:
     section: Any = values
     for key in place:
-        section = section.get(key)
+        section = section.get(key) if isinstance(section, dict) else None
     return section if isinstance(section, dict) else None
