@@ -116,3 +116,22 @@ def test_text_leaves_special_tokens_out_and_pieces_show_every_token() -> None:
     assert pieces[-1] == "<|im_end|>"
     assert pieces[-4:-1] == ("\\xe2", "\\x82", "\\xac")
     assert "".join(pieces).startswith("19")
+
+
+@given(texts)
+def test_a_written_answer_reads_as_if_it_had_been_sampled(text: str) -> None:
+    """The prompt is the one that sampling gets, and the answer ends where a model would have stopped."""
+    asked: list[Message] = [{"role": "user", "content": "What is 12+7?"}]
+    rendered = ChatTemplateRenderer(TOKENIZER).answered([*asked, said(text)])
+    assert rendered is not None
+    prompt, answer = rendered
+    assert prompt == RENDERER.render(asked)
+    assert RENDERER.text(answer) == text
+    assert answer[-1] in RENDERER.stop_token_ids
+    assert not set(answer[:-1]) & set(RENDERER.stop_token_ids)
+
+
+def test_an_answer_after_which_the_template_rewrites_the_rest_is_refused() -> None:
+    template = "{{ messages | length }}" + CHATML
+    renderer = ChatTemplateRenderer(tiny_tokenizer(template))
+    assert renderer.answered([{"role": "user", "content": "Hi"}, said("Hello")]) is None

@@ -2,7 +2,18 @@
 
 from loopwright.build.chat import ChatModel, open_chat, run_renderer
 from loopwright.build.evaluate import evaluate_weights
+from loopwright.build.recipe import rehearse_learner
 from loopwright.build.roll_out import Made, roll_out
 from loopwright.build.run import Run, open_run
 
-__all__ = ["ChatModel", "Made", "Run", "evaluate_weights", "open_chat", "open_run", "roll_out", "run_renderer"]
+__all__ = [
+    "ChatModel",
+    "Made",
+    "Run",
+    "evaluate_weights",
+    "open_chat",
+    "open_run",
+    "rehearse_learner",
+    "roll_out",
+    "run_renderer",
+]

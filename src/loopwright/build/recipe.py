@@ -5,7 +5,7 @@ What is the user's own (functions, examples) is gathered before a model is loade
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -28,11 +28,11 @@ from loopwright.config import (
     ReinforceConfig,
     load_symbol,
 )
-from loopwright.core.advantage import ADVANTAGES, Advantage, pass_at_k, per_group
+from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, per_group
 from loopwright.core.seeds import derive_seed
 from loopwright.data.examples import Conversation, read_examples
 from loopwright.errors import ConfigError, DataError, ModelError
-from loopwright.learn.custom import custom_advantage, custom_loss
+from loopwright.learn.custom import custom_advantage, custom_loss, try_loss
 from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.losses import Clip, TokenLoss, cispo, gspo, ppo_clip, reinforce
@@ -60,6 +60,19 @@ def gather(loaded: Loaded) -> Ingredients:
         _loss(learner.loss, loaded.base),
         read_examples(loaded.base / learner.sft.path) if learner.sft else (),
     )
+
+
+def rehearse_learner(loaded: Loaded) -> Iterator[str]:
+    """Gather what is the user's own, and call their functions once on made-up numbers."""
+    learner, own = loaded.config.learner, gather(loaded)
+    if isinstance(learner.advantage, PythonAdvantage):
+        groups = [Scores((1.0, 0.0, 0.5), (4, 2, 3)), Scores((1.0, 1.0), (5, 5)), Scores((0.0,), (1,))]
+        yield f"  advantage {learner.advantage.path} gives {own.advantage(groups)} to the rewards "
+        yield f"    {[list(group.rewards) for group in groups]}"
+    if isinstance(learner.loss, PythonLoss):
+        yield f"  loss {learner.loss.path} gives {try_loss(own.loss)} to a made-up chain of good and one of bad tokens"
+    if learner.sft:
+        yield f"  {len(own.examples):,} examples in {learner.sft.path}"
 
 
 def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, cache: Path) -> Recipe:

@@ -38,11 +38,17 @@ def check(
 def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
     """The first malformed line of every JSONL file, the first row of every Parquet file; without the user's code."""
     from loopwright.data import open_source
+    from loopwright.data.examples import read_examples
 
     data = [task_set.data for _, task_set in loaded.config.all_task_sets()]
     for rows in dict.fromkeys(each for each in data if isinstance(each, JsonlData | ParquetData) and not each.map):
         try:
             open_source(rows, loaded.base)
+        except DataError as error:
+            yield error
+    if sft := loaded.config.learner.sft:
+        try:
+            read_examples(loaded.base / sft.path)
         except DataError as error:
             yield error
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from loopwright.agents import load_agent
-from loopwright.config import Loaded, PythonAgent, TaskSetConfig
+from loopwright.config import Loaded, PythonAdvantage, PythonAgent, PythonLoss, TaskSetConfig
 from loopwright.data import open_source
 from loopwright.errors import JudgeError, LoopwrightError
 from loopwright.judgers import open_judgers
@@ -18,12 +18,24 @@ SHOWN = 200
 
 
 def rehearse(loaded: Loaded) -> Iterator[str | LoopwrightError]:
-    """For each task set: its first task, its agent, and what its judger says. An error is a finding too."""
+    """For each task set: its first task, its agent, and what its judger says; then the learner's own Python.
+
+    An error is a finding too.
+    """
     for place, task_set in loaded.config.all_task_sets():
         split = "eval" if place[0] == "eval" else "train"
         yield f"{split} task set {task_set.name!r}"
         try:
             yield from _rehearse(task_set, loaded)
+        except LoopwrightError as error:
+            yield error
+    learner = loaded.config.learner
+    if learner.sft or isinstance(learner.advantage, PythonAdvantage) or isinstance(learner.loss, PythonLoss):
+        from loopwright.build import rehearse_learner
+
+        yield "learner"
+        try:
+            yield from rehearse_learner(loaded)
         except LoopwrightError as error:
             yield error
 

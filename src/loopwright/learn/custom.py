@@ -55,6 +55,14 @@ def custom_loss(path: str, function: Callable[..., Any], args: Mapping[str, Any]
     return loss
 
 
+def try_loss(loss: TokenLoss) -> list[float]:
+    """Call it on two made-up chains: one of good tokens and one of bad ones, which became likelier and less likely."""
+    old = torch.full((4,), -1.0)
+    moved = torch.tensor([-0.5, -1.5, -0.5, -1.5], requires_grad=True)
+    batch = TokenBatch(moved, old, old, torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.tensor([0, 0, 1, 1]), old)
+    return [round(value, 4) for value in loss(batch).tolist()]
+
+
 def _call(what: str, path: str, function: Callable[..., Any], given: object, args: Mapping[str, Any]) -> Any:
     try:
         return function(given, **args)
