@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check test-full lint setup clean parity
+.PHONY: demo test check test-full lint setup clean parity bench
 
 demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
@@ -19,6 +19,13 @@ check: lint  ## Lint, types, layers and the fast tests
 
 test-full: test  ## Long runs: trainings and kills. Run it before an issue is resolved
 	$(BIN)/pytest -m long
+
+bench: $(VENV)/.ready .peers/trl/.ready  ## Measure ours, the peers and the machine's limit; leave the machine alone meanwhile
+	mkdir -p benchmarks/results
+	set -e; for name in $$($(BIN)/loopwright bench | cut -d' ' -f1); do \
+		$(BIN)/loopwright bench $$name --json > benchmarks/results/$$name.part; \
+		mv benchmarks/results/$$name.part benchmarks/results/$$name.json; \
+	done
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
