@@ -91,18 +91,11 @@ def merge(layered: Layered, moved: Sequence[Assignment]) -> Iterator[Problem]:
 
 
 def _conflict(layered: Layered, assignment: Assignment, path: KeyPath, value: Any) -> Problem | None:
-    if value == assignment.value or {"kind": assignment.value} == value:
+    if value == assignment.value or value == {"kind": assignment.value}:
         return None
-    source = layered.source_near(path)
-    if isinstance(value, str) and path < assignment.path and assignment.path[-1] != "kind":
-        # The name of a kind stands for its section: there is room beside it.
-        layered.assign(Assignment(path, {"kind": value}, source))
-        return layered.assign(assignment)
-    made = json.dumps(assignment.value)
-    text = (
-        f"{assignment.source.was} makes it {made} ({replace(assignment.source, was='')}), but it is {json.dumps(value)}"
-    )
-    return Problem(path, text, "keep one of the two", source=str(source))
+    made, place = json.dumps(assignment.value), replace(assignment.source, was="")
+    text = f"{assignment.source.was} makes it {made} ({place}), but it is {json.dumps(value)}"
+    return Problem(path, text, "keep one of the two", source=str(layered.source_near(path)))
 
 
 def _outcome(name: str, values: Old) -> Outcome:
