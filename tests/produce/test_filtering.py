@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.errors import BudgetError, ConfigError
-from loopwright.produce import NO_SIGNAL, Filter, load_filter
+from loopwright.produce import NO_SIGNAL, Filter, SyncProducer, load_filter
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import GenerateRequest, Group, GroupStatus
 
@@ -181,3 +182,45 @@ async def test_every_drawn_group_ends_in_exactly_one_state_whatever_happens(
     assert set(counts) <= {GroupStatus.COMPLETED, GroupStatus.FILTERED, GroupStatus.FAILED}
     assert counts[GroupStatus.COMPLETED] == 3
     assert sum(counts.values()) == producer.next_draws["math"], "no draw was skipped or counted twice"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    draws=st.sets(st.integers(0, 60), min_size=1),
+    budget=st.integers(1, 6),
+    kept_steps=st.integers(0, 4),
+    lost_writes=st.integers(0, 12),
+)
+async def test_a_deterministic_run_draws_the_same_groups_whether_or_not_it_was_interrupted(
+    draws: set[int], budget: int, kept_steps: int, lost_writes: int
+) -> None:
+    """D3: how long a task set has been without signal decides what is drawn next, so a resumed run must know it."""
+    steps = 5
+
+    def house(storage: Mortal) -> House:
+        sets = [task_set("rare", filter=NO_SIGNAL), task_set("plain")]
+        return House(engine=teaching(sorted(draws)), storage=storage, task_sets=sets, groups=4, filter_budget=budget)
+
+    async def train(producer: SyncProducer, first: int, last: int) -> list[list[tuple[str, int]]]:
+        trained = []
+        for step in range(first, last + 1):
+            batch = await producer.produce_batch(step, step - 1)
+            await producer.consume(batch.groups, step)
+            trained.append([(group.task_set, group.draw) for group in batch.groups])
+        return trained
+
+    whole = await train(house(Mortal()).producer(), 1, steps)
+
+    storage = Mortal()
+    producer = house(storage).producer()
+    before = await train(producer, 1, kept_steps)
+    checkpoint = producer.next_draws
+    storage.writes_left = lost_writes
+    with suppress(KilledError):
+        await producer.produce_batch(kept_steps + 1, kept_steps)
+    storage.writes_left = None
+    plans = {
+        name: await storage.resume(name, step=kept_steps, next_draw=next_draw) for name, next_draw in checkpoint.items()
+    }
+    after = await train(house(storage).producer(plans), kept_steps + 1, steps)
+    assert before + after == whole
