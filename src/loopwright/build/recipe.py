@@ -67,10 +67,10 @@ def rehearse_learner(loaded: Loaded) -> Iterator[str]:
     learner, own = loaded.config.learner, gather(loaded)
     if isinstance(learner.advantage, PythonAdvantage):
         groups = [Scores((1.0, 0.0, 0.5), (4, 2, 3)), Scores((1.0, 1.0), (5, 5)), Scores((0.0,), (1,))]
-        yield f"  advantage {learner.advantage.path} gives {own.advantage(groups)} to the rewards "
-        yield f"    {[list(group.rewards) for group in groups]}"
+        rewards = [list(group.rewards) for group in groups]
+        yield f"  advantage {learner.advantage.path} gives {own.advantage(groups)} to the rewards {rewards}"
     if isinstance(learner.loss, PythonLoss):
-        yield f"  loss {learner.loss.path} gives {try_loss(own.loss)} to a made-up chain of good and one of bad tokens"
+        yield f"  loss {learner.loss.path} gives {try_loss(own.loss)} to two good and two bad tokens"
     if learner.sft:
         yield f"  {len(own.examples):,} examples in {learner.sft.path}"
 

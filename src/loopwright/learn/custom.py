@@ -56,7 +56,7 @@ def custom_loss(path: str, function: Callable[..., Any], args: Mapping[str, Any]
 
 
 def try_loss(loss: TokenLoss) -> list[float]:
-    """Call it on two made-up chains: one of good tokens and one of bad ones, which became likelier and less likely."""
+    """Call it on two good and two bad tokens, of which one each has become likelier, the other less likely."""
     old = torch.full((4,), -1.0)
     moved = torch.tensor([-0.5, -1.5, -0.5, -1.5], requires_grad=True)
     batch = TokenBatch(moved, old, old, torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.tensor([0, 0, 1, 1]), old)
