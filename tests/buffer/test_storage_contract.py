@@ -13,7 +13,7 @@ from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import DataError, RunError
 from loopwright.ports import GroupRow, Storage
-from loopwright.types import Failed, FailureCause, GroupStatus, RolloutKey, Task
+from loopwright.types import Failed, FailureCause, GroupStatus, RolloutKey, Task, Unscored
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -227,6 +227,45 @@ async def test_a_deterministic_resume_discards_all_later_draws(storage: Storage)
     assert (plan.pending, plan.completed, plan.redraw, plan.next_draw) == ((), (), (), 1)
     assert await statuses(storage) == {GroupStatus.CONSUMED: 1, GroupStatus.DISCARDED: 4}
     assert (await storage.draw("train", 1, TASK, 1)).round == 1
+
+
+async def test_a_reward_comes_to_a_rollout_that_was_stored_without_one(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    for member in range(2):
+        await storage.put(row, make_rollout(0, member, reward=Unscored()))
+    judged = [make_rollout(0, member, reward=Failed(FailureCause.JUDGE, "Timeout", "slow")) for member in range(2)]
+    scored = [make_rollout(0, member) for member in range(2)]
+    for rollouts in (judged, scored):
+        await storage.put_rewards(row, rollouts)
+        assert [facts_of(rollout) for rollout in await storage.rollouts_of("train", 0)] == list(map(facts_of, rollouts))
+    with pytest.raises(RunError, match=r"train/000000/00/0 has a score already"):
+        await storage.put_rewards(row, scored)
+
+
+async def test_rewards_are_stored_all_or_none(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    await storage.put(row, make_rollout(0, 0, reward=Unscored()))
+    with pytest.raises(RunError, match=r"train/000000/01/0 is not stored"):
+        await storage.put_rewards(row, [make_rollout(0, 0), make_rollout(0, 1)])
+    (stored,) = await storage.rollouts_of("train", 0)
+    assert stored.reward == Unscored()
+    with pytest.raises(RunError, match="does not belong"):
+        await storage.put_rewards(row, [make_rollout(1, 0)])
+
+
+async def test_groups_that_failed_for_want_of_a_judge_are_pending_again(storage: Storage) -> None:
+    """Only those since the last consumed group: the others were replaced, and their weights are long gone."""
+    away = Failed(FailureCause.JUDGE, "ConnectError", "down")
+    for draw, reward in ((0, away), (2, away), (3, Unscored())):
+        row = await storage.draw("train", draw, TASK, 1)
+        await storage.put(row, make_rollout(draw, 0, version=1, reward=reward))
+    await consume(storage, 1, step=2)
+    row = await storage.draw("train", 4, TASK, 1)
+    await storage.put(row, make_failure(4, 0))
+    await storage.mark([("train", draw) for draw in (0, 2, 3, 4)], GroupStatus.FAILED)
+    plan = await storage.resume("train", step=2, next_draw=None)
+    assert [row.draw for row in plan.pending] == [2, 3]
+    assert await statuses(storage) == {GroupStatus.PENDING: 2, GroupStatus.CONSUMED: 1, GroupStatus.FAILED: 2}
 
 
 async def test_task_sets_do_not_disturb_each_other(storage: Storage) -> None:

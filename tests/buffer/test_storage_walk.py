@@ -20,12 +20,13 @@ from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
 from loopwright.ports import GroupRow, ResumePlan, Storage
-from loopwright.types import GroupStatus, Rollout
+from loopwright.types import Failed, FailureCause, GroupStatus, Reward, Rollout, Scored, Unscored
 
 DRAWS = st.integers(0, 3)
 MEMBERS = st.integers(0, 2)
 VERSIONS = st.integers(0, 3)
 STEPS = st.integers(0, 4)
+REWARDS = st.sampled_from([None, Unscored(), Failed(FailureCause.JUDGE, "Timeout", "no score"), Scored(0.5)])
 
 
 class Walk(RuleBasedStateMachine):
@@ -71,11 +72,21 @@ class Walk(RuleBasedStateMachine):
             self.rows[draw] = row
             self.drawn += 1
 
-    @rule(draw=DRAWS, member=MEMBERS, attempt=st.integers(0, 1), version=VERSIONS, fails=st.booleans())
-    def put(self, draw: int, member: int, attempt: int, version: int, fails: bool) -> None:
-        row = self.rows.get(draw, GroupRow("train", draw, 0, TASK, 0, GroupStatus.PENDING))
-        rollout = make_failure(draw, member, attempt) if fails else make_rollout(draw, member, attempt, version=version)
-        self.both(lambda storage: storage.put(row, rollout))
+    @rule(draw=DRAWS, member=MEMBERS, attempt=st.integers(0, 1), version=VERSIONS, fails=st.booleans(), reward=REWARDS)
+    def put(
+        self, draw: int, member: int, attempt: int, version: int, fails: bool, reward: Reward | None = None
+    ) -> None:
+        sound = make_rollout(draw, member, attempt, version=version, reward=reward)
+        rollout = make_failure(draw, member, attempt) if fails else sound
+        self.both(lambda storage: storage.put(self.row(draw), rollout))
+
+    @rule(draw=DRAWS, members=st.lists(MEMBERS, min_size=1, max_size=3, unique=True), reward=REWARDS)
+    def put_rewards(self, draw: int, members: list[int], reward: Reward | None) -> None:
+        rollouts = [make_rollout(draw, member, reward=reward) for member in members]
+        self.both(lambda storage: storage.put_rewards(self.row(draw), rollouts))
+
+    def row(self, draw: int) -> GroupRow:
+        return self.rows.get(draw, GroupRow("train", draw, 0, TASK, 0, GroupStatus.PENDING))
 
     @rule(draws=st.lists(DRAWS, max_size=3, unique=True), status=st.sampled_from(GroupStatus), step=STEPS)
     def mark(self, draws: list[int], status: GroupStatus, step: int) -> None:

@@ -60,6 +60,7 @@ class House:
     filter_budget: int = 4
     concurrency: int = 100
     max_attempts: int = 2
+    judge_attempts: int = 1
     lockstep: bool = False
     max_context: int = 500
     seen: list[Rollout] = field(default_factory=list)
@@ -68,7 +69,7 @@ class House:
         runner = RolloutRunner(
             lambda prefix, sampling: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, self.max_context),
             seed=1,
-            limits=Limits(judge_attempts=1),
+            limits=Limits(judge_attempts=self.judge_attempts),
             concurrency=self.concurrency,
             max_attempts=self.max_attempts,
             lockstep=self.engine if self.lockstep else None,

@@ -75,7 +75,8 @@ class MemoryStorage:
         group.newest = max(group.newest, newest_version(rollout))
 
     async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
-        stored = self._rounds(row.task_set, row.draw)[row.round].rollouts
+        rounds = self._draws.get((row.task_set, row.draw), [])
+        stored = rounds[row.round].rollouts if row.round < len(rounds) else {}
         judged = {}
         for rollout in rollouts:
             check_belongs(row, rollout)

@@ -1,0 +1,101 @@
+"""Judging whole groups: no episode is lost, half a ranking is none, and only the judge is asked again (R2, D1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+import pytest
+from house import House, KilledError, Mortal, RaisesOn, echo, task_set
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopwright.errors import BudgetError, JudgeError
+from loopwright.testing import ScriptedEngine
+from loopwright.types import Episode, Failed, FailureCause, Scored, Task
+
+
+class Ranking:
+    """Scores members by their place, and fails at the calls (from 0) that a test names."""
+
+    name = "ranking"
+
+    def __init__(self, faults: Collection[int] = ()) -> None:
+        self.faults = faults
+        self.calls: list[tuple[str, int]] = []
+
+    async def judge_group(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
+        self.calls.append((task.id, len(episodes)))
+        if len(self.calls) - 1 in self.faults:
+            raise JudgeError("judger 'ranking' is down", remedy="wake it", error="Down")
+        return [Scored(float(place), {"place": place}) for place in range(len(episodes))]
+
+
+def ranked(faults: Collection[int] = (), **changes: object) -> House:
+    return House(task_sets=[task_set(judger=Ranking(faults))], **changes)  # type: ignore[arg-type]
+
+
+async def test_a_group_is_judged_once_when_all_its_members_are_there() -> None:
+    house = ranked(members=3)
+    batch = await house.producer().produce_batch(1, 0)
+    assert [group.rewards for group in batch.groups] == [(0.0, 1.0, 2.0)] * 3
+    judger = house.task_sets[0].judger
+    assert sorted(judger.calls) == [("t0", 3), ("t1", 3), ("t2", 3)]  # type: ignore[union-attr]
+    assert batch.metrics["reward/parts/place"] == 1.0
+    assert len(house.seen) == 9, "each rollout is told of once, with its reward"
+    assert all(isinstance(rollout.reward, Scored) for rollout in house.seen)
+    stored = await house.storage.rollouts_of("math", 0)
+    assert [(rollout.key.attempt, rollout.score) for rollout in stored] == [(0, 0.0), (0, 1.0), (0, 2.0)]
+
+
+async def test_members_are_stored_before_their_judge_is_asked() -> None:
+    house = ranked(faults=range(100), members=2, groups=1, budget=1)
+    with pytest.raises(BudgetError, match="'ranking'"):
+        await house.producer().produce_batch(1, 0)
+    stored = await house.storage.rollouts_of("math", 0)
+    assert [rollout.reward for rollout in stored] == [
+        Failed(FailureCause.JUDGE, "Down", "judger 'ranking' is down")
+    ] * 2
+    assert all(rollout.episode for rollout in stored)
+
+
+async def test_a_failed_member_is_tried_again_before_the_group_is_judged() -> None:
+    house = ranked(engine=ScriptedEngine(echo, faults={1}), groups=1)
+    batch = await house.producer().produce_batch(1, 0)
+    assert house.task_sets[0].judger.calls == [("t0", 2)]  # type: ignore[union-attr]
+    assert sorted(rollout.key.attempt for rollout in batch.groups[0].rollouts) == [0, 1]
+
+
+async def test_a_group_that_stays_too_small_is_not_judged() -> None:
+    ranking = Ranking()
+    house = House(task_sets=[task_set(judger=ranking, loop=RaisesOn("t0"))], groups=1)
+    batch = await house.producer().produce_batch(1, 0)
+    assert ranking.calls == [("t1", 2)]
+    assert [group.draw for group in batch.groups] == [1]
+
+
+async def test_with_min_members_the_others_are_ranked_among_themselves() -> None:
+    house = ranked(engine=ScriptedEngine(echo, faults={2}), groups=1, members=3, min_members=2, max_attempts=1)
+    batch = await house.producer().produce_batch(1, 0)
+    assert house.task_sets[0].judger.calls == [("t0", 2)]  # type: ignore[union-attr]
+    assert batch.groups[0].rewards == (0.0, 1.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 20), st.sets(st.integers(0, 8)))
+async def test_wherever_it_dies_no_episode_is_made_twice_and_no_ranking_is_mixed(writes: int, faults: set[int]) -> None:
+    storage = Mortal()
+    storage.writes_left = writes
+    first = ranked(faults, storage=storage, budget=100)
+    with suppress(KilledError):
+        await first.producer().produce_batch(1, 0)
+    storage.writes_left = None
+    plan = await storage.resume("math", step=0, next_draw=None)
+    stored = {rollout.key for draw in range(plan.next_draw) for rollout in await storage.rollouts_of("math", draw)}
+    second = ranked(storage=storage)
+    producer = second.producer({"math": plan})
+    batch = await producer.produce_batch(1, 0)
+    made = {request.id.rsplit("/", 1)[0] for request in second.engine.requests}
+    assert not made & {str(key) for key in stored}, "a stored episode is sound"
+    assert [group.rewards for group in batch.groups] == [(0.0, 1.0)] * 3
+    assert sum((await second.counts()).values()) == producer.next_draws["math"], "every draw is in one state (R3)"
