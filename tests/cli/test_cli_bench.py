@@ -55,6 +55,7 @@ def test_an_installed_package_says_that_it_has_no_benchmarks(run, tmp_path, monk
 
 
 @pytest.mark.real
+@pytest.mark.timeout(900)
 def test_a_benchmark_runs_and_reports(run):
     """Ours and the machine's limit: real processes, no peer needed."""
     code, out, err = run("grpo-tiny", "--rounds", "2", "--ours-only", "--json")
