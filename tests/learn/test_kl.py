@@ -41,12 +41,14 @@ def expected(kind: KlKind, weights: torch.Tensor, reference: torch.Tensor) -> to
 
 
 def test_what_each_estimator_is_on_average() -> None:
-    """k1 and k3 have the true value; k2 has the true gradient; k1 has none at all."""
+    """k1 and k3 have the true value; k2 has the true gradient, k3 that of the reverse divergence, k1 none at all."""
     policy = torch.tensor([0.3, -1.0, 2.0, 0.1], dtype=torch.float64, requires_grad=True)
     reference = torch.log_softmax(torch.tensor([1.0, 0.2, -0.5, 0.0], dtype=torch.float64), dim=-1)
     logprobs = torch.log_softmax(policy, dim=-1)
     true = (logprobs.exp() * (logprobs - reference)).sum()
-    (gradient,) = torch.autograd.grad(true, policy)
+    reverse = (reference.exp() * (reference - logprobs)).sum()
+    (gradient,) = torch.autograd.grad(true, policy, retain_graph=True)
+    (reverse_gradient,) = torch.autograd.grad(reverse, policy)
     values, gradients = {}, {}
     for kind in KlKind:
         value = expected(kind, policy, reference)
@@ -56,6 +58,7 @@ def test_what_each_estimator_is_on_average() -> None:
     assert values[KlKind.K3] == pytest.approx(true.item())
     assert torch.allclose(gradients[KlKind.K1], torch.zeros(4, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(gradients[KlKind.K2], gradient)
+    assert torch.allclose(gradients[KlKind.K3], reverse_gradient)
 
 
 def test_a_token_that_became_all_but_impossible_gives_no_infinity() -> None:
