@@ -13,6 +13,11 @@ import re
 from loopwright import Episode, Scored, Task
 
 
+def brevity(task: Task, episode: Episode) -> float:
+    """1 for an empty answer, 0 for one of 100 characters or more."""
+    return max(0.0, 1 - len(episode.answer) / 100)
+
+
 def closeness(task: Task, episode: Episode) -> Scored:
     """1 for the right number, less the further away it is, 0 for no number at all."""
     numbers = re.findall(r"-?\d+", episode.answer)
