@@ -48,7 +48,7 @@ def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
     """The sum of every BLOCK columns, [rows, blocks], in double: rounding must not favour any block."""
     whole = weights.shape[1] // BLOCK * BLOCK
-    sums = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(dim=-1) if whole else weights[:, :0]
+    sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(dim=-1) if whole else weights[:, :0]
     rest = weights[:, whole:].sum(dim=-1, keepdim=True)
     return torch.cat([sums, rest], dim=1).double()
 

@@ -1,8 +1,9 @@
 """Attention of a decode step: one new token for each live sequence.
 
 A sequence attends to its prompt, which its siblings share, and to its own tokens. The two parts are computed apart
-and merged by their softmax sums, which is exact. So the keys of a shared prompt are read once per group instead of
-once per member, and grouped-query heads never have to be expanded.
+and merged by their log-sum-exp, which is exact. So the keys of a shared prompt are read once per group instead of
+once per member, and grouped-query heads never have to be expanded. With a small model a step is mostly the cost of
+calling kernels, thirty times over: what is known before the layers is prepared once, and a layer makes few calls.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from loopwright.models.attention import BLOCKED
 
 
 class Partial(NamedTuple):
-    """Softmax attention before its division: weighted values, sum of weights, largest score."""
+    """Attention over one part of the keys, and the log-sum-exp of its scores: all that merging needs."""
 
-    values: torch.Tensor
+    output: torch.Tensor
     total: torch.Tensor
-    largest: torch.Tensor
 
 
 class OwnPart:
@@ -34,6 +34,7 @@ class OwnPart:
         self.lengths = torch.tensor([len(s.ids) for s in sequences])
         self.rows = torch.arange(len(sequences))
         self.longest = int(self.lengths.max())
+        self.shortest = int(self.lengths.min())
 
     def bias(self, window: int | None) -> torch.Tensor:
         """[rows, 1, 1, keys]. The newest key is at `lengths - 1`, where the query stands too."""
@@ -41,15 +42,26 @@ class OwnPart:
         return _bias(behind, window)[:, None, None, :]
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor,
+        scaling: float,
     ) -> Partial:
         q, k, v = query[self.tokens], key[self.tokens], value[self.tokens]
         keys, values = self.arena.layer(layer, k[:, :, None], v[:, :, None])
-        newest = self.lengths - 1
-        keys[self.rows, :, newest] = k
-        values[self.rows, :, newest] = v
-        rows = len(self.rows)
-        return _partial(q, keys[:rows, :, : self.longest], values[:rows, :, : self.longest], bias)
+        rows, longest = len(self.rows), self.longest
+        if self.shortest == longest:
+            # In step, as siblings are until one ends: a plain copy instead of a scatter.
+            keys[:rows, :, longest - 1] = k
+            values[:rows, :, longest - 1] = v
+        else:
+            newest = self.lengths - 1
+            keys[self.rows, :, newest] = k
+            values[self.rows, :, newest] = v
+        return _partial(q, keys[:rows, :, :longest], values[:rows, :, :longest], bias, scaling)
 
 
 class PrefixPart:
@@ -67,6 +79,7 @@ class PrefixPart:
         self.width = max(map(len, members))
         cells = [m + [0] * (self.width - len(m)) for m in members]
         self.token_of_cell = torch.tensor(cells).flatten()
+        self.in_order = _is_in_order(self.token_of_cell, len(sequences))
         self.cell_of_token = {t: r * self.width + c for r, m in enumerate(members) for c, t in enumerate(m)}
         self.lengths = torch.tensor([row.length for row in arena.rows])
         self.longest = int(self.lengths.max())
@@ -81,22 +94,22 @@ class PrefixPart:
         near = (query[:, :, None] - key) < window
         return _additive(present[:, None, :] & near)[:, None]
 
-    def attend(self, layer: int, query: torch.Tensor, bias: torch.Tensor) -> Partial:
-        """Partial sums for every cell of the grid, flattened."""
+    def attend(self, layer: int, query: torch.Tensor, bias: torch.Tensor, scaling: float) -> Partial:
+        """For every cell of the grid, flattened."""
         keys, values = self.arena.keys[layer], self.arena.values[layer]
         if keys is None or values is None:
             raise RuntimeError("a prompt is attended to before it was computed")
         prompts, (_, heads, group, dim) = self.prompts, query.shape
-        grid = query[self.token_of_cell].view(prompts, self.width, heads, group, dim).transpose(1, 2)
+        cells = query if self.in_order else query[self.token_of_cell]
+        grid = cells.view(prompts, self.width, heads, group, dim).transpose(1, 2)
         if bias.shape[2] > 1:
             bias = bias.repeat_interleave(group, dim=2)
         flat = grid.reshape(prompts, heads, self.width * group, dim)
-        partial = _partial(flat, keys[:prompts, :, : self.longest], values[:prompts, :, : self.longest], bias)
-        return Partial(*(self._cells(x, heads, group) for x in partial))
-
-    def _cells(self, x: torch.Tensor, heads: int, group: int) -> torch.Tensor:
-        x = x.view(-1, heads, self.width, group, x.shape[-1]).transpose(1, 2)
-        return x.reshape(-1, heads, group, x.shape[-1])
+        output, total = _partial(
+            flat, keys[:prompts, :, : self.longest], values[:prompts, :, : self.longest], bias, scaling
+        )
+        output = output.view(prompts, heads, self.width, group, -1).transpose(1, 2).flatten(0, 1)
+        return Partial(output, total.view(prompts, heads, self.width, group).transpose(1, 2).flatten(0, 1))
 
 
 class DecodePlan:
@@ -119,6 +132,7 @@ class DecodePlan:
             cell_of_token |= {token: offset + cell for token, cell in part.cell_of_token.items()}
             offset += len(part.token_of_cell)
         self.cell_of_token = torch.tensor([cell_of_token[token] for token in order])
+        self.in_order = _is_in_order(self.cell_of_token, offset)
         self._biases: dict[int | None, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def attend(
@@ -132,13 +146,16 @@ class DecodePlan:
         window: int | None,
     ) -> torch.Tensor:
         heads, kv_heads, tokens = query.shape[1], key.shape[1], query.shape[2]
-        q = (query[0].transpose(0, 1) * scaling).reshape(tokens, kv_heads, heads // kv_heads, -1)
+        q = query[0].transpose(0, 1).reshape(tokens, kv_heads, heads // kv_heads, -1)
         k, v = key[0].transpose(0, 1), value[0].transpose(0, 1)
         own_bias, prefix_bias = self._bias(window)
-        own = _joined([part.attend(layer, q, k, v, b) for part, b in zip(self.own, own_bias, strict=True)])
-        shared = _joined([part.attend(layer, q, b) for part, b in zip(self.prefixes, prefix_bias, strict=True)])
-        merged = _merge(own, Partial(*(x[self.cell_of_token] for x in shared)))
-        return merged.reshape(1, tokens, heads, -1)
+        own = _joined([part.attend(layer, q, k, v, b, scaling) for part, b in zip(self.own, own_bias, strict=True)])
+        shared = _joined(
+            [part.attend(layer, q, b, scaling) for part, b in zip(self.prefixes, prefix_bias, strict=True)]
+        )
+        if not self.in_order:
+            shared = Partial(*(x[self.cell_of_token] for x in shared))
+        return _merge(own, shared).reshape(1, tokens, heads, -1)
 
     def _bias(self, window: int | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Computed once per step and window, and shared by all layers."""
@@ -154,17 +171,27 @@ def decode_order(own: Seq[Arena], sequences: Seq[Sequence]) -> list[Sequence]:
     return sorted(sequences, key=lambda s: rank[id(s.row)])
 
 
-def _partial(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> Partial:
-    scores = torch.matmul(query, keys.transpose(-1, -2)).add_(bias.to(query.dtype))
-    largest = scores.amax(dim=-1, keepdim=True)
-    weights = scores.sub_(largest).exp_()
-    return Partial(torch.matmul(weights, values), weights.sum(dim=-1, keepdim=True), largest)
+def _partial(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float
+) -> Partial:
+    """`bias` is [rows, 1, 1 or queries, keys]."""
+    if query.device.type == "cpu" and query.shape[-1] == values.shape[-1]:
+        mask = bias.to(query.dtype).expand(-1, -1, query.shape[2], -1)
+        # The kernel behind scaled_dot_product_attention, which alone does not hand out the log-sum-exp.
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return Partial(*kernel(query, keys, values, 0.0, False, attn_mask=mask, scale=scaling))
+    scores = torch.matmul(query, keys.transpose(-1, -2)).float().mul_(scaling).add_(bias)
+    return Partial(torch.matmul(scores.softmax(dim=-1).to(values.dtype), values), scores.logsumexp(dim=-1))
 
 
 def _merge(one: Partial, other: Partial) -> torch.Tensor:
-    largest = torch.maximum(one.largest, other.largest)
-    a, b = (one.largest - largest).exp_(), (other.largest - largest).exp_()
-    return (one.values * a + other.values * b) / (one.total * a + other.total * b)
+    share = torch.sigmoid(one.total - other.total).unsqueeze(-1)
+    return other.output.lerp(one.output, share.to(one.output.dtype))
+
+
+def _is_in_order(numbers: torch.Tensor, count: int) -> bool:
+    """Whether they are 0, 1, ... count - 1, so that picking by them changes nothing."""
+    return len(numbers) == count and bool((numbers == torch.arange(count)).all())
 
 
 def _joined(parts: list[Partial]) -> Partial:
