@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from loopwright.cli import main
+from loopwright.testing import JudgeReply, JudgeServer, chat_reply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
 CONFIG = """
@@ -25,6 +26,7 @@ JUDGERS = """
 from loopwright import Scored
 
 def judge(task, episode): return episode.answer == str(task.truth)
+def rank(task, episodes): return list(range(len(episodes)))
 async def patient(task, episode): return Scored(0.25, {"style": 1.0})
 def wordy(task, episode): return "good"
 def empty(task, episode): return None
@@ -41,6 +43,8 @@ class Loop:
     def __init__(self, turns): self.turns = turns
     async def run(self, task, policy): return []
 """
+
+JUDGED = JudgeReply({"score": 0.5, "parts": {"style": 0.1}})
 
 
 @pytest.fixture
@@ -145,6 +149,26 @@ def test_deep_names_a_judger_that_gives_no_number(run, file, judger, words):
     assert f"judger 'mine' (mine.py:{judger})" in err
     assert words in err
     assert not {"rehearsal.py", "native.py"} & set(re.findall(r"\w+\.py", err)), "only the user's frames are shown"
+
+
+def test_deep_calls_every_kind_of_judger(run, file, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    rank = "judgers.mine={kind: native, path: 'mine.py:rank', per: group}"
+    _, out, _ = run("check", "--deep", file, rank)
+    assert "judger mine gives 0 to the made-up answer '4'" in out
+    assert "judger mine gives 1 to the made-up answer 'An answer.'" in out
+    with JudgeServer(lambda asked: chat_reply('{"score": 1}') if "model" in asked.body else JUDGED) as server:
+        web = f"judgers.web={{kind: http, url: '{server.url}', api_key_env: JUDGE_KEY}}"
+        llm = f"judgers.llm={{kind: llm, base_url: '{server.url}', model: m}}"
+        parts = "{a: {judger: web}, b: {judger: llm, weight: 2}, c: {judger: math_answer}}"
+        both = f"judgers.mine={{kind: composed, parts: {parts}}}"
+        code, out, err = run("check", "--deep", file, web, llm, both)
+    assert (code, err) == (0, "")
+    assert "judger mine gives 3.5 (a 0.5, a/style 0.1, b 1, c 1) to the made-up answer '4'" in out
+    code, out, err = run("check", "--deep", file, web, llm, both)
+    assert code == 2
+    assert f"judger 'web' ({server.url}) could not be asked: ConnectError" in err
+    assert "judger 'mine', part 'a'" in err
 
 
 def test_deep_does_not_wait_for_a_judger_that_hangs(run, file):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loopwright.config import LlmJudgerConfig
-from loopwright.errors import JudgeError
+from loopwright.errors import ConfigError, JudgeError
 from loopwright.judgers import open_judgers
 from loopwright.ports import Judger
 from loopwright.testing import JudgeReply, JudgeRequest, JudgeServer, chat_reply
@@ -174,3 +174,10 @@ async def test_a_conversation_is_shown_with_its_roles() -> None:
     content = server.requests[0].body["messages"][1]["content"]
     assert content.startswith("user: Hi\n\nassistant: Yes?\n\nuser: 7?")
     assert content.endswith("(there is none)")
+
+
+async def test_a_prompt_file_without_the_answer_is_a_mistake_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Is {question} answered?")
+    with JudgeServer([FINE]) as server, pytest.raises(ConfigError, match=r"prompt\.txt does not show the answer"):
+        async with judger(server, tmp_path, prompt_file="prompt.txt"):
+            pass

@@ -106,6 +106,11 @@ class _Workshop:
         prompt = config.prompt or DEFAULT_PROMPT
         if config.prompt_file is not None:
             prompt = (self._base / config.prompt_file).read_text("utf-8")
+            if "{answer}" not in prompt:
+                raise ConfigError(
+                    f"judger {name!r}: {config.prompt_file} does not show the answer to the judge",
+                    remedy="put {answer} where it is to stand",
+                )
         asks = Questionnaire(prompt, config.min_score, config.max_score)
         endpoint = await self._endpoint(signature, url, config)
         return LlmJudger(signature, endpoint, config.model, asks, config.max_tokens)
