@@ -102,7 +102,7 @@ class TorchLearner:
         for options in self._optimizer.param_groups:
             options["lr"] = rate
         for rollouts, examples in zip(self._mini_batches(groups), self._examples(), strict=True):
-            self._zero_grad()
+            self._optimizer.zero_grad()
             self._learn_from(rollouts, meter)
             self._imitate(examples, meter)
             self._update(meter)
@@ -148,11 +148,6 @@ class TorchLearner:
         examples = [] if sft is None else sft.at(self._version + 1)
         return [examples[part::parts] for part in range(parts)]
 
-    def _zero_grad(self) -> None:
-        for parameter in self._model.parameters():
-            # Zeros rather than None: a mini-batch without signal still lets the optimiser's momentum act.
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
-
     def _learn_from(self, mini_batch: Sequence[_Micro], meter: Meter) -> None:
         for micro in mini_batch:
             credit = micro.credit
@@ -189,14 +184,20 @@ class TorchLearner:
 
     def _update(self, meter: Meter) -> None:
         """One optimiser step, unless the gradient is broken."""
-        limit = float("inf") if self._recipe.max_grad_norm is None else self._recipe.max_grad_norm
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit))
+        parameters, limit = list(self._model.parameters()), self._recipe.max_grad_norm
+        for parameter in parameters:
+            if parameter.grad is None:
+                # A mini-batch without signal still lets the optimiser's momentum act.
+                parameter.grad = torch.zeros_like(parameter)
+        norm = float(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
         if not math.isfinite(norm):
             raise LearnerError(
                 f"step {self._version + 1}: the gradient's norm is {norm}",
                 remedy="the same command goes on from the last checkpoint; lower learner.lr or raise learner.eps if it "
                 "happens again",
             )
+        if limit is not None and norm > limit:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.tensor(norm))
         meter.grad_norm(norm)
         self._optimizer.step()
 
