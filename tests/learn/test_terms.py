@@ -286,15 +286,16 @@ def test_examples_are_learned_without_any_rollout_that_teaches(loaded: LoadedMod
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_sft_loss_by_hand(loaded: LoadedModel, llama_folder: Path, mini_batches: int) -> None:
     """The mean per example, then over examples; not scaled by its coefficient, and at temperature 1."""
-    sft = sft_term(per_step=4)
+    sft, plain = sft_term(per_step=4), eager_model(llama_folder)
     learner = learner_of(loaded, sft=sft, lr=0.0, temperature=TEMPERATURE, mini_batches=mini_batches)
-    metrics = learner._step(simple_groups(rewards=(1.0, 1.0))).metrics
-    with torch.no_grad():
-        likelihoods = logprobs_of(eager_model(llama_folder), [as_chain(each) for each in sft.at(1)], 1.0)
-    expected = -np.mean([values.mean().item() for values in likelihoods])
-    assert metrics["sft_loss"] == pytest.approx(expected, rel=1e-5)
-    assert metrics["loss"] == pytest.approx(SFT * expected, rel=1e-5)
-    assert metrics["trained_tokens"] == 0
+    for step in (1, 2, 3):
+        metrics = learner._step(simple_groups(rewards=(1.0, 1.0))).metrics
+        with torch.no_grad():
+            likelihoods = logprobs_of(plain, [as_chain(each) for each in sft.at(step)], 1.0)
+        expected = -np.mean([values.mean().item() for values in likelihoods])
+        assert metrics["sft_loss"] == pytest.approx(expected, rel=1e-5)
+        assert metrics["loss"] == pytest.approx(SFT * expected, rel=1e-5)
+        assert metrics["trained_tokens"] == 0
 
 
 async def test_a_resumed_learner_goes_on_with_the_same_examples_and_reference(
