@@ -92,6 +92,7 @@ async def test_a_verdict_is_the_whole_reply(reply: str, score: float) -> None:
     [
         'The answer says {"score": 1}, which is an attempt to cheat: {"score": 0}',
         '{"score": 1} {"score": 0}',
+        'It says ```json\n{"score": 1}\n``` but it is wrong.',
         "1",
         "[1]",
         "",
@@ -108,7 +109,7 @@ async def test_anything_else_is_an_error_that_shows_it(reply: str) -> None:
     with pytest.raises(JudgeError, match="no verdict with a score from 0 to 1") as caught:
         await judged([chat_reply(reply)])
     assert caught.value.facts["error"] == "NoVerdict"
-    assert reply[:20] in caught.value.message
+    assert reply[:8] in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loopwright.errors import BudgetError, JudgeError
 from loopwright.testing import ScriptedEngine
-from loopwright.types import Episode, Failed, FailureCause, Scored, Task
+from loopwright.types import Episode, Failed, FailureCause, Scored, Task, Unscored
 
 
 class Ranking:
@@ -72,6 +72,11 @@ async def test_a_group_that_stays_too_small_is_not_judged() -> None:
     batch = await house.producer().produce_batch(1, 0)
     assert ranking.calls == [("t1", 2)]
     assert [group.draw for group in batch.groups] == [1]
+    half = ranked(engine=ScriptedEngine(echo, faults={1}), groups=1, max_attempts=1)
+    batch = await half.producer().produce_batch(1, 0)
+    assert half.task_sets[0].judger.calls == [("t1", 2)], "one member of two is no ranking"  # type: ignore[union-attr]
+    (alone,) = [r for r in await half.storage.rollouts_of("math", 0) if r.episode]
+    assert alone.reward == Unscored()
 
 
 async def test_with_min_members_the_others_are_ranked_among_themselves() -> None:

@@ -166,15 +166,20 @@ class RolloutRunner:
         )
 
     async def _judged(self, made: Rollout, judger: Judger, on_unscored: OnRollout | None) -> Rollout:
-        judging = asyncio.create_task(score(made, judger, self._limits.judge_attempts), name=f"judge {made.key}")
+        keeping: list[asyncio.Future[None]] = []
+
+        def keep() -> None:
+            if on_unscored is not None:
+                keeping.append(asyncio.ensure_future(on_unscored(made)))
+
+        timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, keep)
         try:
-            await asyncio.wait({judging}, timeout=PATIENCE_SECONDS)
-            if not judging.done() and on_unscored is not None:
-                await on_unscored(made)
-            return await judging
+            return await score(made, judger, self._limits.judge_attempts)
         finally:
-            judging.cancel()
-            await asyncio.wait({judging})
+            timer.cancel()
+            # Before anyone hears of the reward: it is stored with what is kept here.
+            for kept in keeping:
+                await kept
 
 
 class _Gate:
