@@ -79,7 +79,7 @@ def moved(model: Any, by: float = 0.01) -> None:
 def evaluate(learner: TorchLearner, batches: Sequence[Any], examples: Sequence[Example]) -> dict[str, float]:
     """Loss and metrics of laid-out mini-batches at the weights as they are now; leaves their gradients."""
     meter = Meter()
-    learner._zero_grad()
+    learner._optimizer.zero_grad()
     for batch in batches:
         learner._learn_from(batch, meter)
     learner._imitate(examples, meter)
