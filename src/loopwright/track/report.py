@@ -150,6 +150,7 @@ _BLAME = {
     FailureCause.TASK: "prompts that do not fit",
     FailureCause.AGENT: "the agent",
     FailureCause.JUDGE: "the judger",
+    FailureCause.FILTER: "the filter",
 }
 
 
