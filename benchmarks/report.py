@@ -78,7 +78,7 @@ def _line(file: str, name: str) -> str | None:
 
 def table(measured: Measured) -> list[str]:
     """Medians, with the lowest and the highest round behind them, and how many times better ours is."""
-    rows = [("", *(_heading(side) for side in measured.sides), "ours is better by")]
+    rows = [("", *(_heading(side) for side in measured.sides), "ours is better by" if measured.sides[1:] else "")]
     for figure, ratio in ratios(measured):
         cells = [_cell(summarise(side.rounds, figure.key), figure.digits) for side in measured.sides]
         rows.append((figure.label, *cells, f"{_cell(ratio, 2)} x" if ratio else ""))
@@ -87,7 +87,7 @@ def table(measured: Measured) -> list[str]:
     speeds = ", ".join(f"{phase} {gflops_per_second(measured, phase):.0f}" for phase in measured.limit_rows)
     return [
         f"{measured.benchmark.name}: {measured.benchmark.what}",
-        f"{len(measured.sides[0].rounds)} rounds, {measured.benchmark.threads} threads; median (lowest - highest)",
+        f"rounds: {len(measured.sides[0].rounds)}, threads: {measured.benchmark.threads}; median (lowest - highest)",
         "",
         *lines,
         "",

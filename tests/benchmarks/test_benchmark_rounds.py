@@ -94,6 +94,7 @@ def test_a_report_without_a_peer_has_no_ratios():
     measured = Measured(benchmark, (ours,), Layers((), (1, 1)), {}, {})
     assert as_json(measured, 0.0)["ratios"] == {}
     assert any(line.startswith("seconds per step") for line in table(measured))
+    assert "better" not in "".join(table(measured))
 
 
 @pytest.mark.parametrize("tokens", [40, 41, 1195])
