@@ -126,6 +126,19 @@ async def test_an_episode_is_stored_while_its_judge_takes_its_time(monkeypatch: 
     assert [rollout.key.attempt for rollout in batch.groups[0].rollouts] == [0, 0]
 
 
+async def test_an_episode_whose_judge_is_at_work_outlives_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PATIENCE_SECONDS", 600.0)
+    with JudgeServer([JudgeReply({"score": 1.0}, seconds=30)]) as server:
+        async with judged_at(server.url, timeout_seconds=60) as house:
+            producing = asyncio.create_task(house.producer().produce_batch(1, 0))
+            await _until(lambda: len(server.requests) == 2)
+            assert await house.storage.rollouts_of("math", 0) == (), "a quick judge needs no second write"
+            producing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await producing
+    assert [rollout.reward for rollout in await house.storage.rollouts_of("math", 0)] == [Unscored(), Unscored()]
+
+
 async def test_a_judge_that_takes_its_time_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "PATIENCE_SECONDS", 0.01)
     with JudgeServer([JudgeReply({"score": 0.5}, seconds=0.15)]) as server:

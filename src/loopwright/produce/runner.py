@@ -175,6 +175,11 @@ class RolloutRunner:
         timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, keep)
         try:
             return await score(made, judger, self._limits.judge_attempts)
+        except asyncio.CancelledError:
+            # The run is stopping: without its reward the episode is still worth keeping.
+            if not keeping:
+                keep()
+            raise
         finally:
             timer.cancel()
             # Before anyone hears of the reward: it is stored with what is kept here.
