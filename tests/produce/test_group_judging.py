@@ -54,7 +54,7 @@ async def test_members_are_stored_before_their_judge_is_asked() -> None:
         await house.producer().produce_batch(1, 0)
     stored = await house.storage.rollouts_of("math", 0)
     assert [rollout.reward for rollout in stored] == [
-        Failed(FailureCause.JUDGE, "Down", "judger 'ranking' is down")
+        Failed(FailureCause.JUDGE, "Down", "judger 'ranking' is down (wake it)")
     ] * 2
     assert all(rollout.episode for rollout in stored)
 

@@ -45,7 +45,9 @@ async def _tried(judge: Callable[[], Awaitable[T]], attempts: int) -> T | Failed
     try:
         return await judge()
     except JudgeError as error:
-        return Failed(FailureCause.JUDGE, str(error.facts.get("error", "JudgeError")), error.message)
+        # With what to do about it: whoever trains sees nothing else of the error.
+        detail = f"{error.message} ({error.remedy})"
+        return Failed(FailureCause.JUDGE, str(error.facts.get("error", "JudgeError")), detail)
 
 
 def _episodes(rollouts: Sequence[Rollout]) -> tuple[Episode, ...]:
