@@ -39,6 +39,32 @@ def test_one_odd_setting_gives_one_warning(load_text, minimal, overrides, words)
     assert " -> " in warning
 
 
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "{kind: python, path: 'a.py:a'}"])
+@pytest.mark.parametrize("place", ["produce", "task_sets.0"])
+def test_a_filter_that_drops_lessons_of_the_advantage_is_reported(load_text, minimal, advantage, place):
+    (warning,) = load_text(minimal, f"{place}.filter=no_signal", f"learner.advantage={advantage}").warnings
+    assert warning.startswith(f"{place}.filter: is no_signal, but learner.advantage is ")
+
+
+def test_a_filter_of_several_task_sets_is_reported_once(load_text, minimal):
+    second = "task_sets.1={name: b, data: {kind: jsonl, path: t}, agent: {kind: single_turn, judger: integer_answer}}"
+    settings = ["task_sets.0.name=a", second, "produce.filter=no_signal", "learner.advantage=reinforce_pp"]
+    (warning,) = load_text(minimal, *settings).warnings
+    assert warning.startswith("produce.filter: is no_signal")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["produce.filter=no_signal", "learner.advantage=reinforce_pp_baseline"],
+        ["learner.advantage=reinforce_pp"],
+        ["learner.advantage=reinforce_pp", "produce.filter=filters.py:keep"],
+    ],
+)
+def test_a_filter_that_drops_no_lessons_is_not_reported(load_text, minimal, overrides):
+    assert load_text(minimal, *overrides).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("field", "overrides"),
     [

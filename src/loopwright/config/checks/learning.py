@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
+from loopwright.config.checks.tasks import no_signal_places
 from loopwright.config.learner import ImportanceConfig, LossConfig, PassAtK
 from loopwright.config.problems import KeyPath, Problem, dotted
 from loopwright.config.schema import RunConfig
 from loopwright.types import Aggregate, ImportanceKind, KlKind
 
 COMPARES_ACROSS_GROUPS = ("reinforce_pp", "python")
-"""Advantages that may have something to say about a group of one."""
+"""Advantages that may have something to say about a group of one, or of equals."""
 
 
 def _never_clips(config: RunConfig, loss: LossConfig) -> bool:
@@ -51,6 +52,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
     yield from _no_signal(config)
+    yield from _dropped_lessons(config)
     yield from _idle_kl(config)
 
 
@@ -106,6 +108,17 @@ def _no_signal(config: RunConfig) -> Iterator[Problem]:
             ("rollout", "samples_per_task"),
             f"is 1: {advantage} compares the members of a group, and a lone one teaches nothing",
             "set it to 2 or more; 8 is usual",
+        )
+
+
+def _dropped_lessons(config: RunConfig) -> Iterator[Problem]:
+    advantage = config.learner.advantage.kind
+    for path in no_signal_places(config) if advantage in COMPARES_ACROSS_GROUPS else ():
+        yield Problem(
+            path,
+            f"is no_signal, but learner.advantage is {advantage}: it may compare answers across groups, and then the "
+            "lessons of groups of equals are dropped",
+            "remove the filter, or choose an advantage that compares within a group",
         )
 
 

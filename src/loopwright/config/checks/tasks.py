@@ -21,7 +21,7 @@ IDLE = (
     Idle("eval.task_sets.*.weight", lambda config, _: True, "evaluation runs every task"),
     Idle("eval.task_sets.*.data.shuffle", lambda config, _: True, "evaluation runs every task"),
     Idle("eval.task_sets.*.filter", lambda config, _: True, "evaluation filters nothing"),
-    Idle("produce.filter", lambda config, _: all(one.filter for one in config.task_sets), "every task set has its own"),
+    Idle("produce.filter", lambda config, _: not _inherits(config), "every task set has its own"),
     Idle("produce.filter_budget", lambda config, _: not _filters(config), "nothing is filtered"),
     *(
         Idle(f"{sets}.*.data.columns", lambda _, data: data.map is not None, "map makes the task of the whole row")
@@ -65,12 +65,21 @@ def _filter_name(path: KeyPath, name: str) -> Iterator[Problem]:
 
 
 def _lone_members(config: RunConfig) -> Iterator[Problem]:
-    for index, task_set in enumerate(config.task_sets):
-        if config.rollout.samples_per_task == 1 and (task_set.filter or config.produce.filter) == "no_signal":
-            path: KeyPath = ("task_sets", index, "filter") if task_set.filter else ("produce", "filter")
-            yield Problem(
-                path,
-                "is no_signal, but rollout.samples_per_task is 1: a lone member differs from nobody",
-                "raise rollout.samples_per_task, or remove the filter",
-                also=(("rollout", "samples_per_task"),),
-            )
+    for path in no_signal_places(config) if config.rollout.samples_per_task == 1 else ():
+        yield Problem(
+            path,
+            "is no_signal, but rollout.samples_per_task is 1: a lone member differs from nobody",
+            "raise rollout.samples_per_task, or remove the filter",
+            also=(("rollout", "samples_per_task"),),
+        )
+
+
+def no_signal_places(config: RunConfig) -> list[KeyPath]:
+    """Every setting by which a task set's groups without signal are dropped, once."""
+    places: dict[KeyPath, str] = {("produce", "filter"): config.produce.filter} if _inherits(config) else {}
+    places |= {("task_sets", i, "filter"): one.filter for i, one in enumerate(config.task_sets) if one.filter}
+    return [path for path, name in places.items() if name == "no_signal"]
+
+
+def _inherits(config: RunConfig) -> bool:
+    return not all(one.filter for one in config.task_sets)
