@@ -178,6 +178,31 @@ def test_evaluations_that_cannot_be_made_say_why(write_config: WriteConfig, comm
     assert not (tmp_path / "run").exists()
 
 
+def test_only_what_a_command_uses_must_be_there(
+    write_config: WriteConfig, command: Command, tmp_path: Path, tiny_model: Path
+) -> None:
+    away = {"kind": "jsonl", "path": "away.jsonl"}
+    asked = {"kind": "http", "url": "http://127.0.0.1:9", "api_key_env": "NOBODY_HAS_SET_THIS"}
+    file = write_config(
+        data=away, agent__judger="asked", judgers__asked=asked, learner__sft={"path": "away.jsonl", "coefficient": 1}
+    )
+    code, _, err = command("eval", file, "eval.greedy=false")
+    assert (code, err) == (0, "")
+    code, _, err = command("rollout", file)
+    assert code == 2
+    assert "away.jsonl" in err
+    assert "NOBODY_HAS_SET_THIS" in err
+    assert "learner.sft" not in err
+
+    file = write_config(eval__data=away, eval__agent__judger="asked", judgers__asked=asked, model__path="./away")
+    code, _, err = command("rollout", file, "--groups", 1, "--model", tiny_model)
+    assert (code, err) == (0, "")
+    code, _, err = command("rollout", file, "--groups", 1)
+    assert code == 2
+    assert "model.path" in err
+    assert "away.jsonl" not in err
+
+
 async def test_an_evaluation_before_training_does_not_stand_in_its_way(
     write_config: WriteConfig, command: Command, tmp_path: Path
 ) -> None:

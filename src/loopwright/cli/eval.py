@@ -14,6 +14,7 @@ from loopwright.cli.arguments import Overrides
 from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
 from loopwright.cli.show_errors import FAILED, show_error
+from loopwright.config import Purpose
 
 if TYPE_CHECKING:
     from loopwright.trainers.evaluator import EvalReport
@@ -30,7 +31,7 @@ def evaluate(
     fresh: Fresh = False,
 ) -> None:
     """Evaluate: of a run, the model that it has trained; of a config, the model that it starts from."""
-    target = find_target(where, overrides, model, checkpoint)
+    target = find_target(where, overrides, model, checkpoint, Purpose.EVALUATE)
     folder = out or target.run.evals / target.weights.name
     report = asyncio.run(_evaluate(target, folder, task_set, fresh, quiet=as_json))
     if as_json:

@@ -13,6 +13,7 @@ import typer
 from loopwright.cli.arguments import Overrides
 from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
+from loopwright.config import Purpose
 from loopwright.trainers.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def rollout(
     fresh: Fresh = False,
 ) -> None:
     """Sample rollouts and score them, without training. The same command goes on where it was stopped."""
-    target = find_target(where, overrides, model, checkpoint)
+    target = find_target(where, overrides, model, checkpoint, Purpose.ROLL_OUT)
     folder = RunFolder(out or target.run.samples / target.weights.name)
     wanted = groups or target.loaded.config.trainer.groups_per_step
     try:

@@ -12,7 +12,7 @@ import typer
 
 from loopwright.cli.runs import existing_run
 from loopwright.cli.show_errors import show_warning
-from loopwright.config import Loaded, load
+from loopwright.config import Loaded, Purpose, load
 from loopwright.trainers.kept_weights import Weights, checkpoint_weights, named_weights, newest_weights
 from loopwright.trainers.run_folder import RunFolder
 
@@ -38,18 +38,25 @@ class Target:
     run: RunFolder
 
 
-def find_target(where: Path, overrides: Sequence[str] | None, model: str | None, checkpoint: str | None) -> Target:
+def find_target(
+    where: Path, overrides: Sequence[str] | None, model: str | None, checkpoint: str | None, purpose: Purpose
+) -> Target:
     """Of a config file, the model that it names; of a run, the model that it has trained; unless told otherwise."""
     if model is not None and checkpoint is not None:
         raise typer.BadParameter("it names another model; leave out --checkpoint", param_hint="--model")
     run = existing_run(where) if where.is_dir() else None
-    if run is not None:
-        # Its warnings were shown when it was trained.
-        loaded = load(run.config, overrides or [], os.environ, files=True, base=run.stored_base())
-    else:
-        loaded = load(where, overrides or [], os.environ, files=True)
-        for warning in loaded.warnings:
-            show_warning(warning)
+    loaded = load(
+        run.config if run else where,
+        overrides or [],
+        os.environ,
+        files=True,
+        base=run.stored_base() if run else None,
+        purpose=purpose,
+        other_model=run is not None or model is not None or checkpoint is not None,
+    )
+    # Those of a run were shown when it was trained.
+    for warning in () if run else loaded.warnings:
+        show_warning(warning)
     folder = run or RunFolder(Path(loaded.config.trainer.run_dir))
     if model is not None:
         weights = named_weights(str(Path(model).resolve()) if Path(model).is_dir() else model)

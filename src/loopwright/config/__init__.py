@@ -44,6 +44,7 @@ from loopwright.config.learner import (
     SftConfig,
 )
 from loopwright.config.loading import Loaded, Migrated, Setting, load, migrate_file
+from loopwright.config.purpose import Purpose
 from loopwright.config.schema import (
     Dtype,
     ModelConfig,
@@ -94,6 +95,7 @@ __all__ = [
     "PlainAdvantage",
     "PpoClipConfig",
     "ProduceConfig",
+    "Purpose",
     "PythonAdvantage",
     "PythonAgent",
     "PythonData",

@@ -40,9 +40,10 @@ def model_folder(path: str, base: Path) -> Path | None:
     return folder if looks_like_path or (path != BUNDLED_MODEL and folder.exists()) else None
 
 
-def file_problems(config: RunConfig, base: Path) -> Iterator[Problem]:
-    """Everything on disk that is missing, unreadable or of the wrong kind."""
-    yield from _model(("model", "path"), config.model.path, base)
+def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Iterator[Problem]:
+    """Everything on disk that is missing, unreadable or of the wrong kind; without `model`, another one is used."""
+    if model:
+        yield from _model(("model", "path"), config.model.path, base)
     for place, task_set in config.all_task_sets():
         yield from _data((*place, "data"), task_set.data, base)
         yield from _filter((*place, "filter"), task_set.filter, base)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -127,3 +127,14 @@ JudgerConfig = Annotated[
     | ComposedJudgerConfig,
     Field(discriminator="kind"),
 ]
+
+
+def made_of(names: Iterable[str], judgers: Mapping[str, JudgerConfig]) -> set[str]:
+    """All the judgers that those called `names` are made of, by whatever detour."""
+    reached, todo = set[str](), list(names)
+    while todo:
+        judger = judgers.get(todo.pop())
+        below = {part for _, part in judger.names()} if isinstance(judger, ComposedJudgerConfig) else set()
+        todo += below - reached
+        reached |= below
+    return reached

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from loopwright.config.layers import (
 )
 from loopwright.config.migration import merge, migrate, set_apart, split
 from loopwright.config.problems import KeyPath, Problem, config_error, dotted
+from loopwright.config.purpose import Purpose, part_for
 from loopwright.config.schema import RunConfig
 from loopwright.config.secrets import secret_problems, secrets_of
 from loopwright.config.short_form import (
@@ -101,22 +102,32 @@ def load(
     *,
     files: bool = False,
     base: Path | None = None,
+    purpose: Purpose = Purpose.TRAIN,
+    other_model: bool = False,
 ) -> Loaded:
     """Merge the layers and check the result; with `files`, also what it names on disk and in `env`.
 
-    Relative paths start from `base`, or else from the file's folder. Raises one ConfigError that lists all problems.
+    Of these, only what `purpose` uses must be there; with `other_model`, the model need not be. Relative paths start
+    from `base`, or else from the file's folder. Raises one ConfigError that lists all problems.
     """
     merged = _merge(path, overrides, env or {})
     name_task_sets(merged.layered.values, merged.places)
     base = base or path.resolve().parent
-    config, found = _checked(merged.layered.values, base if files else None)
-    found = [*merged.problems, *found, *(secret_problems(config, env or {}) if files and config is not None else ())]
+
+    def outside(config: RunConfig) -> Iterator[Problem]:
+        if files:
+            yield from file_problems(part_for(config, purpose), base, model=not other_model)
+
+    config, found = _checked(merged.layered.values, outside)
+    found = [*merged.problems, *found]
+    if files and config is not None:
+        found += secret_problems(part_for(config, purpose), env or {})
     if found or config is None:
         raise config_error(str(path), [merged.placed(problem) for problem in found])
     warned = [
         *merged.notices,
         *checks.warnings(config),
-        *(file_warnings(config, base) if files else ()),
+        *(file_warnings(config, base) if files and not other_model else ()),
         *_misspelt(env or {}),
     ]
     warnings = tuple(str(merged.placed(problem)) for problem in warned)
@@ -129,7 +140,7 @@ def migrate_file(path: Path) -> Migrated:
     values = copy.deepcopy(merged.layered.values)
     contract(values, merged.places)
     name_task_sets(merged.layered.values, merged.places)
-    _, wrong = _checked(merged.layered.values, None)
+    _, wrong = _checked(merged.layered.values, lambda config: iter(()))
     problems = tuple(str(merged.placed(problem)) for problem in [*merged.problems, *wrong])
     order = ("model", *SHORT_KEYS, *RunConfig.model_fields, *values)
     values = dict(sorted(values.items(), key=lambda item: order.index(item[0])))
@@ -167,11 +178,14 @@ def _assign(item: Assignment, layered: Layered, old: Layered, places: frozenset[
     return [problem for problem in [*parts, *expand(layered)] if problem]
 
 
-def _checked(values: Mapping[str, Any], base: Path | None) -> tuple[RunConfig | None, list[Problem]]:
-    """The config, or None, and all its problems: also those across the fields that are sound by themselves."""
+def _checked(
+    values: Mapping[str, Any], outside: Callable[[RunConfig], Iterable[Problem]]
+) -> tuple[RunConfig | None, list[Problem]]:
+    """The config, or None, and all its problems: also those across the fields that are sound by themselves, and those
+    that `outside` finds."""
     config = validate(values)
     if isinstance(config, RunConfig):
-        return config, list(_across(config, base))
+        return config, [*checks.problems(config), *outside(config)]
     faulty = config
     rest = validate(without(values, [problem.path for problem in faulty]))
     if isinstance(rest, RunConfig):
@@ -179,16 +193,10 @@ def _checked(values: Mapping[str, Any], base: Path | None) -> tuple[RunConfig | 
         doubtful = {problem.path[:-1] for problem in faulty}
         faulty += [
             problem
-            for problem in _across(rest, base)
+            for problem in (*checks.problems(rest), *outside(rest))
             if not any(path[:-1] in doubtful for path in (problem.path, *problem.also))
         ]
     return None, faulty
-
-
-def _across(config: RunConfig, base: Path | None) -> Iterator[Problem]:
-    yield from checks.problems(config)
-    if base is not None:
-        yield from file_problems(config, base)
 
 
 def _misspelt(env: Mapping[str, str]) -> Iterator[Problem]:

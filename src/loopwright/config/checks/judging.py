@@ -15,6 +15,7 @@ from loopwright.config.judgers import (
     LlmJudgerConfig,
     NativeJudgerConfig,
     PartConfig,
+    made_of,
 )
 from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.schema import RunConfig
@@ -102,13 +103,7 @@ def _composition(place: KeyPath, judger: ComposedJudgerConfig) -> Iterator[Probl
 
 def _cycle(config: RunConfig, place: KeyPath, name: str) -> Iterator[Problem]:
     """A judger that is made of itself, by whatever detour; each one on the way says so itself."""
-    reached, todo = set[str](), [name]
-    while todo:
-        judger = config.judgers.get(todo.pop())
-        below = {part for _, part in judger.names()} if isinstance(judger, ComposedJudgerConfig) else set()
-        todo += sorted(below - reached)
-        reached |= below
-    if name in reached:
+    if name in made_of([name], config.judgers):
         yield Problem(place, "is made of itself", "make it of other judgers", also=(("judgers", ""),))
 
 

@@ -1,0 +1,40 @@
+"""What a config is loaded for: only what that uses must be there, on disk and in the environment."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from loopwright.config.judgers import made_of
+from loopwright.config.learner import LearnerConfig
+from loopwright.config.schema import RunConfig
+
+
+class Purpose(StrEnum):
+    """Who uses the config."""
+
+    TRAIN = "train"
+    EVALUATE = "eval"
+    """The evaluation tasks, without training."""
+    ROLL_OUT = "rollout"
+    """The training tasks, without training; nothing is filtered."""
+
+
+def part_for(config: RunConfig, purpose: Purpose) -> RunConfig:
+    """The config without the sections that `purpose` has no use for; what is left keeps its place."""
+    if purpose is Purpose.TRAIN:
+        return config
+    changes: dict[str, Any] = {
+        "learner": LearnerConfig(),
+        "produce": config.produce.model_copy(update={"filter": "none"}),
+        "track": config.track.model_copy(update={"tensorboard": False}),
+    }
+    if purpose is Purpose.EVALUATE:
+        changes["task_sets"] = ()
+    else:
+        changes["eval"] = None
+        changes["task_sets"] = tuple(one.model_copy(update={"filter": None}) for one in config.task_sets)
+    part = config.model_copy(update=changes)
+    named = {task_set.agent.judger for _, task_set in part.all_task_sets()}
+    used = named | made_of(named, config.judgers)
+    return part.model_copy(update={"judgers": {name: one for name, one in config.judgers.items() if name in used}})
