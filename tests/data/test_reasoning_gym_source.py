@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,13 +115,48 @@ def test_the_final_answer(text: str, lines: int, answer: str) -> None:
         "(lambda: open({file!r}, 'w'))()",
         "exec(bytes([112, 97, 115, 115]))",
         "S.__class__",
+        "S(sstr(pri)+sstr(nt(7)))",
+        "preview()",
     ],
 )
-def test_an_answer_is_never_run(family: str, attack: str, tmp_path: Path) -> None:
+def test_an_answer_is_never_run(
+    family: str, attack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "written"
+    monkeypatch.setattr("sympy.preview", lambda: file.touch())
     (task,) = tasks_of(family, 1)
     assert judge(task, answered(attack.format(file=str(file)))).value < 0.5
     assert not file.exists()
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24"])
+def test_expressions_are_read_as_far_as_they_only_compute(family: str) -> None:
+    for task in tasks_of(family, 30):
+        assert judge(task, answered(f"<answer>{task.truth}</answer>")).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("log(x) + 1.5e-3 + C", 1.0),
+        ("log(abs(x))/1", 0.0),
+        ("ln(2*x)", 1.0),
+        ("x1 + log(x)", 0.0),
+        ("log(x) + Integral(0, x)", 0.0),
+        ("log(x).real", 0.0),
+    ],
+)
+def test_an_expression_has_numbers_letters_and_functions(answer: str, score: float) -> None:
+    (task,) = tasks_of("simple_integration", 1)
+    metadata = {**task.metadata, "entry": repr({"variable": "x", "integrand": "1/x"})}
+    task = replace(task, truth="log(x) + C", metadata=metadata)
+    assert judge(task, answered(answer)).value == score
+
+
+def test_what_is_no_expression_scores_as_no_answer_does() -> None:
+    (task,) = tasks_of("countdown", 1)
+    assert {judge(task, answered(text)).value for text in ("", "I do not know", "open('x')", "1 +")} == {0.01}
 
 
 def test_a_task_of_another_source_is_a_failure_not_a_zero() -> None:

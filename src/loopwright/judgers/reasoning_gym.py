@@ -7,7 +7,6 @@ what a model wrote, so it is made harmless before they see it.
 from __future__ import annotations
 
 import ast
-import builtins
 import json
 import re
 import sys
@@ -30,9 +29,14 @@ EVALUATES_EXPRESSIONS = frozenset(
 )
 """Their scorers hand the answer to sympy, which calls eval() with all of Python's built-in functions at hand."""
 
-FORBIDDEN = sorted({name for name in dir(builtins) if name.isidentifier()} - {"abs", "max", "min", "pow", "round"})
-# Texts, attributes, private names and built-in functions: what an expression would need to do more than compute.
-NO_EXPRESSION = re.compile(rf"""["'`\[\]{{}}:;@]|\.\s*[A-Za-z_]|\b_|__|\b(?:{"|".join(FORBIDDEN)})\b""")
+FUNCTIONS = frozenset(
+    {"Abs", "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "csc"}
+    | {"exp", "ln", "log", "pi", "sec", "sin", "sinh", "sqrt", "tan", "tanh"}
+)
+"""What an expression may name, beside single letters and what its own truth names."""
+
+# No texts, no attributes, no brackets: nothing that could do more than compute.
+TOKEN = re.compile(r"(?P<name>[A-Za-z]\w*)|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+*/^(),\s]", re.ASCII)
 
 
 def judge(task: Task, episode: Episode) -> Scored:
@@ -45,9 +49,10 @@ def judge(task: Task, episode: Episode) -> Scored:
             remedy="use the judger reasoning_gym with data of kind reasoning_gym",
         ) from error
     answer = final_answer(episode.answer, lines=str(task.truth).count("\n") + 1)
-    if family in EVALUATES_EXPRESSIONS and NO_EXPRESSION.search(answer):
-        return Scored(0.0, answer=answer)
-    return Scored(float(_scorer(family, json.dumps(config)).score_answer(answer, entry)), answer=answer)
+    readable = family not in EVALUATES_EXPRESSIONS or _names(answer) <= FUNCTIONS | _names(str(task.truth))
+    scorer = _scorer(family, json.dumps(config))
+    # What may not be read counts as no answer at all, which has a score of its own in some families.
+    return Scored(float(scorer.score_answer(answer if readable else "", entry)), answer=answer)
 
 
 def final_answer(text: str, lines: int = 1) -> str:
@@ -56,6 +61,14 @@ def final_answer(text: str, lines: int = 1) -> str:
         return str(tagged[-1]).strip()
     written = [line for line in text.strip().splitlines() if line.strip()]
     return "\n".join(written[-lines:]).strip()
+
+
+def _names(expression: str) -> set[str]:
+    """The names of more than one letter in an expression; whatever is no expression is a name."""
+    tokens = list(TOKEN.finditer(expression))
+    if sum(len(token[0]) for token in tokens) != len(expression):
+        return {expression}
+    return {token["name"] for token in tokens if token["name"] and len(token["name"]) > 1}
 
 
 @lru_cache
