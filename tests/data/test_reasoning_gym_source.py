@@ -159,6 +159,29 @@ def test_what_is_no_expression_scores_as_no_answer_does() -> None:
     assert {judge(task, answered(text)).value for text in ("", "I do not know", "open('x')", "1 +")} == {0.01}
 
 
+@pytest.mark.parametrize(
+    ("family", "answer"),
+    [("prime_factorization", "I do not know"), ("boxnet", '["up"]'), ("game_of_life", "7"), ("n_queens", "(" * 5000)],
+)
+def test_an_answer_that_the_scorer_cannot_read_is_wrong(family: str, answer: str) -> None:
+    (task,) = tasks_of(family, 1)
+    assert judge(task, answered(f"<answer>{answer}</answer>")).value < 0.1
+
+
+@pytest.mark.parametrize("broken", [ValueError, ImportError])
+def test_a_scorer_that_cannot_read_the_truth_is_a_failure_not_a_zero(
+    broken: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = tasks_of("leg_counting", 1)
+
+    def score_answer(self: object, answer: str, entry: object) -> float:
+        raise broken("no scorer today")
+
+    monkeypatch.setattr("reasoning_gym.arithmetic.LegCountingDataset.score_answer", score_answer)
+    with pytest.raises(broken, match="no scorer today"):
+        judge(task, answered("2"))
+
+
 def test_a_task_of_another_source_is_a_failure_not_a_zero() -> None:
     with pytest.raises(JudgeError, match="task 'sum' has no 'question' in its metadata"):
         judge(Task.ask("sum", "1+1?", truth=2), answered("2"))

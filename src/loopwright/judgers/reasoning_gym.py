@@ -50,9 +50,9 @@ def judge(task: Task, episode: Episode) -> Scored:
         ) from error
     answer = final_answer(episode.answer, lines=str(task.truth).count("\n") + 1)
     readable = family not in EVALUATES_EXPRESSIONS or _names(answer) <= FUNCTIONS | _names(str(task.truth))
-    scorer = _scorer(family, json.dumps(config))
     # What may not be read counts as no answer at all, which has a score of its own in some families.
-    return Scored(float(scorer.score_answer(answer if readable else "", entry)), answer=answer)
+    score = _score(_scorer(family, json.dumps(config)), answer if readable else "", entry)
+    return Scored(score, answer=answer)
 
 
 def final_answer(text: str, lines: int = 1) -> str:
@@ -61,6 +61,17 @@ def final_answer(text: str, lines: int = 1) -> str:
         return str(tagged[-1]).strip()
     written = [line for line in text.strip().splitlines() if line.strip()]
     return "\n".join(written[-lines:]).strip()
+
+
+def _score(scorer: Any, answer: str, entry: dict[str, Any]) -> float:
+    """What the scorer gives; 0 for an answer that it cannot read, if it can read the truth."""
+    try:
+        return float(scorer.score_answer(answer, entry))
+    except (ImportError, MemoryError):
+        raise
+    except Exception:  # many scorers expect the shape of a right answer, and raise whatever comes of another one
+        scorer.score_answer(entry["answer"], entry)
+        return 0.0
 
 
 def _names(expression: str) -> set[str]:
