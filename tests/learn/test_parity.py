@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,17 @@ def test_ours_is_theirs_once_definitions_are_the_same(row: Row) -> None:
     assert gap(row.agree()) < row.tolerance
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_no_agreement(odd: float) -> None:
+    assert gap([(0.0, 0.0), (odd, 0.5)]) == math.inf
+    assert gap([(0.0, 0.0), (0.5, odd)]) == math.inf
+
+
 @each_row
 def test_a_named_difference_of_definition_is_there_and_no_other(row: Row) -> None:
     assert bool(row.definition) == (row.apart is not None)
     if row.apart is not None:
-        assert gap(row.apart()) > EXACT
+        assert EXACT < gap(row.apart()) < math.inf
 
 
 def test_everything_that_can_be_chosen_is_compared_with_some_peer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ Pair = tuple[float, float]
 
 
 def gap(pairs: Iterable[Pair]) -> float:
-    """The largest difference, as a share of the peer's value where that is above 1."""
-    return max(abs(ours - theirs) / max(abs(theirs), 1.0) for ours, theirs in pairs)
+    """The largest difference, as a share of the peer's value where that is above 1; infinite when one is not finite."""
+    differences = [abs(ours - theirs) / max(abs(theirs), 1.0) for ours, theirs in pairs]
+    return max(differences) if all(map(math.isfinite, differences)) else math.inf
 
 
 def of_rows(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float] | None]) -> Iterator[Pair]:
