@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import math_verify
 import pytest
 
 from loopwright.config import MathAnswerConfig
@@ -55,6 +56,28 @@ def test_a_truth_that_is_no_mathematics_is_the_tasks_fault(truth: Any) -> None:
     with pytest.raises(JudgeError, match="the truth of task 't9'") as caught:
         judge(Task.ask("t9", "?", truth=truth), said("7"))
     assert caught.value.facts["error"] == "WrongTruth"
+
+
+def test_an_answer_that_the_library_cannot_read_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = math_verify.parse
+
+    def parse(text: str, **settings: Any) -> Any:
+        if "unspeakable" in text:
+            raise RecursionError
+        return whole(text, **settings)
+
+    monkeypatch.setattr("math_verify.parse", parse)
+    assert judge(Task.ask("t", "?", truth=7), said("unspeakable")) == Scored(0.0)
+
+
+@pytest.mark.parametrize("broken", [ImportError, MemoryError, RuntimeError])
+def test_a_broken_library_is_a_failure_not_a_zero(broken: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(text: str, **_: Any) -> Any:
+        raise broken
+
+    monkeypatch.setattr("math_verify.parse", parse)
+    with pytest.raises(broken):
+        judge(Task.ask("t", "?", truth=7), said("7"))
 
 
 async def test_it_runs_in_a_worker_with_a_deadline_past_which_there_is_no_score() -> None:

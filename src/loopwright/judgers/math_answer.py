@@ -26,6 +26,9 @@ MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
 WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
 """Mathematics has names of one letter, commands, and text in braces. A word is prose."""
 
+SURELY_READABLE = r"\boxed{\frac{1}{2}}"
+"""What only a broken library cannot read."""
+
 
 def judge(task: Task, episode: Episode) -> Scored:
     """1.0 when the answer (in the last \\boxed{}, or else its last expression) equals `task.truth`, else 0.0."""
@@ -36,10 +39,7 @@ def judge(task: Task, episode: Episode) -> Scored:
             remedy="give the task a number or a LaTeX expression as its truth, or use another judger",
             error="WrongTruth",
         )
-    try:
-        answer = _parsed(episode.answer[max(0, episode.answer.rfind(r"\boxed")) :])
-    except Exception:  # whatever the parser makes of it, it is the answer that cannot be read: that is a wrong answer
-        answer = []
+    answer = _answer(episode.answer[max(0, episode.answer.rfind(r"\boxed")) :])
     if not answer:
         return Scored(0.0)
     equal = math_verify.verify(truth, answer, timeout_seconds=None, raise_on_error=True)
@@ -54,6 +54,17 @@ def _truth(value: Any) -> list[Any]:
         return []
     text = value if MARKED.search(value) else f"\\boxed{{{value}}}"
     return [expression for expression in _parsed(text) if isinstance(expression, sympy.Basic | sympy.MatrixBase)]
+
+
+def _answer(text: str) -> list[Any]:
+    """What the library reads in an answer. Empty when it cannot read it, though it can read: that is a wrong answer."""
+    try:
+        return _parsed(text)
+    except MemoryError:
+        raise
+    except Exception:
+        _parsed(SURELY_READABLE)
+        return []
 
 
 def _parsed(text: str) -> list[Any]:
