@@ -89,8 +89,21 @@ async def test_every_advantage_trains(configured: WriteConfig, advantage: Any) -
 async def test_every_loss_trains_in_mini_batches(configured: WriteConfig, loss: Any) -> None:
     steps = await run(configured(learner__loss=loss, learner__mini_batches=2))
     assert all(step["grad_norm"] > 0 for step in steps)
-    clips = not isinstance(loss, str) and loss["kind"] != "python"
-    assert loss == "cispo" or clips == ("clipped_low" in steps[0])
+    kind = loss if isinstance(loss, str) else loss["kind"]
+    assert (kind in {"ppo_clip", "gspo", "cispo"}) == ("clipped_low" in steps[0])
+
+
+async def test_cispo_counts_what_it_clips_whatever_the_sign_of_the_advantage(
+    configured: WriteConfig, tmp_path: Path
+) -> None:
+    """Before the first update all losses have one gradient, so the second mini-batch of a step is the same for both."""
+    shares = {}
+    for kind in ("ppo_clip", "cispo"):
+        loss = {"kind": kind, "clip_low": 0.0001, "clip_high": 0.0001}
+        folder = str(tmp_path / kind)
+        first, *_ = await run(configured(learner__loss=loss, learner__mini_batches=2, trainer__run_dir=folder))
+        shares[kind] = first["clipped_low"] + first["clipped_high"]
+    assert 0 < shares["ppo_clip"] < shares["cispo"] <= 1
 
 
 async def test_reference_examples_and_importance_train_and_resume_bit_for_bit(

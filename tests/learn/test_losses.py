@@ -185,3 +185,19 @@ def test_held_tokens_are_those_without_gradient(level: Level, tokens: list[Token
     assert torch.equal(below | above, (batch.logprobs.grad == 0) & (batch.advantages != 0))
     assert (batch.advantages[below] < 0).all()
     assert (batch.advantages[above] > 0).all()
+
+
+@BOUNDED
+@given(tokens=token_lists())
+def test_cispo_holds_the_ratio_whatever_the_sign_of_the_advantage(tokens: list[Token]) -> None:
+    """Held are the tokens whose gradient is not their own ratio times their advantage."""
+    assume(off_the_corners(tokens))
+    batch = batch_of(tokens, requires_grad=True)
+    LOSSES["cispo"](batch).sum().backward()
+    below, above = Clip(LOW, HIGH, both_ways=True).holds(batch)
+    assert batch.logprobs.grad is not None
+    ratio = batch.ratio(Level.TOKEN).detach()
+    followed = torch.isclose(batch.logprobs.grad, -ratio * batch.advantages, rtol=1e-9)
+    assert torch.equal(below | above, ~followed)
+    assert (ratio[below] < 1 - LOW).all()
+    assert (ratio[above] > 1 + HIGH).all()

@@ -131,8 +131,10 @@ def _loss(config: LossConfig, base: Path) -> TokenLoss:
 
 def _clip(config: LossConfig) -> Clip | None:
     match config:
-        case PpoClipConfig() | CispoConfig():
+        case PpoClipConfig():
             return Clip(config.clip_low, config.clip_high)
+        case CispoConfig():
+            return Clip(config.clip_low, config.clip_high, both_ways=True)
         case GspoConfig():
             return Clip(config.clip_low, config.clip_high, Level.SEQUENCE)
         case _:

@@ -48,17 +48,20 @@ TokenLoss = Callable[[TokenBatch], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Where a loss stops following the ratio."""
+    """Where a loss stops following the ratio. With `both_ways`, it does so whatever the sign of the advantage."""
 
     low: float
     high: float
     level: Level = Level.TOKEN
+    both_ways: bool = False
 
     def holds(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens that lost enough (advantage below 0, ratio below 1 - low), and that gained enough."""
-        ratio = batch.ratio(self.level).detach()
-        below = (ratio < 1 - self.low) & (batch.advantages < 0)
-        return below, (ratio > 1 + self.high) & (batch.advantages > 0)
+        """Tokens that lost enough (ratio below 1 - low), and that gained enough, each as its advantage wants it."""
+        ratio, advantages = batch.ratio(self.level).detach(), batch.advantages
+        below, above = ratio < 1 - self.low, ratio > 1 + self.high
+        if self.both_ways:
+            return below & (advantages != 0), above & (advantages != 0)
+        return below & (advantages < 0), above & (advantages > 0)
 
 
 def ppo_clip(batch: TokenBatch, *, clip_low: float, clip_high: float, dual_clip: float | None = None) -> torch.Tensor:
