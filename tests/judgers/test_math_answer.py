@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from loopwright.config import MathAnswerConfig
 from loopwright.errors import ConfigError, JudgeError
 from loopwright.judgers import open_judgers
-from loopwright.judgers.math_answer import judge
+from loopwright.judgers.math_answer import _see_that_it_reads, judge
 from loopwright.types import Episode, Scored, Task
 
 
@@ -70,6 +71,14 @@ def test_an_answer_that_the_library_cannot_read_is_wrong(monkeypatch: pytest.Mon
     assert judge(Task.ask("t", "?", truth=7), said("unspeakable")) == Scored(0.0)
 
 
+@pytest.fixture
+def nothing_is_known_of_the_library() -> Iterator[None]:
+    _see_that_it_reads.cache_clear()
+    yield
+    _see_that_it_reads.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_is_known_of_the_library")
 @pytest.mark.parametrize("broken", [ImportError, MemoryError, RuntimeError])
 def test_a_broken_library_is_a_failure_not_a_zero(broken: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def parse(text: str, **_: Any) -> Any:
@@ -78,6 +87,13 @@ def test_a_broken_library_is_a_failure_not_a_zero(broken: type[Exception], monke
     monkeypatch.setattr("math_verify.parse", parse)
     with pytest.raises(broken):
         judge(Task.ask("t", "?", truth=7), said("7"))
+
+
+@pytest.mark.usefixtures("nothing_is_known_of_the_library")
+def test_a_library_that_hides_that_it_is_broken_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("math_verify.parse", lambda text, **_: [text])
+    with pytest.raises(JudgeError, match="reads no LaTeX"):
+        judge(Task.ask("t", "?", truth=7), said(r"\boxed{7}"))
 
 
 async def test_it_runs_in_a_worker_with_a_deadline_past_which_there_is_no_score() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 import math_verify
@@ -53,18 +54,34 @@ def _truth(value: Any) -> list[Any]:
     if not isinstance(value, str) or (WORD.search(value) and not MARKED.search(value)):
         return []
     text = value if MARKED.search(value) else f"\\boxed{{{value}}}"
-    return [expression for expression in _parsed(text) if isinstance(expression, sympy.Basic | sympy.MatrixBase)]
+    return _expressions(_parsed(text))
 
 
 def _answer(text: str) -> list[Any]:
     """What the library reads in an answer. Empty when it cannot read it, though it can read: that is a wrong answer."""
     try:
-        return _parsed(text)
+        answer = _parsed(text)
     except MemoryError:
         raise
     except Exception:
-        _parsed(SURELY_READABLE)
-        return []
+        answer = []
+    if not _expressions(answer):
+        _see_that_it_reads()
+    return answer
+
+
+@lru_cache
+def _see_that_it_reads() -> None:
+    if not _expressions(_parsed(SURELY_READABLE)):
+        raise JudgeError(
+            "math-verify reads no LaTeX",
+            remedy="pip install --force-reinstall 'loopwright[math]'",
+            error="BrokenLibrary",
+        )
+
+
+def _expressions(parsed: list[Any]) -> list[Any]:
+    return [one for one in parsed if isinstance(one, sympy.Basic | sympy.MatrixBase)]
 
 
 def _parsed(text: str) -> list[Any]:
