@@ -73,6 +73,31 @@ def test_a_missing_package_is_named_with_its_extra(problems_of, minimal, monkeyp
     assert any(f"needs the package {package}" in p and f"pip install 'loopwright[{extra}]'" in p for p in problems)
 
 
+@pytest.mark.parametrize(
+    ("judger", "place", "package", "extra"),
+    [
+        ("judgers.j={kind: http, url: 'http://x'}", "judgers.j.kind", "httpx", "http"),
+        ("judgers.j={kind: llm, base_url: 'http://x', model: m}", "judgers.j.kind", "httpx", "http"),
+        ("judgers.j={kind: math_answer}", "judgers.j.kind", "math_verify", "math"),
+        ("agent.judger=math_answer", "agent.judger", "math_verify", "math"),
+        (
+            "judgers.j={kind: composed, by_source: {gym: reasoning_gym}}",
+            "judgers.j.by_source.gym",
+            "reasoning_gym",
+            "reasoning_gym",
+        ),
+    ],
+)
+def test_so_is_that_of_a_judger(problems_of, minimal, monkeypatch, judger, place, package, extra):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest)
+    )
+    problem = only(problems_of(minimal.replace("tasks.jsonl", "run.yaml"), judger, files=True))
+    assert problem.startswith(f"{place}: needs the package {package}")
+    assert problem.split(" -> ")[1].startswith(f"pip install 'loopwright[{extra}]'")
+
+
 def test_each_task_set_may_have_a_filter_of_its_own(load_text, minimal):
     loaded = load_text(minimal, "produce.filter=no_signal")
     assert (loaded.config.produce.filter, loaded.config.task_sets[0].filter) == ("no_signal", None)

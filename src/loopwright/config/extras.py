@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import NamedTuple
 
 from loopwright.errors import ConfigError
 
 
-def require(module: str, *, extra: str, what: str) -> None:
-    """Raise unless `module` is installed. `what` needs it, and the pip extra `extra` brings it."""
-    if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"{what} need the package {module}", remedy=f"pip install 'loopwright[{extra}]'")
+class Extra(NamedTuple):
+    """A package, and the pip extra that brings it."""
+
+    package: str
+    name: str
+
+    @property
+    def remedy(self) -> str:
+        return f"pip install 'loopwright[{self.name}]'"
+
+
+EXTRAS = {
+    "parquet": Extra("pyarrow", "parquet"),
+    "dataset": Extra("datasets", "datasets"),
+    "reasoning_gym": Extra("reasoning_gym", "reasoning_gym"),
+    "math_answer": Extra("math_verify", "math"),
+    "http": Extra("httpx", "http"),
+    "llm": Extra("httpx", "http"),
+    "tensorboard": Extra("tensorboard", "tensorboard"),
+}
+"""What a kind of data or judger, or a switch of the same name, needs. Kinds that are not here need nothing."""
+
+
+def missing(kind: str) -> Extra | None:
+    """What `kind` needs, if it is not installed."""
+    extra = EXTRAS.get(kind)
+    return extra if extra and importlib.util.find_spec(extra.package) is None else None
+
+
+def require(kind: str) -> None:
+    """Raise unless what `kind` needs is installed."""
+    if extra := missing(kind):
+        raise ConfigError(f"{kind} needs the package {extra.package}", remedy=extra.remedy)

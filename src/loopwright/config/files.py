@@ -12,8 +12,9 @@ from pathlib import Path
 
 from loopwright.config.data import DataConfig, DatasetData, JsonlData, ParquetData, PythonData, RowsConfig
 from loopwright.config.evaluation import CustomMetric, metric_spec
+from loopwright.config.extras import missing
 from loopwright.config.imports import split_symbol
-from loopwright.config.judgers import ComposedJudgerConfig, LlmJudgerConfig, NativeJudgerConfig
+from loopwright.config.judgers import BUILT_IN_JUDGERS, ComposedJudgerConfig, LlmJudgerConfig, NativeJudgerConfig
 from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
@@ -22,12 +23,6 @@ from loopwright.errors import ConfigError
 
 BUNDLED_MODEL = "smollm2"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-EXTRAS = {
-    "parquet": ("pyarrow", "parquet"),
-    "dataset": ("datasets", "datasets"),
-    "reasoning_gym": ("reasoning_gym", "reasoning_gym"),
-}
-"""The package that a kind of data needs, and the extra that brings it."""
 
 
 def model_folder(path: str, base: Path) -> Path | None:
@@ -50,20 +45,13 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
         if isinstance(task_set.agent, PythonAgent):
             yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
     yield from _filter(("produce", "filter"), config.produce.filter, base)
-    for name, judger in config.judgers.items():
-        if isinstance(judger, NativeJudgerConfig):
-            yield from _symbol(("judgers", name, "path"), judger.path, base)
-        elif isinstance(judger, ComposedJudgerConfig) and judger.merge is not None:
-            yield from _symbol(("judgers", name, "merge"), judger.merge, base)
-        elif isinstance(judger, LlmJudgerConfig) and judger.prompt_file is not None:
-            yield from _file(("judgers", name, "prompt_file"), base / judger.prompt_file)
+    yield from _judgers(config, base)
     for index, text in enumerate(config.eval.metrics if config.eval else ()):
         if isinstance(metric_spec(text), CustomMetric):
             yield from _symbol(("eval", "metrics", index), text, base)
     yield from _learner(config.learner, base)
-    if config.track.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        remedy = "pip install 'loopwright[tensorboard]', or switch it off"
-        yield Problem(("track", "tensorboard"), "needs the package tensorboard", remedy)
+    if config.track.tensorboard:
+        yield from _package(("track", "tensorboard"), "tensorboard")
     yield from _run_dir(Path(config.trainer.run_dir))
 
 
@@ -74,6 +62,25 @@ def file_warnings(config: RunConfig, base: Path) -> Iterator[Problem]:
         yield Problem(
             ("model", "path"), f"{path!r} is taken for a Hugging Face name", f"did you mean {BUNDLED_MODEL!r}?"
         )
+
+
+def _judgers(config: RunConfig, base: Path) -> Iterator[Problem]:
+    for name, judger in config.judgers.items():
+        yield from _package(("judgers", name, "kind"), judger.kind)
+        if isinstance(judger, NativeJudgerConfig):
+            yield from _symbol(("judgers", name, "path"), judger.path, base)
+        elif isinstance(judger, ComposedJudgerConfig) and judger.merge is not None:
+            yield from _symbol(("judgers", name, "merge"), judger.merge, base)
+        elif isinstance(judger, LlmJudgerConfig) and judger.prompt_file is not None:
+            yield from _file(("judgers", name, "prompt_file"), base / judger.prompt_file)
+    for place, name in config.named_judgers():
+        if name in BUILT_IN_JUDGERS and name not in config.judgers:
+            yield from _package(place, BUILT_IN_JUDGERS[name].kind)
+
+
+def _package(place: KeyPath, kind: str) -> Iterator[Problem]:
+    if extra := missing(kind):
+        yield Problem(place, f"needs the package {extra.package}", extra.remedy)
 
 
 def _learner(learner: LearnerConfig, base: Path) -> Iterator[Problem]:
@@ -104,10 +111,7 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
 
 
 def _data(place: KeyPath, data: DataConfig, base: Path) -> Iterator[Problem]:
-    if extra := EXTRAS.get(data.kind):
-        package, name = extra
-        if importlib.util.find_spec(package) is None:
-            yield Problem((*place, "kind"), f"needs the package {package}", f"pip install 'loopwright[{name}]'")
+    yield from _package((*place, "kind"), data.kind)
     match data:
         case PythonData():
             yield from _symbol((*place, "path"), data.path, base)

@@ -11,9 +11,6 @@ from pydantic import Field
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Text
 from loopwright.config.problems import KeyPath
 
-BUILT_IN_JUDGERS = ("integer_answer", "math_answer", "reasoning_gym")
-"""Judgers that an agent may name without declaring them."""
-
 
 class JudgePer(StrEnum):
     """What a judger sees at a time."""
@@ -127,6 +124,13 @@ JudgerConfig = Annotated[
     | ComposedJudgerConfig,
     Field(discriminator="kind"),
 ]
+
+BUILT_IN_JUDGERS: Mapping[str, JudgerConfig] = {
+    "integer_answer": IntegerAnswerConfig(),
+    "math_answer": MathAnswerConfig(),
+    "reasoning_gym": ReasoningGymConfig(),
+}
+"""What a name means that an agent uses without declaring it."""
 
 
 def made_of(names: Iterable[str], judgers: Mapping[str, JudgerConfig]) -> set[str]:

@@ -18,7 +18,7 @@ from loopwright.config.base import (
     Text,
 )
 from loopwright.config.evaluation import EvalConfig
-from loopwright.config.judgers import JudgerConfig
+from loopwright.config.judgers import ComposedJudgerConfig, JudgerConfig
 from loopwright.config.learner import LearnerConfig
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import TaskSetConfig
@@ -117,3 +117,11 @@ class RunConfig(Section):
             yield ("task_sets", index), task_set
         for index, task_set in enumerate(self.eval.task_sets if self.eval else ()):
             yield ("eval", "task_sets", index), task_set
+
+    def named_judgers(self) -> Iterator[tuple[KeyPath, str]]:
+        """Every place where a judger is named, with the name."""
+        for place, task_set in self.all_task_sets():
+            yield (*place, "agent", "judger"), task_set.agent.judger
+        for whole, judger in self.judgers.items():
+            if isinstance(judger, ComposedJudgerConfig):
+                yield from ((("judgers", whole, *place), name) for place, name in judger.names())

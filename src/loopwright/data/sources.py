@@ -14,23 +14,21 @@ from loopwright.ports import TaskSource
 
 def open_source(data: JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData, base: Path) -> TaskSource:
     """Open the tasks; relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
+    require(data.kind)
     match data:
         case JsonlData():
             return JsonlSource.open(base / data.path, RowMap.of(data, base))
         case ParquetData():
-            require("pyarrow", extra="parquet", what="Parquet files")
             from loopwright.data.parquet import ParquetSource
 
             return ParquetSource.open(base / data.path, RowMap.of(data, base))
         case DatasetData():
-            require("datasets", extra="datasets", what="Hugging Face datasets folders")
             from loopwright.data.dataset import DatasetSource
 
             return DatasetSource.open(base / data.path, data.split, data.subset, RowMap.of(data, base))
         case PythonData():
             return PythonSource.open(data.path, data.args, base)
         case ReasoningGymData():
-            require("reasoning_gym", extra="reasoning_gym", what="reasoning_gym's families")
             from loopwright.data.reasoning_gym import ReasoningGymSource
 
             return ReasoningGymSource.open(data)

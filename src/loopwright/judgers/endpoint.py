@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = 1 << 20
 
 def new_client() -> httpx.AsyncClient:
     """The one client of a run: its judgers share its connections, and each bounds its own requests."""
-    require("httpx", extra="http", what="judgers of kind http and llm")
+    require("http")
     import httpx
 
     return httpx.AsyncClient(limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))

@@ -79,11 +79,11 @@ class _Workshop:
             case IntegerAnswerConfig():
                 return IntegerAnswer(name)
             case MathAnswerConfig(timeout_seconds=seconds, workers=workers):
-                require("math_verify", extra="math", what="judgers of kind math_answer")
+                require(config.kind)
                 path = "loopwright.judgers.math_answer:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case ReasoningGymConfig(timeout_seconds=seconds, workers=workers):
-                require("reasoning_gym", extra="reasoning_gym", what="judgers of kind reasoning_gym")
+                require(config.kind)
                 path = "loopwright.judgers.reasoning_gym:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case NativeJudgerConfig(path=path, per=JudgePer.GROUP, timeout_seconds=seconds, workers=workers):

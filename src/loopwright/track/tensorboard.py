@@ -28,7 +28,7 @@ class TensorboardTracker:
     """Writes one event file in `folder`, beginning with `records`, as `read_jsonl` gives them."""
 
     def __init__(self, folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
-        require("tensorboard", extra="tensorboard", what="event files for TensorBoard")
+        require("tensorboard")
         # Named by the time, as TensorBoard expects: it reads a folder's files in the order of their names.
         self._path = folder / f"events.out.tfevents.{time.time_ns()}"
         draft = folder / "unfinished"

@@ -65,25 +65,16 @@ def warnings(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _named(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Every place where a judger is named, with the name."""
-    for place, task_set in config.all_task_sets():
-        yield (*place, "agent", "judger"), task_set.agent.judger
-    for whole, judger in config.judgers.items():
-        if isinstance(judger, ComposedJudgerConfig):
-            yield from ((("judgers", whole, *place), name) for place, name in judger.names())
-
-
 def _judger_names(config: RunConfig) -> Iterator[Problem]:
     known = sorted({*config.judgers, *BUILT_IN_JUDGERS})
-    for place, name in _named(config):
+    for place, name in config.named_judgers():
         if name not in known:
             remedy = suggest(name, known, "declare it under judgers; known judgers")
             yield Problem(place, f"there is no judger {name!r}", remedy, also=(("judgers", ""),))
 
 
 def _groups_where_members_are_judged(config: RunConfig) -> Iterator[Problem]:
-    for place, name in _named(config):
+    for place, name in config.named_judgers():
         judger = config.judgers.get(name)
         if not isinstance(judger, NativeJudgerConfig) or judger.per is not JudgePer.GROUP or place[0] == "task_sets":
             continue
@@ -130,7 +121,7 @@ def _questions(place: KeyPath, judger: LlmJudgerConfig) -> Iterator[Problem]:
 
 
 def _unused_judgers(config: RunConfig) -> Iterator[Problem]:
-    used = {name for _, name in _named(config)}
+    used = {name for _, name in config.named_judgers()}
     for name in config.judgers:
         if name not in used:
             yield Problem(
