@@ -40,6 +40,9 @@ def said(answer: str) -> Episode:
         (r"\boxed{x^2}", "the answer is $x^2$", Scored(1.0, answer="x**2")),
         (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", Scored(1.0, answer="evelyn")),
         (r"\boxed{50\%}", r"50\%", Scored(1.0, answer="1/2")),
+        (r"\boxed{10^{5000}}", "10^{5000}", Scored(1.0)),
+        (r"\boxed{10^{5000}}", 7, Scored(0.0)),
+        (r"\boxed{1000!}", 7, Scored(0.0)),
         (r"\boxed{(1, 2)}", "(1,2)", Scored(1.0, answer="Interval.open(1, 2)")),
         (
             r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}",

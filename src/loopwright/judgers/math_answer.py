@@ -30,6 +30,9 @@ WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
 SURELY_READABLE = r"\boxed{\frac{1}{2}}"
 """What only a broken library cannot read."""
 
+MAX_SPELLING = 500
+"""Characters. Python refuses to spell numbers of more than 4300 digits, and nobody reads those of fewer."""
+
 
 def judge(task: Task, episode: Episode) -> Scored:
     """1.0 when the answer (in the last \\boxed{}, or else its last expression) equals `task.truth`, else 0.0."""
@@ -89,7 +92,12 @@ def _parsed(text: str) -> list[Any]:
     return list(math_verify.parse(text, parsing_timeout=None, raise_on_error=True))
 
 
-def _canonical(expression: Any) -> str:
-    """One spelling for equal numbers: 0.5 and 1/2 are the same answer."""
-    number = isinstance(expression, sympy.Expr) and expression.is_number
-    return str(sympy.nsimplify(expression.doit(), rational=True) if number else expression)
+def _canonical(expression: Any) -> str | None:
+    """One spelling for equal numbers: 0.5 and 1/2 are the same answer. None when it would be too long, or cannot be
+    spelled: the score stands without it."""
+    try:
+        number = isinstance(expression, sympy.Expr) and expression.is_number
+        text = str(sympy.nsimplify(expression.doit(), rational=True) if number else expression)
+    except Exception:
+        return None
+    return text if len(text) <= MAX_SPELLING else None
