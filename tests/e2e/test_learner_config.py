@@ -171,6 +171,7 @@ OWN = """
 limit = 3
 def greedy(groups, wanted): return groups
 def short(groups): return [[0.0] for _ in groups]
+def near(batch): return batch.logprobs - batch.reference_logprobs
 """
 
 
@@ -209,3 +210,16 @@ def test_the_deep_check_calls_the_users_functions(
     with pytest.raises(SystemExit, match=r"[12]"):
         main(["check", "--deep", str(file), "learner.advantage.path=own.py:short"])
     assert "own.py:short" in capsys.readouterr().err
+
+
+def test_the_deep_check_gives_a_loss_the_reference_that_the_run_will_give_it(
+    configured: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    file = configured(learner__loss={"kind": "python", "path": "own.py:near"})
+    with pytest.raises(SystemExit, match=r"[12]"):
+        main(["check", "--deep", str(file)])
+    assert "'own.py:near' raised TypeError" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["check", "--deep", str(file), "learner.kl={coefficient: 0.1}"])
+    assert "loss own.py:near gives [0.5, -0.5, 0.5, -0.5]" in capsys.readouterr().out

@@ -60,7 +60,7 @@ def test_an_advantage_gets_its_args_and_may_return_numpy_or_torch() -> None:
 )
 def test_what_a_loss_returns_is_checked(result: Any, words: str) -> None:
     with pytest.raises(LearnerError, match=words) as caught:
-        try_loss(custom_loss("mine.py:gate", result, {}))
+        try_loss(custom_loss("mine.py:gate", result, {}), with_reference=True)
     assert "'mine.py:gate'" in caught.value.message
 
 

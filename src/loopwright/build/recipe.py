@@ -70,7 +70,8 @@ def rehearse_learner(loaded: Loaded) -> Iterator[str]:
         rewards = [list(group.rewards) for group in groups]
         yield f"  advantage {learner.advantage.path} gives {own.advantage(groups)} to the rewards {rewards}"
     if isinstance(learner.loss, PythonLoss):
-        yield f"  loss {learner.loss.path} gives {try_loss(own.loss)} to two good and two bad tokens"
+        losses = try_loss(own.loss, with_reference=learner.kl is not None)
+        yield f"  loss {learner.loss.path} gives {losses} to two good and two bad tokens"
     if learner.sft:
         yield f"  {len(own.examples):,} examples in {learner.sft.path}"
 

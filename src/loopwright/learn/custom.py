@@ -55,11 +55,15 @@ def custom_loss(path: str, function: Callable[..., Any], args: Mapping[str, Any]
     return loss
 
 
-def try_loss(loss: TokenLoss) -> list[float]:
-    """Call it on two good and two bad tokens, of which one each has become likelier, the other less likely."""
+def try_loss(loss: TokenLoss, *, with_reference: bool) -> list[float]:
+    """Call it on two good and two bad tokens, of which one each has become likelier, the other less likely.
+
+    They have a reference only if those of the run have one.
+    """
     old = torch.full((4,), -1.0)
     moved = torch.tensor([-0.5, -1.5, -0.5, -1.5], requires_grad=True)
-    batch = TokenBatch(moved, old, old, torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.tensor([0, 0, 1, 1]), old)
+    advantages, sequence = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.tensor([0, 0, 1, 1])
+    batch = TokenBatch(moved, old, old, advantages, sequence, old if with_reference else None)
     return [round(value, 4) for value in loss(batch).tolist()]
 
 
