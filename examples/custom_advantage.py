@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loopwright.core.advantage import Scores, teaches_nothing
+from loopwright import Scores, teaches_nothing
 
 
 def ranks(groups: Sequence[Scores], spread: float = 1.0) -> list[list[float]]:

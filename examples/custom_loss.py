@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from loopwright.learn.losses import TokenBatch
-from loopwright.types import Level
+from loopwright import Level
+from loopwright.learn import TokenBatch
 
 
 def soft_gate(batch: TokenBatch, good: float = 1.0, bad: float = 1.05) -> torch.Tensor:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import loopwright
+import loopwright.learn
 
 ROOMS = sorted(room.name for room in pkgutil.iter_modules(loopwright.__path__, "loopwright.") if room.ispkg)
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+PUBLIC = ("loopwright", "loopwright.learn")
 HEAVY = {"torch", "transformers", "ray", "vllm", "safetensors", "tokenizers"}
 
 FROZEN = {
@@ -21,17 +26,20 @@ FROZEN = {
     "Episode",
     "Group",
     "Judger",
+    "Level",
     "LoopwrightError",
     "Message",
     "Policy",
     "Reply",
     "Rollout",
     "Scored",
+    "Scores",
     "Task",
     "TaskResult",
     "TaskSource",
     "TokenChain",
     "__version__",
+    "teaches_nothing",
 }
 """What users import. A name is added or removed here on purpose, with a line in the changelog."""
 
@@ -55,6 +63,19 @@ def heavy_after(statement: str) -> set[str]:
 def test_the_public_names_are_the_ones_we_promise() -> None:
     assert set(loopwright.__all__) == FROZEN
     assert public_names(loopwright) == FROZEN - {"__version__"}
+
+
+def test_the_names_that_need_torch_are_the_ones_we_promise() -> None:
+    assert loopwright.learn.__all__ == ["TokenBatch"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
+def test_an_example_imports_public_names_only(example: Path) -> None:
+    found = [node for node in ast.walk(ast.parse(example.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    ours = [(node.module, alias.name) for node in found for alias in node.names if "loopwright" in str(node.module)]
+    for module, name in ours:
+        assert module in PUBLIC
+        assert name in importlib.import_module(module).__all__
 
 
 @pytest.mark.parametrize("room", ["loopwright", *ROOMS])

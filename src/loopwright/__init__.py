@@ -1,11 +1,13 @@
 """Loopwright: reinforcement learning for the LLM agent you already have.
 
-`import loopwright` is light: it loads neither torch nor transformers.
+`import loopwright` is light: it loads neither torch nor transformers. A loss of your own needs torch, and imports from
+`loopwright.learn`.
 """
 
+from loopwright.core.advantage import Scores, teaches_nothing
 from loopwright.errors import LoopwrightError
 from loopwright.ports import AgentLoop, Judger, Policy, Reply, TaskSource
-from loopwright.types import Episode, Group, Message, Rollout, Scored, Task, TaskResult, TokenChain
+from loopwright.types import Episode, Group, Level, Message, Rollout, Scored, Task, TaskResult, TokenChain
 
 __version__ = "0.1.0"
 
@@ -14,15 +16,18 @@ __all__ = [
     "Episode",
     "Group",
     "Judger",
+    "Level",
     "LoopwrightError",
     "Message",
     "Policy",
     "Reply",
     "Rollout",
     "Scored",
+    "Scores",
     "Task",
     "TaskResult",
     "TaskSource",
     "TokenChain",
     "__version__",
+    "teaches_nothing",
 ]
