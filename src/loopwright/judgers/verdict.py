@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutine
 from numbers import Real
@@ -34,6 +34,12 @@ class Signature:
         number, parts, answer = (
             (value.value, value.parts, value.answer) if isinstance(value, Scored) else (value, {}, None)
         )
+        if isinstance(value, Scored) and (wrong := _misfit(value)) is not None:
+            raise self.error(
+                f"returned Scored with {wrong}",
+                remedy="let `parts` be a dict from texts to numbers, and `answer` a text or None",
+                error="WrongReturn",
+            )
         if not all(_is_finite(part) for part in (number, *parts.values())):
             raise self.error(
                 f"returned {shown(value)} of type {type(value).__name__}; it must return a finite number or Scored",
@@ -44,7 +50,7 @@ class Signature:
 
     def scored_group(self, count: int, values: Any) -> tuple[Scored, ...]:
         """The return value of a function that judges `count` episodes together: one score for each, in their order."""
-        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or len(values) != count:
+        if not _is_row(values) or len(values) != count:
             raise self.error(
                 f"returned {shown(values)} of type {type(values).__name__} for {count} episodes",
                 remedy=f"return a list of {count} numbers, in the order of the episodes",
@@ -108,6 +114,22 @@ def _is_finite(number: object) -> bool:
         return False
 
 
+def _is_row(values: object) -> bool:
+    """Whether it is a sequence of things; a text is one thing, and so is an array without dimensions."""
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
+    return isinstance(values, Sequence) and not isinstance(values, str)
+
+
+def _misfit(scored: Scored) -> str | None:
+    """What in it is of a type that cannot be stored; whether its numbers are finite is another question."""
+    parts: Any = scored.parts
+    answer: Any = scored.answer
+    if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
+        return f"the parts {shown(parts)}"
+    return None if isinstance(answer, str | None) else f"the answer {shown(answer)} of type {type(answer).__name__}"
+
+
 def _hint(value: object) -> str:
     if iscoroutine(value):
         value.close()  # nobody will await it, and Python would warn of that
@@ -117,6 +139,9 @@ def _hint(value: object) -> str:
 
 def shown(value: object) -> str:
     """As Python would write it, in at most 80 characters."""
-    # Cut before it is spelled: what came may be huge.
-    text = repr(value[:100] if isinstance(value, str | bytes) else value)
+    try:
+        # Cut before it is spelled: what came may be huge.
+        text = repr(value[:100] if isinstance(value, str | bytes) else value)
+    except Exception:  # a number of thousands of digits, or an object whose own code fails
+        return "a value that cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."
