@@ -35,6 +35,9 @@ def composed(name: str, inside: str) -> str:
         ([GROUP, EVAL], "eval.agent.judger: 'rank' judges whole groups, but evaluation scores each rollout by itself"),
         ([GROUP, composed("all", "parts: {a: {judger: rank}}")], "judgers.all.parts.a.judger: 'rank' judges whole"),
         ([HTTP, "judgers.web.url=localhost:1/judge"], "judgers.web.url: 'localhost:1/judge' is no address"),
+        ([HTTP, "judgers.web.url=http://host:port/judge"], "judgers.web.url: 'http://host:port/judge' is no address"),
+        ([HTTP, "judgers.web.url=http://host:99999/judge"], "judgers.web.url: 'http://host:99999/judge' is no address"),
+        ([HTTP, "judgers.web.url='http://[::1/judge'"], "judgers.web.url: 'http://[::1/judge' is no address"),
         ([HTTP, "judgers.web.url=http://me:secret@host/"], "judgers.web.url: holds a password"),
         (
             ["judgers.llm={kind: llm, base_url: ftp://x, model: m}"],
@@ -102,3 +105,13 @@ def test_a_key_that_is_not_set_is_a_problem_of_this_machine(
     found = "\n".join(problems_of(minimal, *named, env={}, files=True))
     assert "judgers.web.api_key_env: the environment variable WEB_KEY is not set" in found
     assert load_text(minimal, *named, env={}).secrets == {}, "the config itself is sound"
+
+
+@pytest.mark.parametrize("key", ["s3crét", "s3cret\n", "\u201cs3cret\u201d"])
+def test_a_key_that_no_header_can_carry_is_a_problem_that_does_not_show_it(
+    problems_of: Problems, minimal: str, key: str
+) -> None:
+    named = [HTTP, "judgers.web.api_key_env=WEB_KEY", "agent.judger=web"]
+    found = "\n".join(problems_of(minimal, *named, env={"WEB_KEY": key}, files=True))
+    assert "judgers.web.api_key_env: the environment variable WEB_KEY holds characters that no HTTP header" in found
+    assert "s3cr" not in found

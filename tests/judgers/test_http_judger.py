@@ -122,6 +122,13 @@ async def test_a_judge_that_is_down_is_named_with_its_address() -> None:
     assert caught.value.facts["error"] == "ConnectError"
 
 
+async def test_an_address_that_is_none_is_an_error_at_once() -> None:
+    async with judger("http://host:port/judge") as tone:
+        with pytest.raises(JudgeError, match=r"judger 'tone' .* cannot be asked: Invalid port") as caught:
+            await tone.judge(TASK, EPISODE)
+    assert caught.value.facts["error"] == "InvalidURL"
+
+
 async def test_a_slow_judge_is_asked_again_and_then_given_up() -> None:
     slow = JudgeReply({"score": 1}, seconds=30)
     assert await judged([slow, FINE], timeout_seconds=0.2) == (Scored(0.5), 2)

@@ -21,6 +21,12 @@ def secret_problems(config: RunConfig, env: Mapping[str, str]) -> Iterator[Probl
     for place, name in _named(config):
         if not env.get(name):
             yield Problem(place, f"the environment variable {name} is not set", f"export {name}, or name another one")
+        elif not (env[name].isascii() and env[name].isprintable()):
+            yield Problem(
+                place,
+                f"the environment variable {name} holds characters that no HTTP header can carry",
+                "export the key as it was issued, without quotation marks or line breaks",
+            )
 
 
 def _named(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:

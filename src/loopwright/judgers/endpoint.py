@@ -95,6 +95,8 @@ class Endpoint:
             words = f"{type(error).__name__}: {error}".rstrip(": ")
             lost = self._error(f"could not be asked: {words}", type(error).__name__, "see whether it is up")
             raise _TryAgainError(lost) from error
+        except httpx.InvalidURL as error:
+            raise self._error(f"cannot be asked: {error}", "InvalidURL", "correct its address") from error
         return self._read(status, headers, text)
 
     async def _exchange(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:

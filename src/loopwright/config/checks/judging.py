@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from loopwright.config.checks.idle import Idle
 from loopwright.config.judgers import (
@@ -99,11 +99,20 @@ def _cycle(config: RunConfig, place: KeyPath, name: str) -> Iterator[Problem]:
 
 
 def _address(place: KeyPath, url: str) -> Iterator[Problem]:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = _parts(url)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         yield Problem(place, f"{url!r} is no address", "write it as http://host:port/path or https://host/path")
     elif parts.username or parts.password:
         yield Problem(place, "holds a password", "put it into an environment variable, and name that as api_key_env")
+
+
+def _parts(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  (it is read when it is asked for)
+    except ValueError:
+        return None
+    return parts
 
 
 def _questions(place: KeyPath, judger: LlmJudgerConfig) -> Iterator[Problem]:
