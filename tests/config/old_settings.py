@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+VALIDATION = f"{ROLLOUT}.val_kwargs"
 WORKER = "train_worker_config"
 
 # What an old setting is given, the other old settings that it needs, and what comes of it here.
@@ -60,8 +61,22 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
     (f"{ROLLOUT}.name", "hf", {}, {"rollout.engine.kind": "torch"}),
     (f"{ROLLOUT}.seed", 7, {}, {"trainer.seed": 7}),
     (f"{ROLLOUT}.full_determinism", True, {}, {"trainer.deterministic": True}),
-    (f"{ROLLOUT}.val_kwargs.n", 4, {}, {"eval.samples": 4}),
-    (f"{ROLLOUT}.val_kwargs.do_sample", True, {}, {"eval.greedy": False, "eval.sampled": True}),
+    (f"{VALIDATION}.n", 4, {}, {"eval.samples": 4}),
+    (f"{VALIDATION}.do_sample", True, {}, {"eval.greedy": False, "eval.sampled": True}),
+    (
+        f"{VALIDATION}.do_sample",
+        True,
+        {f"{VALIDATION}.temperature": 0.0},
+        {"eval.greedy": True, "eval.sampled": False},
+    ),
+    (
+        f"{VALIDATION}.temperature",
+        0.6,
+        {f"{VALIDATION}.do_sample": True, f"{ROLLOUT}.temperature": 0.6},
+        {"eval.greedy": False, "eval.sampled": True},
+    ),
+    (f"{VALIDATION}.temperature", 1.0, {f"{VALIDATION}.do_sample": True}, {"eval.sampled": True}),
+    (f"{VALIDATION}.temperature", 0, {f"{VALIDATION}.do_sample": False}, {"eval.sampled": False}),
     ("algorithm.adv_estimator", "rloo", {}, {"learner.advantage.kind": "rloo"}),
     ("algorithm.adv_estimator", "reinforce_plus_plus", {}, {"learner.advantage.kind": "reinforce_pp"}),
     (
@@ -108,6 +123,7 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
     ("trainer.save_freq", 5, {}, {"trainer.checkpoint_every": 5}),
     ("trainer.save_freq", -1, {"trainer.total_training_steps": 20}, {"trainer.checkpoint_every": 20}),
     ("trainer.test_freq", 5, {}, {"eval.every": 5}),
+    ("trainer.test_freq", -1, {"data.val_files": "b.parquet"}, {"eval.every": 0}),
     ("trainer.default_local_dir", "runs/y", {}, {"trainer.run_dir": "runs/y"}),
     ("trainer.max_actor_ckpt_to_keep", 3, {}, {"trainer.keep_checkpoints": 3}),
     ("trainer.logger", ["console", "tensorboard"], {}, {"track.console": True, "track.tensorboard": True}),
@@ -162,9 +178,8 @@ FIXED: dict[str, tuple[object, object]] = {
     f"{ROLLOUT}.ignore_eos": (False, True),
     f"{ROLLOUT}.calculate_log_probs": (True, "x"),
     f"{ROLLOUT}.over_sample_rate": (0, 0.5),
-    f"{ROLLOUT}.val_kwargs.temperature": (0, 0.6),
-    f"{ROLLOUT}.val_kwargs.top_k": (-1, 20),
-    f"{ROLLOUT}.val_kwargs.top_p": (1.0, 0.9),
+    f"{VALIDATION}.top_k": (-1, 20),
+    f"{VALIDATION}.top_p": (1.0, 0.9),
     f"{ROLLOUT}.multi_turn.enable": (False, True),
     "algorithm.use_kl_in_reward": (False, True),
     "algorithm.gamma": (1.0, 0.9),

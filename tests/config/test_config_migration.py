@@ -109,6 +109,9 @@ def test_a_key_or_section_without_equivalent_says_what_to_do(problems_of, minima
         ({"data.train_files": ["a.parquet", "b.parquet"]}, "names 2 files"),
         ({"data.train_files": "a.csv"}, "neither Parquet nor JSON lines"),
         ({"data.max_prompt_length": 9}, "cannot be converted without data.max_response_length"),
+        ({f"{ROLLOUT}.val_kwargs.temperature": 0.6}, "is 0.6, which has no equivalent"),
+        ({f"{ROLLOUT}.val_kwargs.temperature": 1.0, f"{ROLLOUT}.temperature": 0.5}, "eval.sampled is at rollout.temp"),
+        ({f"{ROLLOUT}.val_kwargs": {"temperature": 1.0, "do_sample": False}}, "is 1.0, but do_sample is false"),
         ({f"{ROLLOUT}.n": "${nowhere}"}, "refers to nothing"),
         ({f"{ROLLOUT}.temprature": 1}, "did you mean 'actor_rollout_ref.rollout.temperature'?"),
         ({f"{ROLLOUT}.n": "many"}, "rollout.samples_per_task: is 'many', must be a whole number"),
@@ -118,6 +121,14 @@ def test_what_cannot_be_converted_is_a_problem_with_a_remedy(load_old, old, word
     with pytest.raises(ConfigError) as caught:
         load_old(old)
     assert sum(words in problem for problem in caught.value.facts["problems"]) == 1
+
+
+@pytest.mark.parametrize("off", [-1, 0])
+def test_an_evaluation_that_is_off_leaves_nothing_behind(load_text, minimal, off):
+    loaded = load_text(minimal, f"trainer.test_freq={off}")
+    assert loaded.config.eval is None
+    (notice,) = loaded.warnings
+    assert "is not needed: without data.val_files nothing is evaluated" in notice
 
 
 def test_old_keys_work_in_every_layer_and_later_ones_win(load_text, minimal):

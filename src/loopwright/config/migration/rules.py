@@ -9,6 +9,7 @@ from loopwright.config.migration.values import EMPTY, Lost, Moved, Old, Outcome,
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+VALIDATION = f"{ROLLOUT}.val_kwargs"
 
 BATCH, STEPS, ESTIMATOR = "data.train_batch_size", "trainer.total_training_steps", "algorithm.adv_estimator"
 CLIP = {f"{ACTOR}.clip_ratio_low": "learner.loss.clip_low", f"{ACTOR}.clip_ratio_high": "learner.loss.clip_high"}
@@ -181,7 +182,26 @@ def trackers(value: Any, old: Old) -> Outcome:
 
 
 def sampled_evaluation(value: Any, old: Old) -> Outcome:
-    return EMPTY if value is None else (Moved("eval.greedy", not value), Moved("eval.sampled", bool(value)))
+    """Sampling at temperature 0 is greedy."""
+    sampled = bool(value) and old.get(f"{VALIDATION}.temperature") != 0
+    return EMPTY if value is None else (Moved("eval.greedy", not sampled), Moved("eval.sampled", sampled))
+
+
+def evaluation_temperature(value: Any, old: Old) -> Outcome:
+    """Evaluation is greedy, or samples as training does."""
+    if value is None or value == 0:
+        return Unneeded("eval.greedy says it")
+    if value != old.get(f"{ROLLOUT}.temperature", 1):
+        return Lost(f"is {value!r}, which has no equivalent", "remove it: eval.sampled is at rollout.temperature")
+    if old.get(f"{VALIDATION}.do_sample") is False:
+        return Lost(f"is {value!r}, but do_sample is false", "remove one of them: eval is greedy, or sampled")
+    return Unneeded("eval.sampled is at rollout.temperature")
+
+
+def evaluation_interval(value: Any, old: Old) -> Outcome:
+    if off_at_minus_one(value) == 0 and not old.get("data.val_files"):
+        return Unneeded("without data.val_files nothing is evaluated")
+    return EMPTY if value is None else (Moved("eval.every", off_at_minus_one(value)),)
 
 
 def off_at_minus_one(value: Any) -> Any:
