@@ -135,6 +135,7 @@ async def test_a_slow_judge_is_asked_again_and_then_given_up() -> None:
     error, requests = await judged([slow], timeout_seconds=0.1, retries=1)
     assert isinstance(error, JudgeError)
     assert (error.facts["error"], requests) == ("Timeout", 2)
+    assert "raise its `timeout_seconds`" in error.remedy
 
 
 async def test_a_pause_that_the_server_asks_for_is_kept() -> None:

@@ -89,7 +89,8 @@ class Endpoint:
             async with asyncio.timeout(seconds):
                 status, headers, text = await self._exchange(body)
         except TimeoutError as error:
-            late = self._error(f"gave no answer within {seconds:.3g} s", "Timeout", "see whether it is overloaded")
+            remedy = "raise its `timeout_seconds`, or see whether it is overloaded"
+            late = self._error(f"gave no answer within {seconds:.3g} s", "Timeout", remedy)
             raise _TryAgainError(late) from error
         except (httpx.TransportError, httpx.DecodingError) as error:
             words = f"{type(error).__name__}: {error}".rstrip(": ")
