@@ -48,6 +48,18 @@ def test_chunks_kept_or_computed_again_give_the_plain_result(
         assert torch.allclose(ours.double(), exact, atol=1e-4)
 
 
+def test_nothing_is_kept_that_nobody_needs() -> None:
+    """The softmax weights are half a gigabyte: gone after backward, and never kept without gradients."""
+    hidden, head = made(1, 4, DIM).requires_grad_(), nn.Parameter(made(2, VOCABULARY, DIM))
+    loss = head_logprobs(hidden, head, torch.arange(4), torch.arange(4))[0].sum()
+    kept = loss.grad_fn.next_functions[0][0].kept  # type: ignore[union-attr]
+    assert [weights for weights in kept if weights is not None]
+    loss.backward()
+    assert not kept
+    with torch.no_grad():
+        assert not head_logprobs(hidden, head, torch.arange(4), torch.arange(4))[0].requires_grad
+
+
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, head = made(1, 4, DIM).requires_grad_(), made(2, VOCABULARY, DIM)
     head_logprobs(hidden, head, torch.arange(4), torch.arange(4))[0].sum().backward()

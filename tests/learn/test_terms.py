@@ -224,6 +224,13 @@ def test_mini_batches_keep_what_the_whole_batch_says(loaded: LoadedModel) -> Non
     assert (second.credit.advantages < 0).all()
 
 
+def test_fewer_groups_than_mini_batches_make_no_update_of_nothing(loaded: LoadedModel) -> None:
+    """A filter may leave a step with fewer; momentum alone must not move the weights."""
+    learner = learner_of(loaded, mini_batches=4)
+    assert len(learner._mini_batches(simple_groups(count=1))) == 1
+    assert len(learner._mini_batches(simple_groups(count=3))) == 3
+
+
 # Divergence from a reference.
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from loopwright.errors import ModelError
 from loopwright.models import plans
@@ -135,3 +135,20 @@ def test_a_window_that_is_not_kept_is_caught(tiny_sliding_folder: Path, monkeypa
     causal = plans._causal
     monkeypatch.setattr(plans, "_causal", lambda q, k, v, scaling, window: causal(q, k, v, scaling, None))
     assert "logits differ" in refused(tiny_sliding_folder).message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_whose_logits_are_scaled_is_refused_in_any_precision(tmp_path: Path, dtype: str) -> None:
+    """Training computes logits from hidden states and head: with a factor between them, they would be wrong."""
+    config = GraniteConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        logits_scaling=8.0,
+    )
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="product of hidden states and head"):
+        load_model(str(tmp_path), cache=tmp_path, dtype=dtype)

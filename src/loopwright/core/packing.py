@@ -7,6 +7,7 @@ what separate rows would compute. A chain's last token is left out: nothing is p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -59,20 +60,25 @@ def shared_prefix(chains: Sequence[TokenChain]) -> int:
 
 
 def micro_batches(rows: Sequence[Packed], max_tokens: int) -> list[list[Packed]]:
-    """Rows in order, cut so that each micro-batch computes at most `max_tokens`.
+    """As few micro-batches as compute at most `max_tokens` each, and as equal as can be: a small one at the end would
+    read all weights for little work. Within each, rows keep their order.
 
     A row that is larger is cut between its chains, and each part repeats the prefix; a chain that is larger stands
     alone.
     """
-    batches: list[list[Packed]] = []
-    room = 0
-    for part in (part for row in rows for part in _cut(row, max_tokens)):
-        if not batches or part.tokens > room:
+    parts = [part for row in rows for part in _cut(row, max_tokens)]
+    fewest = max(1, math.ceil(sum(part.tokens for part in parts) / max_tokens))
+    batches: list[list[int]] = [[] for _ in range(fewest)]
+    sizes = [0] * len(batches)
+    for index in sorted(range(len(parts)), key=lambda i: -parts[i].tokens):
+        smallest = min(range(len(batches)), key=sizes.__getitem__)
+        if sizes[smallest] and sizes[smallest] + parts[index].tokens > max_tokens:
+            smallest = len(batches)
             batches.append([])
-            room = max_tokens
-        batches[-1].append(part)
-        room -= part.tokens
-    return batches
+            sizes.append(0)
+        batches[smallest].append(index)
+        sizes[smallest] += parts[index].tokens
+    return [[parts[i] for i in batch] for batch in sorted(map(sorted, batches)) if batch]
 
 
 def _cut(row: Packed, max_tokens: int) -> list[Packed]:

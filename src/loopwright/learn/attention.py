@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from loopwright.core.packing import Packed
-from loopwright.learn.shared_prefix import masked_attention, on_kernel, shared_prefix_attention
-from loopwright.models.attention import BLOCKED
+from loopwright.learn.shared_prefix import shared_prefix_attention
+from loopwright.models.attention import BLOCKED, masked_attention, on_flash
 
 SHORT = 256
 """Tokens of a row up to which one call with a dense mask costs no more than several without."""
@@ -44,7 +44,7 @@ class SharedPrefixPlan:
         row = self._rows[index]
         reach = row.prefix + max(row.rests, default=0)
         sees_all = window is None or window >= reach
-        if sees_all and row.prefix > 0 and row.tokens > SHORT and on_kernel(q, v):
+        if sees_all and row.prefix > 0 and row.tokens > SHORT and on_flash(q, v):
             return shared_prefix_attention(q, k, v, row, scaling)
         place = (index, None if sees_all else window)
         if place not in self._biases:

@@ -101,7 +101,8 @@ class TorchLearner:
         )
         for options in self._optimizer.param_groups:
             options["lr"] = rate
-        for rollouts, examples in zip(self._mini_batches(groups), self._examples(), strict=True):
+        mini_batches = self._mini_batches(groups)
+        for rollouts, examples in zip(mini_batches, self._examples(len(mini_batches)), strict=True):
             self._optimizer.zero_grad()
             self._learn_from(rollouts, meter)
             self._imitate(examples, meter)
@@ -111,12 +112,14 @@ class TorchLearner:
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[list[_Micro]]:
         recipe = self._recipe
+        # A step that was given few groups makes few updates: one of nothing would still move the weights.
+        parts = max(1, min(recipe.mini_batches, len(groups)))
         advantages = recipe.advantage([scores_of(group) for group in groups])
         judged = list(zip(groups, advantages, strict=True))
         weigh = partial(token_weights, aggregate=recipe.aggregate, constant_length=recipe.constant_length)
         batches = []
-        for part in range(recipe.mini_batches):
-            samples = samples_of(judged[part :: recipe.mini_batches], weigh, idle=recipe.trains_idle_chains)
+        for part in range(parts):
+            samples = samples_of(judged[part::parts], weigh, idle=recipe.trains_idle_chains)
             batches.append([self._lay_out(rows, samples) for rows in self._micro_batches(samples)])
         return batches
 
@@ -142,9 +145,9 @@ class TorchLearner:
     def _frozen_logprobs(self, model: Any, rows: list[Packed], tensors: Tensors) -> torch.Tensor:
         return packed_logprobs(model, rows, tensors, self._recipe.temperature)[0]
 
-    def _examples(self) -> list[list[Example]]:
+    def _examples(self, parts: int) -> list[list[Example]]:
         """The examples of each mini-batch of the coming step."""
-        sft, parts = self._recipe.sft, self._recipe.mini_batches
+        sft = self._recipe.sft
         examples = [] if sft is None else sft.at(self._version + 1)
         return [examples[part::parts] for part in range(parts)]
 

@@ -36,11 +36,11 @@ class _HeadLogprobs(torch.autograd.Function):
         rows: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
+        room: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         entropy = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         kept: list[_Softmax | None] = []
-        room = KEPT if any(ctx.needs_input_grad[:2]) else 0
         for span in _spans(hidden, head):
             shifted, softmax = _apply(hidden[span], head, temperature)
             mine, local = _targets_of(span, rows)
@@ -55,13 +55,15 @@ class _HeadLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         hidden, rows, targets = ctx.saved_tensors
         head, grad = ctx.head, grads[0] / ctx.temperature
         by_row = torch.zeros(len(hidden), dtype=grad.dtype, device=grad.device).index_add_(0, rows, grad)
         dhidden = torch.empty_like(hidden)
-        for span, kept in zip(_spans(hidden, head), ctx.kept, strict=True):
-            weights, total = kept or _apply(hidden[span], head, ctx.temperature)[1]
+        kept: list[_Softmax | None] = ctx.kept
+        for span in _spans(hidden, head):
+            # Taken out, so that each is freed as soon as it was used: whoever holds the loss would keep them all.
+            weights, total = kept.pop(0) or _apply(hidden[span], head, ctx.temperature)[1]
             mine, local = _targets_of(span, rows)
             # In place: the weights are used once, and are the largest tensors of the step.
             dlogits = weights.mul_((-by_row[span] / total)[:, None])
@@ -70,7 +72,7 @@ class _HeadLogprobs(torch.autograd.Function):
             dhidden[span] = dlogits @ head
             if head.requires_grad:
                 _add_product(head, dlogits, hidden[span])
-        return dhidden, None, None, None, None
+        return dhidden, None, None, None, None, None
 
 
 def _spans(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[slice]:
@@ -108,5 +110,6 @@ def head_logprobs(
 
     The head's gradient is added to `head.grad` during backward, which may run once only.
     """
-    result: tuple[torch.Tensor, torch.Tensor] = _HeadLogprobs.apply(hidden, head, rows, targets, temperature)  # type: ignore[no-untyped-call]
+    room = KEPT if torch.is_grad_enabled() else 0
+    result: tuple[torch.Tensor, torch.Tensor] = _HeadLogprobs.apply(hidden, head, rows, targets, temperature, room)  # type: ignore[no-untyped-call]
     return result

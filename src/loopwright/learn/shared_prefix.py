@@ -11,14 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from loopwright.core.packing import Packed
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-"""The kernels behind scaled_dot_product_attention, which alone does not hand out the log-sum-exp. Heads of keys and
-values may be fewer than those of queries."""
+from loopwright.models.attention import flash, flash_backward
 
 
 class _SharedPrefix(torch.autograd.Function):
@@ -28,13 +23,13 @@ class _SharedPrefix(torch.autograd.Function):
     ) -> torch.Tensor:
         sizes = (row.prefix, *row.rests)
         q, k, v = (torch.split_with_sizes(x, sizes, dim=2) for x in (query, key, value))
-        output, total = _forward(q[0], k[0], v[0], 0.0, True, scale=scaling)
+        output, total = flash(q[0], k[0], v[0], 0.0, True, scale=scaling)
         outputs, totals = [output], [total]
         for i in range(1, len(sizes)):
             if sizes[i] == 0:
                 continue
-            far, far_total = _forward(q[i], k[0], v[0], 0.0, False, scale=scaling)
-            near, near_total = _forward(q[i], k[i], v[i], 0.0, True, scale=scaling)
+            far, far_total = flash(q[i], k[0], v[0], 0.0, False, scale=scaling)
+            near, near_total = flash(q[i], k[i], v[i], 0.0, True, scale=scaling)
             total = torch.logaddexp(far_total, near_total)
             far *= (far_total - total).exp_().unsqueeze(-1)
             far += near.mul_((near_total - total).exp_().unsqueeze(-1))
@@ -53,7 +48,7 @@ class _SharedPrefix(torch.autograd.Function):
 
         def share(i: int, j: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             """What segment i's queries give to their own gradient, and to that of segment j's keys and values."""
-            mine = _backward(g[i], q[i], k[j], v[j], o[i], t[i], 0.0, i == j, scale=ctx.scaling)
+            mine = flash_backward(g[i], q[i], k[j], v[j], o[i], t[i], 0.0, i == j, scale=ctx.scaling)
             return mine[0], mine[1], mine[2]
 
         dq, dk, dv = ([x] for x in share(0, 0))
@@ -76,19 +71,3 @@ def shared_prefix_attention(
     """Attention of one packed row on a CPU: tensors are [1, heads, row.tokens, dim], and the prefix is not empty."""
     result: torch.Tensor = _SharedPrefix.apply(query, key, value, row, scaling)  # type: ignore[no-untyped-call]
     return result
-
-
-def masked_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """Attention with a dense mask, for rows that are short or have a sliding window."""
-    if on_kernel(query, value):
-        # Called by name: through SDPA, grouped heads and a mask together take a path twice as slow.
-        output: torch.Tensor = _forward(query, key, value, 0.0, False, attn_mask=bias, scale=scaling)[0]
-        return output
-    return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling, enable_gqa=True)
-
-
-def on_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the CPU's kernels take these tensors."""
-    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import rms_norm
 
 SAME = 1e-5
 """How far the replacement may be from the module that it replaces, on random numbers."""
@@ -45,6 +46,8 @@ class RmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return rms_norm(x, x.shape[-1:], self.weight, self.eps)
         result: torch.Tensor = _RmsNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return result
 

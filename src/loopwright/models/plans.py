@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from loopwright.models.attention import BLOCKED
+from loopwright.models.attention import BLOCKED, masked_attention
 
 
 class Context(Protocol):
@@ -64,4 +64,4 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, w
     behind = torch.arange(keys - queries, keys, device=q.device)[:, None] - torch.arange(keys, device=q.device)
     seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
     bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, BLOCKED)
-    return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling, enable_gqa=True)
+    return masked_attention(q, k, v, bias, scaling)

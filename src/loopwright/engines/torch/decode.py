@@ -15,7 +15,7 @@ import torch
 
 from loopwright.engines.torch.cache import Arena
 from loopwright.engines.torch.sequence import Sequence
-from loopwright.models.attention import BLOCKED
+from loopwright.models.attention import BLOCKED, flash, on_flash
 
 
 class Partial(NamedTuple):
@@ -175,11 +175,9 @@ def _partial(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> Partial:
     """`bias` is [rows, 1, 1 or queries, keys]."""
-    if query.device.type == "cpu" and query.shape[-1] == values.shape[-1]:
+    if on_flash(query, values):
         mask = bias.to(query.dtype).expand(-1, -1, query.shape[2], -1)
-        # The kernel behind scaled_dot_product_attention, which alone does not hand out the log-sum-exp.
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return Partial(*kernel(query, keys, values, 0.0, False, attn_mask=mask, scale=scaling))
+        return Partial(*flash(query, keys, values, 0.0, False, attn_mask=mask, scale=scaling))
     scores = torch.matmul(query, keys.transpose(-1, -2)).float().mul_(scaling).add_(bias)
     return Partial(torch.matmul(scores.softmax(dim=-1).to(values.dtype), values), scores.logsumexp(dim=-1))
 
