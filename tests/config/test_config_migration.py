@@ -131,6 +131,27 @@ def test_an_evaluation_that_is_off_leaves_nothing_behind(load_text, minimal, off
     assert "is not needed: without data.val_files nothing is evaluated" in notice
 
 
+@pytest.mark.parametrize("value", ["null", "[]", "{}", "''", "{a: null, b: {c: []}}", "{enable: false, tool: nsys}"])
+def test_what_has_no_equivalent_and_asks_for_nothing_is_not_needed(load_text, minimal, value):
+    (notice,) = load_text(minimal, f"{ACTOR}.profiler={value}").warnings
+    assert notice.startswith(f"{ACTOR}.profiler: is not needed: it is ")
+
+
+@pytest.mark.parametrize("value", ["false", "0", "{a: null, b: 1}", "{enable: true}", "{inner: {enable: false}, b: 1}"])
+def test_what_has_no_equivalent_and_asks_for_something_is_a_problem(problems_of, minimal, value):
+    (problem,) = problems_of(minimal, f"{ACTOR}.profiler={value}")
+    assert problem.startswith(f"{ACTOR}.profiler: has no equivalent")
+
+
+def test_a_setting_that_is_a_section_is_looked_at_as_a_whole(problems_of, load_text, minimal):
+    name = f"{ACTOR}.optim.override_optimizer_config"
+    (problem,) = problems_of(minimal, f"{name}.eps=1e-6", f"{name}.fused=true")
+    assert problem.startswith(f"{name}: is {{'eps': 1e-06, 'fused': True}}, which has no equivalent")
+    assert problem.endswith("set learner.eps and learner.betas")
+    (notice,) = load_text(minimal, f"{name}={{}}").warnings
+    assert notice.startswith(f"{name}: is not needed")
+
+
 def test_old_keys_work_in_every_layer_and_later_ones_win(load_text, minimal):
     text = minimal + "actor_rollout_ref: {rollout: {n: 2, temperature: 0.5, top_p: 0.5}}\n"
     env = {"LOOPWRIGHT_ACTOR_ROLLOUT_REF__ROLLOUT__N": "4", "LOOPWRIGHT_ACTOR_ROLLOUT_REF__ROLLOUT__TOP_P": "0.6"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from loopwright.config.layers import Assignment, Layered, leaves
 from loopwright.config.migration import verl, verl_gone, xtuner
-from loopwright.config.migration.values import Lost, Old, Outcome, Rule, Unneeded, resolve, unresolved
+from loopwright.config.migration.values import EMPTY, Lost, Old, Outcome, Rule, Unneeded, resolve, unresolved
 from loopwright.config.problems import KeyPath, Problem, dotted, suggest
 
 RULES: dict[str, Rule] = {**verl.RULES, **xtuner.RULES}
@@ -70,14 +70,13 @@ def migrate(old: Layered) -> Migration:
     result = Migration()
     found = {dotted(path): value for path, value in leaves(old.values)}
     values = {name: resolve(value, found) for name, value in found.items()}
-    reported: set[KeyPath] = set()
+    settings: dict[KeyPath, dict[KeyPath, Any]] = {}
     for leaf, value in leaves(old.values):
-        if not leaf or leaf[-1] == "_target_" or (not value and _is_section(leaf)):
-            continue
-        path = _known(leaf)
-        if path not in reported:
-            reported.add(path)
-            _record(result, path, _outcome(dotted(path), values), old)
+        if leaf and leaf[-1] != "_target_" and (value or not _is_section(leaf)):
+            path = _known(leaf)
+            settings.setdefault(path, {})[leaf[len(path) :]] = values[dotted(leaf)]
+    for path, parts in settings.items():
+        _record(result, path, _outcome(dotted(path), parts, values), old)
     return result
 
 
@@ -98,14 +97,23 @@ def _conflict(layered: Layered, assignment: Assignment, path: KeyPath, value: An
     return Problem(path, text, "keep one of the two", source=str(layered.source_near(path)))
 
 
-def _outcome(name: str, values: Old) -> Outcome:
+def _outcome(name: str, parts: dict[KeyPath, Any], values: Old) -> Outcome:
+    """`parts` is what stands there: a value, at the empty path, or those of a section."""
     if name in REMEDIES:
-        return Lost("has no equivalent", REMEDIES[name])
+        return _gone(parts) or Lost("has no equivalent", REMEDIES[name])
     if name not in RULES:
         return Lost("unknown setting", suggest(name, sorted({*RULES, *REMEDIES}), "old settings"))
-    if unresolved(values[name]):
-        return Lost(f"is {values[name]!r}, which refers to nothing", "write the value itself")
-    return RULES[name](values[name], values)
+    value = parts[()] if () in parts else {dotted(path): part for path, part in parts.items()}
+    if unresolved(value):
+        return Lost(f"is {value!r}, which refers to nothing", "write the value itself")
+    return RULES[name](value, values)
+
+
+def _gone(parts: dict[KeyPath, Any]) -> Unneeded | None:
+    """Why nobody misses what has no equivalent: it asks for nothing."""
+    if parts.get(("enable",)) is False:
+        return Unneeded("it is off")
+    return EMPTY if all(part is None or part in ("", [], {}) for part in parts.values()) else None
 
 
 def _record(result: Migration, path: KeyPath, outcome: Outcome, old: Layered) -> None:
@@ -131,11 +139,9 @@ def _is_section(path: KeyPath) -> bool:
 
 
 def _known(leaf: KeyPath) -> KeyPath:
-    """The setting itself, or the section without an equivalent that it is in."""
-    if dotted(leaf) in RULES:
-        return leaf
-    inside = [leaf[:depth] for depth in range(len(leaf), 0, -1) if dotted(leaf[:depth]) in REMEDIES]
-    return inside[0] if inside else leaf
+    """The setting itself, or the nearest one round it: a section that is one setting, or has no equivalent."""
+    round_it = (leaf[:depth] for depth in range(len(leaf), 0, -1))
+    return next((path for path in round_it if dotted(path) in RULES or dotted(path) in REMEDIES), leaf)
 
 
 def _parted(root: str, section: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
