@@ -39,6 +39,10 @@ def hangs(task, episode):
     import time
     time.sleep(600)
 async def broken_later(task, episode): return broken(task, episode)
+def keep(group): return True
+def chars(tasks): return sum(len(r.episode.answer) for t in tasks for r in t.rollouts)
+def divides(tasks): return 1 / sum(t.failed for t in tasks)
+SEVEN = 7
 class Loop:
     def __init__(self, turns): self.turns = turns
     async def run(self, task, policy): return []
@@ -194,6 +198,23 @@ def test_deep_makes_the_agent(run, file):
     code, _, err = run("check", "--deep", file, agent.replace("turns", "tuns"))
     assert code == 2
     assert "unexpected keyword argument 'tuns'" in err
+
+
+def test_deep_imports_filters_and_measures_with_the_users_metrics(run, file):
+    (file.parent / "held.jsonl").write_text('{"prompt": "1+4?", "truth": 5}\n')
+    evaluation = [
+        "eval={data: {kind: jsonl, path: held.jsonl}, agent: {kind: single_turn, judger: mine}}",
+        "eval.metrics=['mine.py:chars']",
+    ]
+    code, out, err = run("check", "--deep", file, "produce.filter=mine.py:keep", *evaluation)
+    assert (code, err) == (0, "")
+    assert out.count("filter mine.py:keep can be called") == 1
+    assert "metric mine.py:chars gives chars 1, chars/tasks 1 for one made-up sample" in out
+    wrong = ["produce.filter=mine.py:SEVEN", "eval.metrics=['mine.py:divides']"]
+    code, _, err = run("check", "--deep", file, *evaluation, *wrong)
+    assert code == 2
+    assert "the filter 'mine.py:SEVEN' is not a plain function" in err
+    assert "metric 'divides' raised ZeroDivisionError" in err
 
 
 def test_config_shows_every_field_with_its_source(run, file, monkeypatch):

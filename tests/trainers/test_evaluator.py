@@ -13,6 +13,7 @@ import pytest
 
 from loopwright.agents import EnginePolicy, SingleTurn
 from loopwright.buffer.storage.memory import MemoryStorage
+from loopwright.config import CustomMetric
 from loopwright.core.evaluation import Metric, majority_at_k, mean_reward, pass_at_k
 from loopwright.errors import ConfigError, JudgeError
 from loopwright.judgers import IntegerAnswer
@@ -259,7 +260,7 @@ def raises(tasks):
 async def test_a_metric_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
     names = ("longest", "several", "wrong", "absent", "slashed", "raises")
-    metrics = tuple(load_metric(f"mine.py:{name}", tmp_path) for name in names)
+    metrics = tuple(load_metric(CustomMetric(f"mine.py:{name}"), tmp_path) for name in names)
     report = await Bench(modes=[EvalMode.GREEDY], metrics=metrics).evaluator.evaluate(0)
     own = {name.removeprefix("eval/held/greedy/"): value for name, value in report.metrics.items()}
     expected = {"longest": 1, "longest/tasks": 5, "several/right": 4, "several/one": 1, "several/tasks": 5}
@@ -275,4 +276,4 @@ async def test_a_metric_of_the_users_own(tmp_path: Path) -> None:
 def test_a_metric_that_cannot_be_called_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("number = 3\n")
     with pytest.raises(ConfigError, match="cannot be called"):
-        load_metric("mine.py:number", tmp_path)
+        load_metric(CustomMetric("mine.py:number"), tmp_path)

@@ -38,7 +38,7 @@ def _metrics(config: EvalConfig, samples: int, base: Path) -> Iterator[Metric]:
 
 def _metric(spec: MetricSpec, correct_at: float, base: Path) -> Metric:
     if not isinstance(spec, BuiltInMetric):
-        return load_metric(spec.path, base)
+        return load_metric(spec, base)
     match spec.kind:
         case MetricKind.MEAN:
             return mean_reward

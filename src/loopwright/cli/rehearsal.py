@@ -1,4 +1,7 @@
-"""The deep check: the user's own code is imported and called once, on real tasks and a made-up answer."""
+"""The deep check: the user's own code is imported and called once, on real tasks and a made-up answer.
+
+Filters are only imported: what a made-up group is worth, nobody can say.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from loopwright.agents import load_agent
-from loopwright.config import Loaded, PythonAdvantage, PythonAgent, PythonLoss, TaskSetConfig
+from loopwright.config import CustomMetric, Loaded, PythonAdvantage, PythonAgent, PythonLoss, TaskSetConfig
 from loopwright.data import open_source
 from loopwright.errors import JudgeError, LoopwrightError
 from loopwright.judgers import open_judgers
 from loopwright.ports import GroupJudger
-from loopwright.types import Episode, Scored, Task
+from loopwright.produce import load_filter
+from loopwright.trainers.custom_metric import load_metric
+from loopwright.types import Episode, Rollout, RolloutKey, Scored, Task, TaskResult, Timing
 
 SHOWN = 200
 """Characters of a task that are shown."""
 
 
 def rehearse(loaded: Loaded) -> Iterator[str | LoopwrightError]:
-    """For each task set: its first task, its agent, and what its judger says; then the learner's own Python.
+    """For each task set: its first task, its agent, what its judger and metrics say, and its filter; then the learner's
+    own Python.
 
     An error is a finding too.
     """
@@ -27,6 +33,7 @@ def rehearse(loaded: Loaded) -> Iterator[str | LoopwrightError]:
         yield f"{split} task set {task_set.name!r}"
         try:
             yield from _rehearse(task_set, loaded)
+            yield from _measure(task_set, loaded) if split == "eval" else _filter(task_set, loaded)
         except LoopwrightError as error:
             yield error
     learner = loaded.config.learner
@@ -63,7 +70,7 @@ def made_up_answers(task: Task) -> tuple[str, ...]:
 
 async def _judge(name: str, loaded: Loaded, task: Task, answers: Sequence[str]) -> Sequence[Scored]:
     """What the judger says of the first answer, or, if it judges groups, of all of them."""
-    episodes = [Episode((*task.messages, {"role": "assistant", "content": answer}), chains=()) for answer in answers]
+    episodes = [_episode(task, answer) for answer in answers]
     # The judger that training will use, with its deadline: what passes here passes there.
     async with open_judgers([name], loaded.config.judgers, loaded.base, loaded.secrets) as judgers:
         judger = judgers[name]
@@ -73,6 +80,31 @@ async def _judge(name: str, loaded: Loaded, task: Task, answers: Sequence[str]) 
             return [await judger.judge(task, episodes[0])]
         except JudgeError as error:
             raise _with_traceback(error, task) from error
+
+
+def _episode(task: Task, answer: str) -> Episode:
+    return Episode((*task.messages, {"role": "assistant", "content": answer}), chains=())
+
+
+def _filter(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
+    path = task_set.filter or loaded.config.produce.filter
+    if ":" in path:
+        load_filter(path, loaded.base)
+        yield f"  filter {path} can be called"
+
+
+def _measure(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
+    """What the user's metrics say of one task, whose only sample is right."""
+    specs = loaded.config.eval.specs() if loaded.config.eval else ()
+    task = open_source(task_set.data, loaded.base)[0]
+    answer = made_up_answers(task)[0]
+    key = RolloutKey(task_set.name, draw=0, member=0)
+    sample = Rollout(key, task, _episode(task, answer), Scored(1.0, answer=answer), Timing(started=0.0))
+    for spec in specs:
+        if isinstance(spec, CustomMetric):
+            numbers = load_metric(spec, loaded.base)([TaskResult(task, (sample,))])
+            spelled = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
+            yield f"  metric {spec.path} gives {spelled} for one made-up sample"
 
 
 def _spelled(scored: Scored) -> str:

@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from loopwright.config import load_symbol
+from loopwright.config import CustomMetric, load_symbol
 from loopwright.core.blame import blame
 from loopwright.core.evaluation import Metric
 from loopwright.errors import ConfigError, MetricError
@@ -17,12 +17,14 @@ from loopwright.types import TaskResult
 SIGNATURE = "`def metric(tasks: Sequence[TaskResult]) -> float | Mapping[str, float]`"
 
 
-def load_metric(path: str, base: Path) -> Metric:
-    """The function at `path`, as a metric of its own name."""
-    function = load_symbol(path, base)
+def load_metric(spec: CustomMetric, base: Path) -> Metric:
+    """The function that `spec` names, as a metric of its own name."""
+    function = load_symbol(spec.path, base)
     if not callable(function):
-        raise ConfigError(f"metric {path!r} names {function!r}, which cannot be called", remedy=f"name a {SIGNATURE}")
-    name = path.rpartition(":")[2]
+        raise ConfigError(
+            f"metric {spec.path!r} names {function!r}, which cannot be called", remedy=f"name a {SIGNATURE}"
+        )
+    name = spec.name
 
     def metric(tasks: Sequence[TaskResult]) -> Mapping[str, float]:
         return {**_named(name, _called(name, function, tasks)), f"{name}/tasks": float(len(tasks))}
