@@ -18,7 +18,7 @@ def check(
     file: ConfigFile,
     overrides: Overrides = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also import your Python, load the first tasks and call each judger once.")
+        bool, typer.Option("--deep", help="Also import your Python, load tasks and call each task set's judger once.")
     ] = False,
 ) -> None:
     """Find every problem of a config before anything starts."""
