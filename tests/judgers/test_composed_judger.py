@@ -80,13 +80,40 @@ async def test_the_parts_are_judged_at_the_same_time() -> None:
         assert (await several(dict.fromkeys("abc", 1.0), **judgers).judge(TASK, EPISODE)).value == 3.0
 
 
-async def test_one_failed_part_fails_the_whole_by_name_and_stops_the_others() -> None:
-    waits = Fixed(Scored(1.0), meeting=asyncio.Barrier(2))
+async def test_one_failed_part_fails_the_whole_by_name() -> None:
     broken = Fixed(JudgeError("judger 'x' is down", remedy="wake it", error="ConnectError", judger="x"))
     with pytest.raises(JudgeError, match="judger 'total', part 'tone': judger 'x' is down") as caught:
-        await several({"right": 1.0, "tone": 1.0}, right=waits, tone=broken).judge(TASK, EPISODE)
+        await several({"right": 1.0, "tone": 1.0}, right=Fixed(Scored(1.0)), tone=broken).judge(TASK, EPISODE)
     assert caught.value.facts == {"error": "ConnectError", "judger": "total", "part": "tone"}
     assert caught.value.remedy == "wake it"
+
+
+async def test_a_failed_part_waits_for_the_others_and_the_first_by_order_is_named() -> None:
+    meeting = asyncio.Barrier(3)
+    slow = Fixed(Scored(1.0), meeting=meeting)
+    late = Fixed(JudgeError("late", remedy=""), meeting=meeting)
+    early = Fixed(JudgeError("early", remedy=""))
+    total = several(dict.fromkeys(("slow", "late", "early"), 1.0), slow=slow, late=late, early=early)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        judgement = group.create_task(_failure(total))
+        await asyncio.sleep(0.01)
+        assert not judgement.done()
+        await meeting.wait()
+    assert "part 'late'" in judgement.result().message
+    assert not slow.cancelled
+
+
+async def _failure(total: SeveralJudgers) -> JudgeError:
+    with pytest.raises(JudgeError) as caught:
+        await total.judge(TASK, EPISODE)
+    return caught.value
+
+
+async def test_a_cancelled_judgement_leaves_no_part_running() -> None:
+    waits = Fixed(Scored(1.0), meeting=asyncio.Barrier(2))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await several({"a": 1.0}, a=waits).judge(TASK, EPISODE)
     assert waits.cancelled
 
 

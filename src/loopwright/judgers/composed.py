@@ -39,12 +39,30 @@ class SeveralJudgers:
         return self._name
 
     async def judge(self, task: Task, episode: Episode) -> Scored:
-        judged = await together(_judge_part(self._name, part, task, episode) for part in self._parts)
-        scores = {part.name: scored for part, scored in zip(self._parts, judged, strict=True)}
+        scores = await self._scores(task, episode)
         total = await self._merge(scores)
         named = {name: value for part, scored in scores.items() for name, value in _named(part, scored).items()}
         answer = next((scored.answer for scored in (total, *scores.values()) if scored.answer is not None), None)
         return Scored(total.value, {**named, **total.parts}, answer)
+
+    async def _scores(self, task: Task, episode: Episode) -> dict[str, Scored]:
+        """Every part's score, or the first failure in the order of the parts, whichever came first in time.
+
+        A failure stops no other part: a cancelled one would lose its worker process.
+        """
+
+        async def outcome(part: Part) -> Scored | JudgeError:
+            try:
+                return await _judge_part(self._name, part, task, episode)
+            except JudgeError as error:
+                return error
+
+        scores = dict[str, Scored]()
+        for part, judged in zip(self._parts, await together(map(outcome, self._parts)), strict=True):
+            if isinstance(judged, JudgeError):
+                raise judged
+            scores[part.name] = judged
+        return scores
 
 
 class JudgerBySource:
