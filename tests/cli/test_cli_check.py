@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loopwright.cli import main
+from loopwright.cli import main, rehearsal
 from loopwright.testing import JudgeReply, JudgeServer, chat_reply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
@@ -188,6 +188,23 @@ def test_deep_refuses_tasks_that_cannot_be_stored(run, file):
     code, _, err = run("check", "--deep", file, "data={kind: python, path: 'tasks.py:made'}")
     assert code == 2
     assert "tasks.py:made, task 0: truth cannot be stored as JSON" in err
+
+
+def test_deep_reads_a_table_to_its_end(run, file, monkeypatch):
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    table = "data={kind: parquet, path: table.parquet}"
+    prompts = ["2+2?", "3+3?", "", "4+4?", ""]
+    pq.write_table(pa.table({"prompt": prompts, "truth": [4, 6, 0, 8, 0]}), file.parent / "table.parquet")
+    assert run("check", file, table)[0] == 0, "without --deep only the first row is read"
+    code, out, err = run("check", "--deep", file, table)
+    assert code == 2
+    assert "table.parquet: row 2: prompt must be text or messages, got empty text (2 of all 5 rows are bad)" in err
+    assert "judger mine gives 1" in out, "the rest is checked all the same"
+    monkeypatch.setattr(rehearsal, "READ_ROWS", 2)
+    code, out, err = run("check", "--deep", file, table)
+    assert (code, err) == (0, "")
+    assert "the first 2 of 5 rows are tasks" in out
 
 
 def test_deep_makes_the_agent(run, file):

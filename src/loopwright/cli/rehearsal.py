@@ -9,17 +9,29 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from loopwright.agents import load_agent
-from loopwright.config import CustomMetric, Loaded, PythonAdvantage, PythonAgent, PythonLoss, TaskSetConfig
+from loopwright.config import (
+    CustomMetric,
+    DatasetData,
+    Loaded,
+    ParquetData,
+    PythonAdvantage,
+    PythonAgent,
+    PythonLoss,
+    TaskSetConfig,
+)
 from loopwright.data import open_source
-from loopwright.errors import JudgeError, LoopwrightError
+from loopwright.errors import DataError, JudgeError, LoopwrightError
 from loopwright.judgers import open_judgers
-from loopwright.ports import GroupJudger
+from loopwright.ports import GroupJudger, TaskSource
 from loopwright.produce import load_filter
 from loopwright.trainers.custom_metric import load_metric
 from loopwright.types import Episode, Rollout, RolloutKey, Scored, Task, TaskResult, Timing
 
 SHOWN = 200
 """Characters of a task that are shown."""
+
+READ_ROWS = 50_000
+"""Rows of a table that are made tasks of: some seconds of work. The others are met only when they are drawn."""
 
 
 def rehearse(loaded: Loaded) -> Iterator[str | LoopwrightError]:
@@ -47,13 +59,15 @@ def rehearse(loaded: Loaded) -> Iterator[str | LoopwrightError]:
             yield error
 
 
-def _rehearse(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
+def _rehearse(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str | LoopwrightError]:
     source = open_source(task_set.data, loaded.base)
     task = source[0]
     yield f"  {len(source):,} tasks; the first is {task.id}:"
     for message in task.messages:
         yield f"    {message['role']}: {_cut(message.get('content'))}"
     yield f"    truth: {_cut(task.truth)}"
+    if isinstance(task_set.data, ParquetData | DatasetData):
+        yield _read_through(source)
     if isinstance(task_set.agent, PythonAgent):
         load_agent(task_set.agent.path, loaded.base, task_set.agent.args)
         yield f"  agent {task_set.agent.path} can be made"
@@ -61,6 +75,22 @@ def _rehearse(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
     answers = made_up_answers(task)
     for answer, scored in zip(answers, asyncio.run(_judge(name, loaded, task, answers)), strict=False):
         yield f"  judger {name} gives {_spelled(scored)} to the made-up answer {_cut(answer)!r}"
+
+
+def _read_through(source: TaskSource) -> str | DataError:
+    """Tables are read row by row when they are drawn: a bad row would stop the run, and every resume of it."""
+    rows = min(len(source), READ_ROWS)
+    which = f"all {rows:,} rows" if rows == len(source) else f"the first {rows:,} of {len(source):,} rows"
+    bad: list[DataError] = []
+    for row in range(rows):
+        try:
+            source[row]
+        except DataError as error:
+            bad.append(error)
+    if not bad:
+        return f"  {which} are tasks"
+    first = bad[0]
+    return DataError(f"{first.message} ({len(bad):,} of {which} are bad)", remedy=first.remedy, **first.facts)
 
 
 def made_up_answers(task: Task) -> tuple[str, ...]:
