@@ -48,7 +48,9 @@ class Fixed:
 
 
 def several(weights: Mapping[str, float], **judgers: Fixed) -> SeveralJudgers:
-    return SeveralJudgers("total", [Part(name, judger) for name, judger in judgers.items()], weighted_sum(weights))
+    return SeveralJudgers(
+        "total", [Part(name, judger) for name, judger in judgers.items()], weighted_sum("total", weights)
+    )
 
 
 numbers = st.floats(-100, 100)
@@ -66,11 +68,28 @@ async def test_the_score_is_the_weighted_sum_and_each_part_is_kept(parts: list[t
 async def test_nested_names_are_joined_and_the_first_answer_is_kept() -> None:
     inner = several({"a": 1.0, "b": 2.0}, a=Fixed(Scored(1.0, {"x": 0.5})), b=Fixed(Scored(2.0, answer="B")))
     outer = SeveralJudgers(
-        "outer", [Part("style", Fixed(Scored(0.0))), Part("right", inner)], weighted_sum({"style": 1, "right": 1})
+        "outer",
+        [Part("style", Fixed(Scored(0.0))), Part("right", inner)],
+        weighted_sum("outer", {"style": 1, "right": 1}),
     )
     assert await outer.judge(TASK, EPISODE) == Scored(
         5.0, {"style": 0.0, "right": 5.0, "right/a": 1.0, "right/a/x": 0.5, "right/b": 2.0}, "B"
     )
+
+
+async def test_a_sum_that_is_no_number_is_a_failure_of_the_judger_by_name() -> None:
+    total = several({"a": 10.0, "b": 1.0}, a=Fixed(Scored(1e308)), b=Fixed(Scored(0.5)))
+    with pytest.raises(JudgeError, match=r"judger 'total'.*the sum is inf, of the parts a 1e.308, b 0.5") as caught:
+        await total.judge(TASK, EPISODE)
+    assert (caught.value.facts["judger"], caught.value.facts["error"]) == ("total", "Overflow")
+
+
+async def test_a_merged_part_does_not_replace_a_judgers_score() -> None:
+    async def merge(scores: Mapping[str, Scored]) -> Scored:
+        return Scored(1.0, {"a": 0.25, "own": 0.5})
+
+    total = SeveralJudgers("total", [Part("a", Fixed(Scored(2.0)))], merge)
+    assert (await total.judge(TASK, EPISODE)).parts == {"a": 2.0, "own": 0.5}
 
 
 async def test_the_parts_are_judged_at_the_same_time() -> None:

@@ -6,11 +6,13 @@ them fails, the whole fails, and says which part it was (R2).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loopwright.core.together import together
 from loopwright.errors import JudgeError
+from loopwright.judgers.verdict import Signature
 from loopwright.ports import Judger
 from loopwright.types import Episode, Scored, Task
 
@@ -43,7 +45,8 @@ class SeveralJudgers:
         total = await self._merge(scores)
         named = {name: value for part, scored in scores.items() for name, value in _named(part, scored).items()}
         answer = next((scored.answer for scored in (total, *scores.values()) if scored.answer is not None), None)
-        return Scored(total.value, {**named, **total.parts}, answer)
+        # A judger's score keeps its name, whatever `merge` calls its own parts.
+        return Scored(total.value, {**total.parts, **named}, answer)
 
     async def _scores(self, task: Task, episode: Episode) -> dict[str, Scored]:
         """Every part's score, or the first failure in the order of the parts, whichever came first in time.
@@ -93,9 +96,19 @@ class JudgerBySource:
         return Scored(scored.value, _named(judger.name, scored), scored.answer)
 
 
-def weighted_sum(weights: Mapping[str, float]) -> Merge:
+def weighted_sum(name: str, weights: Mapping[str, float]) -> Merge:
+    """The merge of the judger called `name`."""
+
     async def merge(scores: Mapping[str, Scored]) -> Scored:
-        return Scored(sum(weights[name] * scored.value for name, scored in scores.items()))
+        total = sum(weights[part] * scored.value for part, scored in scores.items())
+        if not math.isfinite(total):
+            values = ", ".join(f"{part} {scored.value:g}" for part, scored in scores.items())
+            raise Signature(name, "weighted sum").error(
+                f"gives no score: the sum is {total:g}, of the parts {values}",
+                remedy="lower the weights, or bound the parts' scores",
+                error="Overflow",
+            )
+        return Scored(total)
 
     return merge
 

@@ -121,7 +121,7 @@ class _Workshop:
 
     async def _merge(self, name: str, config: ComposedJudgerConfig) -> Merge:
         if config.merge is None:
-            return weighted_sum({part: described.weight for part, described in config.parts.items()})
+            return weighted_sum(name, {part: described.weight for part, described in config.parts.items()})
         signature = Signature(name, config.merge)
         function = await self._stack.enter_async_context(UserFunction(signature, self._base, config.timeout_seconds))
         return lambda scores: function.call(signature.scored, scores)
