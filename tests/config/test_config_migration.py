@@ -143,6 +143,18 @@ def test_what_has_no_equivalent_and_asks_for_something_is_a_problem(problems_of,
     assert problem.startswith(f"{ACTOR}.profiler: has no equivalent")
 
 
+def test_a_section_whose_switch_is_known_and_off_is_not_needed(load_text, minimal):
+    notices = load_text(minimal, "algorithm.filter_groups={enable: false, metric: acc}").warnings
+    assert any(notice.startswith("algorithm.filter_groups: is not needed: it is off") for notice in notices)
+
+
+def test_problems_with_one_remedy_are_one_problem(problems_of, minimal):
+    """Each with where it is."""
+    one, other = problems_of(minimal + "ray_kwargs: 2\n", "trainer.device=cuda", "trainer.logger=x")
+    assert one.startswith("ray_kwargs: has no equivalent (run.yaml:6; likewise trainer.device (command line)) -> ")
+    assert other.startswith("trainer.logger: names x (command line) -> ")
+
+
 def test_a_setting_that_is_a_section_is_looked_at_as_a_whole(problems_of, load_text, minimal):
     name = f"{ACTOR}.optim.override_optimizer_config"
     (problem,) = problems_of(minimal, f"{name}.eps=1e-6", f"{name}.fused=true")

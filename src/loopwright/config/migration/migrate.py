@@ -77,7 +77,7 @@ def migrate(old: Layered) -> Migration:
             settings.setdefault(path, {})[leaf[len(path) :]] = values[dotted(leaf)]
     for path, parts in settings.items():
         _record(result, path, _outcome(dotted(path), parts, values), old)
-    return result
+    return replace(result, problems=list(_folded(result.problems)))
 
 
 def merge(layered: Layered, moved: Sequence[Assignment]) -> Iterator[Problem]:
@@ -100,7 +100,7 @@ def _conflict(layered: Layered, assignment: Assignment, path: KeyPath, value: An
 def _outcome(name: str, parts: dict[KeyPath, Any], values: Old) -> Outcome:
     """`parts` is what stands there: a value, at the empty path, or those of a section."""
     if name in REMEDIES:
-        return _gone(parts) or Lost("has no equivalent", REMEDIES[name])
+        return _gone(parts, is_off=values.get(f"{name}.enable") is False) or Lost("has no equivalent", REMEDIES[name])
     if name not in RULES:
         return Lost("unknown setting", suggest(name, sorted({*RULES, *REMEDIES}), "old settings"))
     value = parts[()] if () in parts else {dotted(path): part for path, part in parts.items()}
@@ -109,9 +109,9 @@ def _outcome(name: str, parts: dict[KeyPath, Any], values: Old) -> Outcome:
     return RULES[name](value, values)
 
 
-def _gone(parts: dict[KeyPath, Any]) -> Unneeded | None:
+def _gone(parts: dict[KeyPath, Any], *, is_off: bool) -> Unneeded | None:
     """Why nobody misses what has no equivalent: it asks for nothing."""
-    if parts.get(("enable",)) is False:
+    if is_off:
         return Unneeded("it is off")
     return EMPTY if all(part is None or part in ("", [], {}) for part in parts.values()) else None
 
@@ -128,6 +128,16 @@ def _record(result: Migration, path: KeyPath, outcome: Outcome, old: Layered) ->
         result.notices.append(Problem(path, f"is now {ours}", remedy, source=str(source)))
         was = replace(source, was=dotted(path))
         result.moved.extend(Assignment(tuple(moved.name.split(".")), moved.value, was) for moved in outcome)
+
+
+def _folded(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """Those with the same words and remedy as one: a whole config of verl's has a hundred, and few remedies."""
+    alike: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.text, problem.remedy), []).append(problem)
+    for first, *others in alike.values():
+        names = ", ".join(f"{dotted(other.path)} ({other.source})" for other in others)
+        yield replace(first, source=f"{first.source}; likewise {names}") if others else first
 
 
 def _is_old(path: KeyPath) -> bool:
