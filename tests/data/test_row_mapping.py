@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def test_an_empty_cell_of_a_table_is_no_value_but_a_null_in_json_is_one() -> Non
         ({"question": 3}, {"prompt": "question"}, "prompt must be text or messages, got a number", "write"),
         ({"p": "?", "prompt": 1, "metadata": 3}, {"prompt": "p"}, "metadata must be an object", "data.map"),
         ({"prompt": "?", "raw": b"x"}, {}, "raw cannot be stored as JSON", "use strings"),
+        ({"prompt": "?", "due": datetime(2026, 1, 2)}, {}, "due cannot be stored as JSON", "or give a data.map"),
+        ({"prompt": "?", "answer": 1, "ground_truth": 1}, {}, "mean the same thing", "are meant in data.columns"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_and_row(row: Any, columns: dict[str, str], words: str, remedy: str) -> None:

@@ -17,6 +17,8 @@ from loopwright.types import Task
 USUAL_NAMES = {"prompt": PROMPT_KEYS, "truth": TRUTH_KEYS, "id": ("id",)}
 """Under which names the parts of a task are looked for when the config does not name their columns."""
 
+WITHOUT_EDITING = "or leave the file as it is: name the columns that are meant in data.columns, or give a data.map"
+
 
 @dataclass(frozen=True, slots=True)
 class RowMap:
@@ -55,7 +57,12 @@ class RowMap:
                 raise DataError(problem, remedy="mend the function, or the row", **facts) from error
         elif isinstance(row, Mapping):
             item = self._renamed(row, refuse)
-        return task_of(item, default_id=default_id, where=where, **facts)
+        try:
+            return task_of(item, default_id=default_id, where=where, **facts)
+        except DataError as error:
+            if self.function is not None:
+                raise
+            raise DataError(error.message, remedy=f"{error.remedy}; {WITHOUT_EDITING}", **error.facts) from error
 
     def _renamed(self, row: Mapping[str, Any], refuse: Refuse) -> Mapping[str, Any]:
         """The row with its named columns as parts of a task; a usual name that is not meant becomes metadata."""
