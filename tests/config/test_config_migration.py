@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given
@@ -61,6 +63,15 @@ def load_old(load_text):
 def test_every_old_key_is_tried_below():
     tried = {name for name, *_ in MOVES} | set(FIXED)
     assert tried == set(RULES)
+
+
+def test_every_key_of_verl_is_known():
+    """`verl_keys.txt`: the names in verl 0.9.1's `_generated_ppo_trainer.yaml`. Two of them are names of ours."""
+    names = (Path(__file__).parent / "verl_keys.txt").read_text().splitlines()
+    known = {*RULES, *REMEDIES}
+    unknown = {name for name in names if not any(name == key or name.startswith(f"{key}.") for key in known)}
+    assert unknown == {"data.shuffle", "data.seed"}
+    assert len(names) > 800
 
 
 @pytest.mark.parametrize(("name", "value", "others", "expected"), MOVES)
