@@ -55,6 +55,14 @@ def composed(name: str, inside: str) -> str:
             ["judgers.llm={kind: llm, base_url: 'http://x', model: m, prompt: '{answer}', prompt_file: p.txt}"],
             "judgers.llm.prompt: is given, and so is prompt_file",
         ),
+        (
+            ["judgers.llm={kind: llm, base_url: 'http://x', model: m, extra: {temperature: 1}}"],
+            "judgers.llm.extra.temperature: is sent by the judger itself",
+        ),
+        (
+            ["judgers.llm={kind: llm, base_url: 'http://x', model: m, extra: {top_p: .nan}}"],
+            "judgers.llm.extra: holds what JSON cannot say",
+        ),
         (["judgers.web={kind: htp, url: 'http://x'}"], "did you mean 'http'?"),
     ],
 )

@@ -55,6 +55,19 @@ async def test_the_request_is_one_that_any_compatible_server_takes() -> None:
     assert "Reference answer:\n7\n" in user["content"]
 
 
+async def test_a_model_is_asked_with_the_settings_that_it_takes() -> None:
+    with JudgeServer([FINE]) as server:
+        extra = {"max_completion_tokens": 2000, "reasoning": {"effort": "low"}}
+        async with judger(server, temperature=None, max_tokens=None, extra=extra) as prefers:
+            assert await prefers.judge(TASK, said("It is 7.")) == Scored(1.0)
+        async with judger(server, temperature=0.5) as prefers:
+            await prefers.judge(TASK, said("It is 7."))
+    reasoning, sampling = (request.body for request in server.requests)
+    assert reasoning.keys() == {"model", "messages", "response_format", *extra}
+    assert (reasoning["max_completion_tokens"], reasoning["reasoning"]) == (2000, {"effort": "low"})
+    assert (sampling["temperature"], sampling["max_tokens"]) == (0.5, 512)
+
+
 async def test_the_answer_cannot_leave_its_block() -> None:
     async def user_text(answer: str) -> str:
         with JudgeServer([FINE]) as server:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Text
+from loopwright.config.base import Count, CountOrZero, FromYaml, NotNegative, Positive, Section, Text
 from loopwright.config.problems import KeyPath
 
 
@@ -74,7 +74,10 @@ class HttpJudgerConfig(EndpointConfig):
 
 
 class LlmJudgerConfig(EndpointConfig):
-    """A judge model behind an OpenAI-compatible chat completions endpoint. Scores become 0..1."""
+    """A judge model behind an OpenAI-compatible chat completions endpoint. Scores become 0..1.
+
+    `extra` goes into every request as it is. A setting that is null is not sent: some models refuse it.
+    """
 
     kind: Literal["llm"] = "llm"
     base_url: Text
@@ -83,7 +86,9 @@ class LlmJudgerConfig(EndpointConfig):
     prompt_file: Text | None = None
     min_score: float = 0.0
     max_score: float = 1.0
-    max_tokens: Count = 512
+    max_tokens: Count | None = 512
+    temperature: NotNegative | None = 0.0
+    extra: dict[str, Any] = Field(default_factory=dict)
 
 
 class PartConfig(Section):

@@ -113,7 +113,9 @@ class _Workshop:
                 )
         asks = Questionnaire(prompt, config.min_score, config.max_score)
         endpoint = await self._endpoint(signature, url, config)
-        return LlmJudger(signature, endpoint, config.model, asks, config.max_tokens)
+        sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        sent = {setting: value for setting, value in sampling.items() if value is not None}
+        return LlmJudger(signature, endpoint, asks, {**config.extra, "model": config.model, **sent})
 
     async def _several(self, name: str, config: ComposedJudgerConfig) -> SeveralJudgers:
         parts = [Part(part, await self._member(described.judger)) for part, described in config.parts.items()]

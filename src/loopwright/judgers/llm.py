@@ -86,14 +86,17 @@ class Questionnaire:
 
 
 class LlmJudger:
-    """Asks `model` for a verdict. It is asked for JSON by schema, unless the server does not know how."""
+    """Asks a model for a verdict. It is asked for JSON by schema, unless the server does not know how.
+
+    `settings` go into every request: the model, and how it samples.
+    """
 
     def __init__(
-        self, signature: Signature, endpoint: Endpoint, model: str, asks: Questionnaire, max_tokens: int = 512
+        self, signature: Signature, endpoint: Endpoint, asks: Questionnaire, settings: Mapping[str, Any]
     ) -> None:
         self._signature = signature
         self._endpoint = endpoint
-        self._settings = {"model": model, "temperature": 0, "max_tokens": max_tokens}
+        self._settings = settings
         self._asks = asks
         self._knows_schemas = True
 
@@ -131,7 +134,9 @@ class LlmJudger:
         """What the judge said, if it said it to the end."""
         match completion:
             case {"choices": [{"finish_reason": "length"}, *_]}:
-                raise self._no_verdict("a verdict that was cut off; raise `max_tokens`", "CutOff")
+                raise self._no_verdict(
+                    "a verdict that was cut off; raise `max_tokens`, or what stands for it in `extra`", "CutOff"
+                )
             case {"choices": [{"message": {"content": str(text)}}, *_]}:
                 return text
         raise self._no_verdict(f"{shown(completion)}, which is no chat completion", "WrongAnswer")

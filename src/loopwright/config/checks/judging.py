@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from urllib.parse import SplitResult, urlsplit
 
@@ -25,6 +26,9 @@ def _is_merged(config: RunConfig, part: PartConfig) -> bool:
     whole = [judger for judger in config.judgers.values() if isinstance(judger, ComposedJudgerConfig)]
     return any(part is one for judger in whole if judger.merge is not None for one in judger.parts.values())
 
+
+OUR_SETTINGS = frozenset({"max_tokens", "messages", "model", "n", "response_format", "stream", "temperature"})
+"""What a judge model is asked with by other means than `extra`, or cannot be asked with."""
 
 IDLE = (
     Idle("judgers.*.merge", lambda _, judger: not judger.parts, "there are no parts"),
@@ -52,6 +56,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
         elif isinstance(judger, LlmJudgerConfig):
             yield from _address((*place, "base_url"), judger.base_url)
             yield from _questions(place, judger)
+            yield from _extra(place, judger)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
@@ -127,6 +132,18 @@ def _questions(place: KeyPath, judger: LlmJudgerConfig) -> Iterator[Problem]:
         yield Problem((*place, "prompt"), "is given, and so is prompt_file", "remove one of them")
     elif judger.prompt is not None and "{answer}" not in judger.prompt:
         yield Problem((*place, "prompt"), "does not show the answer to the judge", "put {answer} where it is to stand")
+
+
+def _extra(place: KeyPath, judger: LlmJudgerConfig) -> Iterator[Problem]:
+    for setting in judger.extra:
+        if setting in OUR_SETTINGS:
+            yield Problem(
+                (*place, "extra", setting), "is sent by the judger itself", "remove it; see the judger's own settings"
+            )
+    try:
+        json.dumps(judger.extra, allow_nan=False)
+    except (TypeError, ValueError):
+        yield Problem((*place, "extra"), "holds what JSON cannot say", "use texts, finite numbers, lists and mappings")
 
 
 def _unused_judgers(config: RunConfig) -> Iterator[Problem]:
