@@ -9,15 +9,17 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from stored_values import TASK, facts_of, make_failure, make_rollout
 
 from loopwright.buffer.reader import Evaluation, StoredRun
+from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
-from loopwright.types import GroupStatus, RolloutKey
+from loopwright.types import GroupStatus, Rollout, RolloutKey, Task
 
 
 @pytest.fixture
@@ -156,6 +158,26 @@ async def test_the_reader_sees_a_run_while_it_writes(path: Path) -> None:
         assert facts_of(first_try) == facts_of(make_failure(0, 1))
         assert run.find(RolloutKey("train", 0, 7, 0)) is None
         assert run.counts() == await storage.counts()
+
+
+async def test_rollouts_of_a_status_are_read_no_further_than_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SqliteStorage(path) as storage:
+        for draw in range(5):
+            await storage.put(await storage.draw("train", draw, TASK, 0), make_rollout(draw, 0))
+            await storage.mark([("train", draw)], GroupStatus.FILTERED)
+        read: list[int] = []
+        members_of = ledger.members_of
+
+        def counted(db: sqlite3.Connection, task_set: str, draw: int, round: int, task: Task) -> tuple[Rollout, ...]:
+            read.append(draw)
+            return members_of(db, task_set, draw, round, task)
+
+        monkeypatch.setattr(ledger, "members_of", counted)
+        first_two = islice(StoredRun(path).rollouts_in(GroupStatus.FILTERED), 2)
+        assert [rollout.key.draw for rollout in first_two] == [4, 3]
+        assert read == [4, 3]
 
 
 async def test_a_second_evaluation_replaces_the_first_and_resume_drops_later_ones(path: Path) -> None:

@@ -34,7 +34,7 @@ class Attempt(NamedTuple):
 
 
 class StoredRun:
-    """The database of a run. Each call reads what is committed at that moment, and holds nothing afterwards."""
+    """The database of a run. Each call reads what is committed at that moment, and holds nothing once it is through."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,10 +47,10 @@ class StoredRun:
 
     def rollouts(self, step: int) -> tuple[Rollout, ...]:
         """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
-        return self._members("step = ? ORDER BY task_set, draw", step)
+        return tuple(self._members("step = ? ORDER BY task_set, draw", step))
 
-    def rollouts_in(self, status: GroupStatus) -> tuple[Rollout, ...]:
-        """The rollouts of the groups in `status`, the latest draws first."""
+    def rollouts_in(self, status: GroupStatus) -> Iterator[Rollout]:
+        """The rollouts of the groups in `status`, the latest draws first; group by group, because they may be many."""
         return self._members("status = ? ORDER BY draw DESC, task_set, round DESC", status.value)
 
     def attempts(self) -> Iterator[Attempt]:
@@ -100,15 +100,12 @@ class StoredRun:
         with self._reading() as db:
             return ledger.count_groups(db)
 
-    def _members(self, chosen: str, value: int | str) -> tuple[Rollout, ...]:
+    def _members(self, chosen: str, value: int | str) -> Iterator[Rollout]:
         """The rollouts of the groups that `chosen`, SQL with one parameter, selects and orders."""
         with self._reading() as db:
-            groups = db.execute(f"SELECT task_set, draw, round, task FROM groups WHERE {chosen}", (value,)).fetchall()
-            return tuple(
-                rollout
-                for task_set, draw, round, task in groups
-                for rollout in ledger.members_of(db, task_set, draw, round, decode_task(task))
-            )
+            groups = db.execute(f"SELECT task_set, draw, round, task FROM groups WHERE {chosen}", (value,))
+            for task_set, draw, round, task in groups:
+                yield from ledger.members_of(db, task_set, draw, round, decode_task(task))
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
