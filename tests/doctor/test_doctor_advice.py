@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.doctor import Facts, Severity, advise
-from loopwright.doctor.facts import Bf16, Cores, Disk, Extra, Memory, Torch
+from loopwright.doctor.facts import Bf16, Cores, Disk, Extra, Memory, Purpose, Torch
 from loopwright.doctor.packages import EXTRAS
 
 GIB = 1 << 30
@@ -19,11 +19,12 @@ FINE = Facts(
     extras=(Extra("math", "the judger math_answer", {"math-verify": "0.9"}),),
     cores=Cores(8, 8, None),
     memory=Memory(16 * GIB, 8 * GIB, None),
-    disks=(Disk("/runs", 100 * GIB, "ext4", True),),
+    disks=(Disk(Purpose.RUNS, "/runs", "/", 100 * GIB, "ext4", True),),
     models={},
     torch=Torch(version="2.13", threads=8, bf16=Bf16.WORKS),
 )
 RUNS = FINE.disks[0]
+MODELS = replace(RUNS, purpose=Purpose.MODELS, folder="/cache")
 
 
 def test_a_good_machine_gets_no_advice():
@@ -44,7 +45,10 @@ def test_a_good_machine_gets_no_advice():
         ({"disks": (replace(RUNS, kind="nfs4"),)}, "network file system (nfs4)", "local disk"),
         ({"disks": (replace(RUNS, kind="fuse.sshfs"),)}, "network file system", "local disk"),
         ({"disks": (replace(RUNS, free=GIB),)}, "only 1.0 GiB left", "make room"),
-        ({"disks": (replace(RUNS, writable=False),)}, "is not writable", "write to"),
+        ({"disks": (replace(RUNS, writable=False),)}, "/runs, for runs, is not writable", "trainer.run_dir"),
+        ({"disks": (replace(MODELS, writable=False),)}, "/cache, for converted models, is not", "XDG_CACHE_HOME"),
+        ({"disks": (replace(MODELS, free=GIB, mount="/c"), RUNS)}, "converted models, has only", "XDG_CACHE_HOME"),
+        ({"disks": (replace(RUNS, free=GIB), replace(MODELS, free=GIB))}, "/runs, for runs, has only", "checkpoint"),
     ],
 )
 def test_one_oddity_gives_one_finding(changes, text, remedy):
@@ -52,6 +56,10 @@ def test_one_oddity_gives_one_finding(changes, text, remedy):
     assert finding.severity is Severity.CARE
     assert text in finding.text
     assert remedy in finding.remedy
+
+
+def test_a_cache_may_be_on_a_network_file_system():
+    assert advise(replace(FINE, disks=(RUNS, replace(MODELS, kind="nfs4")))) == []
 
 
 def test_a_missing_extra_is_named_with_what_to_install():
@@ -73,7 +81,7 @@ def test_what_could_not_be_found_out_is_no_oddity():
         FINE,
         cores=Cores(None, None, None),
         memory=Memory(None, None, None),
-        disks=(Disk("/runs", None, None, True),),
+        disks=(Disk(Purpose.RUNS, "/runs", None, None, None, True),),
         torch=Torch(version="2.13"),
     )
     assert advise(unknown) == []

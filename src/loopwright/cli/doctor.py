@@ -58,7 +58,7 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "cores", f"{_known(cores.usable)} usable of {_known(cores.machine)}{quota}"
     yield "memory", f"{_size(memory.usable)} usable of {_size(memory.machine)}, {_size(memory.available)} free now"
     for disk in facts.disks:
-        yield "disk", f"{disk.folder}: {_size(disk.free)} free, {_known(disk.kind)}"
+        yield "disk", f"{disk.folder} ({disk.purpose}): {_size(disk.free)} free, {_known(disk.kind)}"
     if facts.torch is not None and facts.torch.error is None:
         gpus = ", ".join(facts.torch.gpus) or "none"
         yield "torch", f"{facts.torch.threads} threads; bfloat16 on the CPU: {facts.torch.bf16}; GPUs: {gpus}"

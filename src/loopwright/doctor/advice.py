@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loopwright.doctor.facts import Bf16, Cores, Disk, Facts, Memory, Torch
+from loopwright.doctor.facts import Bf16, Cores, Disk, Facts, Memory, Purpose, Torch
 
-NETWORKED = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"}
+NETWORKED = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "afs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "glusterfs",
+    "sshfs",
+}
 """File systems on which SQLite's write-ahead log does not work: it needs memory that all its users share."""
 
 GIB = 1 << 30
 LITTLE_MEMORY = 4 * GIB
 LITTLE_DISK = 5 * GIB
+CHOOSE_ANOTHER = {
+    Purpose.RUNS: "put trainer.run_dir into a folder that you may write to",
+    Purpose.MODELS: "set XDG_CACHE_HOME to a folder that you may write to",
+}
+MAKE_ROOM = {
+    Purpose.RUNS: "make room: a checkpoint takes three times the model's size",
+    Purpose.MODELS: "make room, or set XDG_CACHE_HOME to another disk: converted models are kept there",
+}
 
 
 class Severity(StrEnum):
@@ -38,6 +60,7 @@ def advise(facts: Facts) -> list[Finding]:
     """Everything worth saying, the worst first."""
     found = [*_torch(facts.torch), *_cores(facts.cores, facts.torch, facts.omp_threads), *_memory(facts.memory)]
     found += [finding for disk in facts.disks for finding in _disk(disk)]
+    found += _little_disk(facts.disks)
     found += _missing(facts)
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
@@ -85,19 +108,26 @@ def _memory(memory: Memory) -> Iterator[Finding]:
 
 def _disk(disk: Disk) -> Iterator[Finding]:
     if not disk.writable:
-        yield Finding(Severity.CARE, f"{disk.folder} is not writable", "choose a folder that you may write to")
-    if disk.kind is not None and disk.kind.removeprefix("fuse.") in {*NETWORKED, "sshfs"}:
+        yield Finding(
+            Severity.CARE, f"{disk.folder}, for {disk.purpose}, is not writable", CHOOSE_ANOTHER[disk.purpose]
+        )
+    if disk.purpose is Purpose.RUNS and (disk.kind or "").removeprefix("fuse.") in NETWORKED:
         yield Finding(
             Severity.CARE,
             f"{disk.folder} is on a network file system ({disk.kind}): a run's database does not work there",
             "put trainer.run_dir on a local disk",
         )
-    if disk.free is not None and disk.free < LITTLE_DISK:
-        yield Finding(
-            Severity.CARE,
-            f"{disk.folder} has only {disk.free / GIB:.1f} GiB left",
-            "make room: a checkpoint takes three times the model's size",
-        )
+
+
+def _little_disk(disks: Sequence[Disk]) -> Iterator[Finding]:
+    """Each file system once, however many folders it has of ours."""
+    for disk in {disk.mount or disk.folder: disk for disk in reversed(disks)}.values():
+        if disk.free is not None and disk.free < LITTLE_DISK:
+            yield Finding(
+                Severity.CARE,
+                f"{disk.folder}, for {disk.purpose}, has only {disk.free / GIB:.1f} GiB left",
+                MAKE_ROOM[disk.purpose],
+            )
 
 
 def _missing(facts: Facts) -> Iterator[Finding]:

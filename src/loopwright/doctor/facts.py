@@ -35,11 +35,20 @@ class Memory:
         return min(known) if known else None
 
 
+class Purpose(StrEnum):
+    """What a folder is for."""
+
+    RUNS = "runs"
+    MODELS = "converted models"
+
+
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The file system that a folder is, or would be, on."""
+    """The file system that a folder is, or would be, on; `mount` is where it is mounted."""
 
+    purpose: Purpose
     folder: str
+    mount: str | None
     free: int | None
     kind: str | None
     writable: bool
@@ -52,10 +61,6 @@ class Extra:
     name: str
     purpose: str
     versions: Mapping[str, str | None]
-
-    @property
-    def complete(self) -> bool:
-        return None not in self.versions.values()
 
 
 class Bf16(StrEnum):

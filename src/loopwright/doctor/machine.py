@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from loopwright.doctor.facts import Cores, Disk, Memory
+from loopwright.doctor.facts import Cores, Disk, Memory, Purpose
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60
@@ -35,14 +35,15 @@ def memory(root: Path = ROOT) -> Memory:
     return Memory(sizes.get("MemTotal:"), sizes.get("MemAvailable:"), limit)
 
 
-def disk(folder: Path, root: Path = ROOT) -> Disk:
+def disk(purpose: Purpose, folder: Path, root: Path = ROOT) -> Disk:
     """The file system of `folder`, or of the nearest folder above it that exists."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
         free = shutil.disk_usage(existing).free
     except OSError:
         free = None
-    return Disk(str(folder), free, _kind(existing.resolve(), root), os.access(existing, os.W_OK | os.X_OK))
+    mount, kind = _mount(existing.resolve(), root) or (None, None)
+    return Disk(purpose, str(folder), mount, free, kind, os.access(existing, os.W_OK | os.X_OK))
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
@@ -65,15 +66,15 @@ def _share(words: list[str]) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-def _kind(folder: Path, root: Path) -> str | None:
-    """The type of the file system that is mounted nearest above `folder`."""
-    best: tuple[int, str] | None = None
+def _mount(folder: Path, root: Path) -> tuple[str, str] | None:
+    """Where the file system is mounted that is nearest above `folder`, and its type."""
+    best: tuple[str, str] | None = None
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         point = before.split()[4].encode("latin-1", "replace").decode("unicode_escape")
-        if folder.is_relative_to(point) and (best is None or len(point) >= best[0]):
-            best = len(point), after.split()[0]
-    return best[1] if best else None
+        if folder.is_relative_to(point) and (best is None or len(point) >= len(best[0])):
+            best = point, after.split()[0]
+    return best
 
 
 def _words(file: Path) -> list[str]:

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from loopwright.doctor.facts import Facts
+from loopwright.doctor.facts import Facts, Purpose
 from loopwright.doctor.machine import cores, disk, memory
 from loopwright.doctor.packages import extras, installed
 from loopwright.doctor.torch_probe import probe_torch
@@ -20,7 +20,7 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path) -> Facts:
         extras=extras(),
         cores=cores(),
         memory=memory(),
-        disks=(disk(runs), disk(models)),
+        disks=(disk(Purpose.RUNS, runs), disk(Purpose.MODELS, models)),
         models=_sizes(models),
         torch=probe_torch(env) if installed("torch") else None,
         omp_threads=env.get("OMP_NUM_THREADS"),
