@@ -8,6 +8,7 @@ stream as it stands. Where the template would have written an earlier message di
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from loopwright.errors import ModelError
@@ -40,6 +41,8 @@ class ChatTemplateRenderer:
                 remedy="use an instruct or chat model, or put a chat_template.jinja into the model's folder",
             )
         self._tokenizer = tokenizer
+        # Siblings are asked the same: their prompt is encoded once.
+        self._encode = lru_cache(maxsize=128)(self._encode_text)
         self._stop_token_ids = self._derive_stop_token_ids()
 
     @property
@@ -126,7 +129,7 @@ class ChatTemplateRenderer:
             )
         )
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode_text(self, text: str) -> tuple[int, ...]:
         # The template writes every special token itself.
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 

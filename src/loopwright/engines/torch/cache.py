@@ -30,17 +30,20 @@ class Arena:
 
     def __init__(self, capacity: int, layers: int) -> None:
         self.capacity = capacity
+        self.changes = 0
         self.rows: list[Row] = []
         self.keys: list[torch.Tensor | None] = [None] * layers
         self.values: list[torch.Tensor | None] = [None] * layers
 
     def add(self) -> Row:
         row = Row(self, len(self.rows))
+        self.changes += 1
         self.rows.append(row)
         return row
 
     def remove(self, row: Row) -> None:
         last = self.rows.pop()
+        self.changes += 1
         if last is not row:
             # A row that was never written may lie outside the tensors: then there is nothing to move.
             for tensor in (t for t in self._tensors() if last.index < len(t)):
@@ -81,6 +84,11 @@ class KVCache:
     def arenas(self) -> list[Arena]:
         """Those with rows in them, smallest capacity first."""
         return [self._arenas[capacity] for capacity in sorted(self._arenas) if self._arenas[capacity].rows]
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Another one whenever a row has come, gone or moved."""
+        return tuple(arena.changes for arena in self._arenas.values())
 
     def add(self, tokens: int) -> Row:
         """A new row with room for `tokens`."""

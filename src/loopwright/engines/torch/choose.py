@@ -18,6 +18,8 @@ from loopwright.errors import EngineError
 from loopwright.types import Sampling
 
 BLOCK = 256
+SMALL = 8 * BLOCK
+"""A vocabulary that is searched as a whole: the calls would cost more than they save."""
 
 
 def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> tuple[list[int], list[float]]:
@@ -55,7 +57,10 @@ def _block_sums(weights: torch.Tensor) -> torch.Tensor:
 
 def _draw(weights: torch.Tensor, sums: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> torch.Tensor:
     uniform = torch.from_numpy(uniforms([s.seed for s in samplings], positions)).to(weights.device)
-    block, rest = _pick(sums, uniform * sums.sum(dim=-1))
+    target = uniform * sums.sum(dim=-1)
+    if weights.shape[1] <= SMALL:
+        return _pick(weights.double(), target)[0]
+    block, rest = _pick(sums, target)
     columns = block[:, None] * BLOCK + torch.arange(BLOCK)
     inside = weights.gather(1, columns.clamp(max=weights.shape[1] - 1)).double()
     inside[columns >= weights.shape[1]] = 0

@@ -36,6 +36,11 @@ class OwnPart:
         self.longest = int(self.lengths.max())
         self.shortest = int(self.lengths.min())
 
+    def advance(self) -> None:
+        self.lengths += 1
+        self.longest += 1
+        self.shortest += 1
+
     def bias(self, window: int | None) -> torch.Tensor:
         """[rows, 1, 1, keys]. The newest key is at `lengths - 1`, where the query stands too."""
         behind = self.lengths[:, None] - 1 - torch.arange(self.longest)
@@ -115,7 +120,8 @@ class PrefixPart:
 class DecodePlan:
     """One step's attention. `sequences` are ordered as `decode_order` gives them: by arena, then by row."""
 
-    def __init__(self, sequences: Seq[Sequence], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
+    def __init__(self, sequences: list[Sequence], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
+        self.sequences = sequences
         self.positions = torch.tensor([s.position for s in sequences])
         self.own: list[OwnPart] = []
         start = 0
@@ -134,6 +140,13 @@ class DecodePlan:
         self.cell_of_token = torch.tensor([cell_of_token[token] for token in order])
         self.in_order = _is_in_order(self.cell_of_token, offset)
         self._biases: dict[int | None, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def advance(self) -> None:
+        """The same sequences in the same rows, each with one token more."""
+        self.positions += 1
+        for part in self.own:
+            part.advance()
+        self._biases.clear()
 
     def attend(
         self,

@@ -35,6 +35,8 @@ class Forward:
     def forget(self) -> None:
         """Start with an empty cache: after a failure it may hold anything, NaN included."""
         self._prompts, self._own = KVCache(self._layers), KVCache(self._layers)
+        self._plan: DecodePlan | None = None
+        self._planned_for: tuple[object, ...] = ()
 
     def release(self, holder: Prefix | Sequence) -> None:
         if holder.row is not None:
@@ -89,8 +91,15 @@ class Forward:
             row = sequence.row or self._own.add(min(sequence.limit, FIRST_ROW))
             sequence.row = self._own.reserve(row, len(sequence.ids))
             sequence.row.length = len(sequence.ids)
-        ordered = decode_order(self._own.arenas, sequences)
-        return ordered, DecodePlan(ordered, self._own.arenas, self._prompts.arenas)
+        layout = (self._own.layout, self._prompts.layout, *map(id, sequences))
+        if self._plan is not None and self._planned_for == layout:
+            # The same sequences in the same rows, each one token further.
+            self._plan.advance()
+        else:
+            ordered = decode_order(self._own.arenas, sequences)
+            self._plan = DecodePlan(ordered, self._own.arenas, self._prompts.arenas)
+            self._planned_for = layout
+        return self._plan.sequences, self._plan
 
     def _run(
         self, ids: Seq[int], positions: Iterable[int], plan: ChunkPlan | StepPlan, keep: list[int]
