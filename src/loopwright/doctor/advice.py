@@ -74,6 +74,12 @@ def _torch(torch: Torch | None) -> Iterator[Finding]:
             f"torch is installed but cannot be imported: {torch.error}",
             "reinstall it: pip install --force-reinstall torch",
         )
+    if torch.gpus:
+        yield Finding(
+            Severity.CARE,
+            f"{', '.join(torch.gpus)} will not be used: training and the embedded engine compute on the CPU",
+            "choose a model that a CPU can train; figures are in docs/benchmarks.md",
+        )
     if torch.bf16 in (Bf16.KILLED, Bf16.KILLED_UNLESS_CAPPED):
         remedy = "leave model.dtype at float32"
         if torch.bf16 is Bf16.KILLED_UNLESS_CAPPED:
