@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.config import (
+    BUILT_IN_JUDGERS,
     ComposedJudgerConfig,
     EndpointConfig,
     HttpJudgerConfig,
@@ -34,13 +35,6 @@ from loopwright.ports import GroupJudger, Judger
 if TYPE_CHECKING:
     import httpx
 
-BUILT_IN: Mapping[str, JudgerConfig] = {
-    "integer_answer": IntegerAnswerConfig(),
-    "math_answer": MathAnswerConfig(),
-    "reasoning_gym": ReasoningGymConfig(),
-}
-"""What a name means that is used without being declared."""
-
 
 @asynccontextmanager
 async def open_judgers(
@@ -51,7 +45,7 @@ async def open_judgers(
     `secrets` holds the environment variables that the config names; files are looked for from `base` on.
     """
     async with AsyncExitStack() as stack:
-        workshop = _Workshop(stack, {**BUILT_IN, **configs}, base, secrets)
+        workshop = _Workshop(stack, {**BUILT_IN_JUDGERS, **configs}, base, secrets)
         yield {name: await workshop.judger(name) for name in names}
 
 
