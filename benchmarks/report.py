@@ -15,14 +15,14 @@ from benchmarks.harness import Measured, Side
 from benchmarks.work import Phase
 
 
-def as_json(measured: Measured, load_before: float) -> dict[str, Any]:
-    """Everything that was measured; `load_before` is the machine's load when the benchmark began."""
+def as_json(measured: Measured, busy_before: float | None) -> dict[str, Any]:
+    """Everything that was measured; `busy_before` is the share of the cores that others used when it began."""
     benchmark = measured.benchmark
     return {
         "benchmark": benchmark.name,
         "what": benchmark.what,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {**machine(), "load_before": load_before},
+        "machine": {**machine(), "busy_before": busy_before},
         "threads": benchmark.threads,
         "sides": {side.name: _side(measured, side) for side in measured.sides},
         "ratios": {figure.key: asdict(ratio) for figure, ratio in ratios(measured) if ratio is not None},

@@ -46,6 +46,14 @@ def test_a_peer_that_is_not_installed_is_an_error_with_its_make_target(run, tmp_
     assert "make .peers/trl/.ready, or leave it out with --ours-only" in err
 
 
+@pytest.mark.parametrize(("share", "warned"), [(0.4, True), (0.04, False), (None, False)])
+def test_a_busy_machine_is_a_warning(run, tmp_path, monkeypatch, share, warned):
+    monkeypatch.setattr("benchmarks.busy.busy_share", lambda: share)
+    monkeypatch.setattr(bench, "find_checkout", lambda: _checkout_without_peers(tmp_path))
+    _, _, err = run("grpo-tiny")
+    assert ("the machine is busy (40% of its cores)" in err) == warned
+
+
 def test_an_installed_package_says_that_it_has_no_benchmarks(run, tmp_path, monkeypatch):
     installed = tmp_path / "lib" / "site-packages" / "loopwright" / "__init__.py"
     monkeypatch.setattr(loopwright, "__file__", str(installed))

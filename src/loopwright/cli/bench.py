@@ -18,8 +18,8 @@ from loopwright.cli.show_errors import show_warning
 from loopwright.errors import BenchError
 
 PACKAGE = "benchmarks"
-BUSY = 0.5
-"""A machine with more load than this has other work to do, and its figures mean little."""
+BUSY = 0.1
+"""A machine that uses more of its cores than this has other work to do, and its figures mean little."""
 
 
 def bench(
@@ -36,9 +36,9 @@ def bench(
             typer.echo(f"{benchmark.name:<12} {benchmark.what}")
         return
     benchmark = catalogue.find(name)
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        show_warning(f"the machine is busy (load {load:.1f}): these figures mean little")
+    busy: float | None = _module("busy", checkout).busy_share()
+    if busy is not None and busy > BUSY:
+        show_warning(f"the machine is busy ({busy:.0%} of its cores): these figures mean little")
     places = _module("setting", checkout).Places(checkout, models_folder())
     measured = asyncio.run(
         _module("harness", checkout).measure(
@@ -51,7 +51,7 @@ def bench(
         )
     )
     report = _module("report", checkout)
-    text = json.dumps(report.as_json(measured, load), indent=2) if as_json else "\n".join(report.table(measured))
+    text = json.dumps(report.as_json(measured, busy), indent=2) if as_json else "\n".join(report.table(measured))
     typer.echo(text)
 
 
