@@ -21,7 +21,8 @@ class Schedule(StrEnum):
 
 
 class Aggregate(StrEnum):
-    """How token losses become one number. Rollouts come first: one with ten chains is still one rollout (T6)."""
+    """How token losses become one number. A rollout with ten chains is still one rollout (T6): with `sequence` it
+    weighs as much as any other, with the others by its tokens."""
 
     SEQUENCE = "sequence"
     """The mean over each rollout's tokens, then over rollouts: every rollout counts the same."""
