@@ -31,12 +31,26 @@ PARTS = "parts: {a: {judger: integer_answer, weight: 2.0}}"
         ("judgers.mine={kind: native, path: 'judge.py:judge'}", "judgers.mine: has no effect: no agent names it"),
         ("eval.every=0", "eval: has no effect: it has no tasks"),
         ("learner.kl={kind: k1, coefficient: 0.1}", "learner.kl.kind: is k1"),
+        (EVAL.replace("path: e", "path: tasks.jsonl"), "eval.data: has tasks that task set 'train' trains on"),
     ],
 )
 def test_one_odd_setting_gives_one_warning(load_text, minimal, overrides, words):
     (warning,) = load_text(minimal, overrides).warnings
     assert words in warning
     assert " -> " in warning
+
+
+def test_generated_tasks_overlap_unless_their_seeds_are_far_apart(load_text, minimal):
+    text = minimal.replace(
+        "{kind: jsonl, path: tasks.jsonl}", "{kind: reasoning_gym, family: gcd, size: 900, seed: 50}"
+    )
+    held_out = EVAL.replace("{kind: jsonl, path: e}", "{kind: reasoning_gym, family: gcd, size: 20}")
+    for seed in (31, 50, 949):
+        (warning,) = load_text(text, held_out, f"eval.data.seed={seed}").warnings
+        assert "eval.data: has tasks that task set 'train' trains on" in warning
+        assert "set its seed to 950 or more" in warning
+    for override in ("eval.data.seed=30", "eval.data.seed=950", "eval.data.family=lcm"):
+        assert load_text(text, held_out, override).warnings == ()
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "{kind: python, path: 'a.py:a'}"])

@@ -13,7 +13,7 @@ from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
 
 PROBLEMS = (tasks.problems, judging.problems, sampling.problems, learning.problems, evaluating.problems)
-WARNINGS = (judging.warnings, sampling.warnings, learning.warnings, evaluating.warnings)
+WARNINGS = (tasks.warnings, judging.warnings, sampling.warnings, learning.warnings, evaluating.warnings)
 IDLE = (*tasks.IDLE, *judging.IDLE, *sampling.IDLE, *learning.IDLE, *running.IDLE, *evaluating.IDLE)
 
 

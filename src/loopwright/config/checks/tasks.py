@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
-from loopwright.config.data import ReasoningGymData
+from loopwright.config.data import DataConfig, ReasoningGymData
 from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.schema import RunConfig
 from loopwright.config.task_sets import FILTERS
@@ -37,6 +37,26 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     for place, task_set in config.all_task_sets():
         yield from _filter_name((*place, "filter"), task_set.filter or "none")
     yield from _lone_members(config)
+
+
+def warnings(config: RunConfig) -> Iterator[Problem]:
+    """An evaluation on what is trained measures memory; that may be meant, but is easily a slip."""
+    for index, held_out in enumerate(config.eval.task_sets if config.eval else ()):
+        for trained in config.task_sets:
+            if remedy := _overlap(held_out.data, trained.data):
+                path = ("eval", "task_sets", index, "data")
+                yield Problem(path, f"has tasks that task set {trained.name!r} trains on", remedy)
+
+
+def _overlap(held_out: DataConfig, trained: DataConfig) -> str | None:
+    """What to do about tasks that are in both; None if there are none, as far as the config says."""
+    if isinstance(held_out, ReasoningGymData) and isinstance(trained, ReasoningGymData):
+        # The n-th task is made from the seed plus n: neighbouring seeds share nearly all of their tasks.
+        apart = held_out.seed >= trained.seed + trained.size or trained.seed >= held_out.seed + held_out.size
+        same = (held_out.family, held_out.config) == (trained.family, trained.config)
+        return f"set its seed to {trained.seed + trained.size} or more" if same and not apart else None
+    order = {"shuffle"}
+    return "hold some tasks out" if held_out.model_dump(exclude=order) == trained.model_dump(exclude=order) else None
 
 
 def _task_sets(config: RunConfig) -> Iterator[Problem]:
