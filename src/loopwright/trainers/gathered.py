@@ -24,7 +24,6 @@ class Gathered:
     failed_groups: int
     scored: int
     reward: float | None
-    tokens: int
     failures: Mapping[str, int]
 
 
@@ -33,10 +32,8 @@ def gathered(folder: RunFolder) -> Gathered:
     stored = StoredRun(folder.rollouts)
     scores: list[float] = []
     failures: Counter[str] = Counter()
-    tokens = 0
     for attempt in stored.attempts():
         rollout = attempt.rollout
-        tokens += rollout.episode.sampled_tokens if rollout.episode else 0
         if isinstance(rollout.reward, Failed):
             failures[rollout.reward.cause.value] += 1
         elif rollout.score is not None and attempt.status is GroupStatus.CONSUMED:
@@ -47,7 +44,6 @@ def gathered(folder: RunFolder) -> Gathered:
         failed_groups=sum(count[GroupStatus.FAILED] for count in counts),
         scored=len(scores),
         reward=statistics.fmean(scores) if scores else None,
-        tokens=tokens,
         failures=failures,
     )
 
