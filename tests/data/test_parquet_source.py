@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.config import Columns, ParquetData
+from loopwright.config import Columns, ParquetData, RunConfig
+from loopwright.config.files import file_problems
 from loopwright.data import open_source
 from loopwright.data import parquet as parquet_module
 from loopwright.data.parquet import ParquetSource
@@ -37,11 +38,38 @@ def test_a_file_a_folder_and_a_pattern(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", asks(0, 1, 2))
     write(tmp_path / "deep" / "c.parquet", asks(6))
     (tmp_path / "notes.txt").write_text("not a table")
-    assert truths(ParquetSource.open(tmp_path / "b.parquet")) == [3, 4, 5]
-    assert truths(ParquetSource.open(tmp_path)) == [0, 1, 2, 3, 4, 5, 6]
-    assert truths(ParquetSource.open(tmp_path / "[ab].parquet")) == [0, 1, 2, 3, 4, 5]
-    assert truths(ParquetSource.open(tmp_path / "**" / "c*")) == [6]
-    assert ParquetSource.open(tmp_path)[4].id == "b:1", "the row in its own file"
+    assert truths(ParquetSource.open("b.parquet", tmp_path)) == [3, 4, 5]
+    assert truths(ParquetSource.open(".", tmp_path)) == [0, 1, 2, 3, 4, 5, 6]
+    assert truths(ParquetSource.open("[ab].parquet", tmp_path)) == [0, 1, 2, 3, 4, 5]
+    assert truths(ParquetSource.open("**/c*", tmp_path)) == [6]
+    assert ParquetSource.open(".", tmp_path)[4].id == "b:1", "the row in its own file"
+
+
+def test_brackets_in_the_name_of_a_folder_or_a_file_are_no_pattern(tmp_path: Path) -> None:
+    base = tmp_path / "run [1]"
+    write(base / "train-[x].parquet", asks(0))
+    write(base / "train-1.parquet", asks(1))
+    for path, expected in (
+        ("train-[x].parquet", [0]),
+        ("train-[0-9].parquet", [1]),
+        ("train-*", [1, 0]),
+        (".", [1, 0]),
+    ):
+        assert truths(ParquetSource.open(path, base)) == expected
+        config = RunConfig.model_validate(
+            {
+                "model": {"path": "smollm2"},
+                "task_sets": [
+                    {
+                        "name": "train",
+                        "data": {"kind": "parquet", "path": path},
+                        "agent": {"kind": "single_turn", "judger": "integer_answer"},
+                    }
+                ],
+                "trainer": {"run_dir": str(tmp_path), "steps": 1},
+            }
+        )
+        assert list(file_problems(config, base)) == []
 
 
 def test_verls_files_with_a_documented_mapping(tmp_path: Path) -> None:
@@ -70,7 +98,7 @@ def test_only_row_groups_that_are_asked_for_are_read_and_few_are_kept(
         return original(self, number)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
-    source = ParquetSource.open(tmp_path / "big.parquet")
+    source = ParquetSource.open("big.parquet", tmp_path)
     assert [source[index].truth for index in (5, 994, 991, 3)] == [5, 994, 991, 3]
     assert read == [0, 99]
     monkeypatch.setattr(parquet_module, "CACHED_BYTES", 1)
@@ -83,7 +111,7 @@ def test_a_wrong_row_is_named_with_its_file_when_it_is_asked_for(tmp_path: Path)
     write(tmp_path / "a.parquet", asks(0, 1, 2))
     rows = [{"prompt": "fine", "truth": 1}, {"prompt": "fine", "truth": 2}, {"prompt": None, "truth": 3}]
     bad = write(tmp_path / "b.parquet", rows)
-    source = ParquetSource.open(tmp_path)
+    source = ParquetSource.open(".", tmp_path)
     with pytest.raises(DataError) as caught:
         source[5]
     assert caught.value.message == f"{bad}: row 2: there is neither messages nor prompt"
@@ -93,14 +121,14 @@ def test_a_wrong_row_is_named_with_its_file_when_it_is_asked_for(tmp_path: Path)
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("hello")
     with pytest.raises(DataError, match=r"text\.parquet: cannot be read as Parquet"):
-        ParquetSource.open(tmp_path / "text.parquet")
+        ParquetSource.open("text.parquet", tmp_path)
     with pytest.raises(DataError, match="there are no tasks in it"):
-        ParquetSource.open(tmp_path / "none-*.parquet")
+        ParquetSource.open("none-*.parquet", tmp_path)
     write(tmp_path / "wrong" / "w.parquet", [{"question": "?"}])
     with pytest.raises(DataError, match="row 0: there is neither messages nor prompt"):
-        ParquetSource.open(tmp_path / "wrong")
+        ParquetSource.open("wrong", tmp_path)
     with pytest.raises(IndexError):
-        ParquetSource.open(write(tmp_path / "one" / "x.parquet", asks(1)))[1]
+        ParquetSource.open(str(write(tmp_path / "one" / "x.parquet", asks(1))), tmp_path)[1]
 
 
 @settings(max_examples=25)
@@ -110,4 +138,4 @@ def test_every_row_has_one_place(tmp_path_factory: pytest.TempPathFactory, sizes
     for number, size in enumerate(sizes):
         write(folder / f"{number}.parquet", asks(*range(first, first + size)), row_group_size=group)
         first += size
-    assert truths(ParquetSource.open(folder)) == list(range(sum(sizes)))
+    assert truths(ParquetSource.open(".", folder)) == list(range(sum(sizes)))

@@ -35,6 +35,18 @@ def model_folder(path: str, base: Path) -> Path | None:
     return folder if looks_like_path or (path != BUNDLED_MODEL and folder.exists()) else None
 
 
+def table_files(path: str, base: Path) -> list[Path]:
+    """The file itself, all Parquet files below a folder, or what a glob pattern matches, by name.
+
+    What is there is meant as it is spelled, and so is `base`: neither is a pattern, whatever brackets it has.
+    """
+    place = base / path
+    if place.is_file():
+        return [place]
+    matching = (base / name for name in glob.iglob(path, root_dir=base, recursive=True))
+    return sorted(file for file in (place.rglob("*.parquet") if place.is_dir() else matching) if file.is_file())
+
+
 def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Iterator[Problem]:
     """Everything on disk that is missing, unreadable or of the wrong kind; without `model`, another one is used."""
     if model:
@@ -119,11 +131,11 @@ def _data(place: KeyPath, data: DataConfig, base: Path) -> Iterator[Problem]:
             yield from _file((*place, "path"), base / data.path)
         case DatasetData() if not (base / data.path).is_dir():
             yield _absent((*place, "path"), base / data.path, "folder")
-        case ParquetData() if glob.has_magic(data.path):
-            if not any(glob.iglob(str(base / data.path), recursive=True)):
-                yield Problem((*place, "path"), f"nothing matches {base / data.path}", "mend the pattern")
         case ParquetData() if not (base / data.path).exists():
-            yield _absent((*place, "path"), base / data.path, "file")
+            if not glob.has_magic(data.path):
+                yield _absent((*place, "path"), base / data.path, "file")
+            elif not table_files(data.path, base):
+                yield Problem((*place, "path"), f"nothing matches {base / data.path}", "mend the pattern")
     if isinstance(data, RowsConfig) and data.map is not None:
         yield from _symbol((*place, "map"), data.map, base)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loopwright.config.files import table_files
 from loopwright.data.mapping import RowMap
 from loopwright.errors import DataError
 from loopwright.types import Task
@@ -41,11 +41,11 @@ class ParquetSource:
     cache: OrderedDict[_RowGroup, pa.Table] = field(default_factory=OrderedDict)
 
     @classmethod
-    def open(cls, path: Path, rows: RowMap | None = None) -> ParquetSource:
-        """Read the files' footers and one row, so that a wrong mapping shows at once."""
+    def open(cls, path: str, base: Path, rows: RowMap | None = None) -> ParquetSource:
+        """Read the files' footers and one row, so that a wrong mapping shows at once. `path` starts from `base`."""
         groups: list[_RowGroup] = []
         sizes: list[int] = []
-        for file in matching_files(path):
+        for file in table_files(path, base):
             with _reading(file):
                 metadata = pq.read_metadata(file)
             first = 0
@@ -55,7 +55,8 @@ class ParquetSource:
                 first += sizes[-1]
         source = cls(tuple(groups), np.cumsum(sizes, dtype=np.int64), rows or RowMap(nulls_are_absent=True))
         if not len(source):
-            raise DataError(f"{path}: there are no tasks in it", remedy="write one task per row", file=str(path))
+            place = str(base / path)
+            raise DataError(f"{place}: there are no tasks in it", remedy="write one task per row", file=place)
         source[0]
         return source
 
@@ -87,14 +88,6 @@ class ParquetSource:
         while len(self.cache) > 1 and sum(table.nbytes for table in self.cache.values()) > CACHED_BYTES:
             self.cache.popitem(last=False)
         return self.cache[group]
-
-
-def matching_files(path: Path) -> list[Path]:
-    """The file itself, all Parquet files below a folder, or what a glob pattern matches, by name."""
-    if path.is_file():
-        return [path]
-    found = path.rglob("*.parquet") if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
-    return sorted(file for file in found if file.is_file())
 
 
 @contextmanager

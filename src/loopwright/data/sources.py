@@ -21,7 +21,7 @@ def open_source(data: JsonlData | ParquetData | DatasetData | PythonData | Reaso
         case ParquetData():
             from loopwright.data.parquet import ParquetSource
 
-            return ParquetSource.open(base / data.path, RowMap.of(data, base))
+            return ParquetSource.open(data.path, base, RowMap.of(data, base))
         case DatasetData():
             from loopwright.data.dataset import DatasetSource
 
