@@ -48,6 +48,30 @@ async def test_a_group_is_judged_once_when_all_its_members_are_there() -> None:
     assert [(rollout.key.attempt, rollout.score) for rollout in stored] == [(0, 0.0), (0, 1.0), (0, 2.0)]
 
 
+class InParts:
+    """Gives every episode the same parts."""
+
+    name = "in parts"
+
+    def __init__(self, **parts: float) -> None:
+        self.parts = {name.replace("_", "/"): value for name, value in parts.items()}
+
+    async def judge(self, task: Task, episode: Episode) -> Scored:
+        return Scored(0.0, self.parts)
+
+
+async def test_a_nested_part_is_not_taken_for_a_part_of_a_task_set() -> None:
+    sets = [task_set("b", judger=InParts(a=1.0)), task_set("c", judger=InParts(a=3.0, a_b=7.0))]
+    metrics = (await House(task_sets=sets, groups=2, members=1).producer().produce_batch(1, 0)).metrics
+    assert {name: value for name, value in metrics.items() if name.startswith("reward/parts")} == {
+        "reward/parts/a": 2.0,
+        "reward/parts/a/b": 7.0,
+        "reward/parts_of/b/a": 1.0,
+        "reward/parts_of/c/a": 3.0,
+        "reward/parts_of/c/a/b": 7.0,
+    }
+
+
 async def test_members_are_stored_before_their_judge_is_asked() -> None:
     house = ranked(faults=range(100), members=2, groups=1, budget=1)
     with pytest.raises(BudgetError, match="'ranking'"):

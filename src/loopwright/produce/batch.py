@@ -24,15 +24,18 @@ def batch_metrics(
 ) -> dict[str, float]:
     """Rewards and lengths of what is trained, and what became of all the `ended` groups and `attempts` that it took.
 
-    With several task sets, the numbers of each follow under its name: `reward/mean/<task set>`.
+    With several task sets, the numbers of each follow under its name: `reward/mean/<task set>`. The names of parts may
+    have slashes themselves, so those stand apart: `reward/parts_of/<task set>/<part>`.
     """
     failures = Counter(r.reward.cause for r in attempts if isinstance(r.reward, Failed))
     failures.update(f.cause for one in ended for f in one.failures if f.cause is FailureCause.FILTER)
-    metrics = {**_numbers(groups, ended), **{f"failures/{cause}": float(failures[cause]) for cause in FailureCause}}
+    metrics = {**_numbers(groups, ended), **_parts(groups, "reward/parts")}
+    metrics |= {f"failures/{cause}": float(failures[cause]) for cause in FailureCause}
     for task_set in task_sets if len(task_sets) > 1 else ():
         own = [group for group in groups if group.task_set == task_set]
         numbers = _numbers(own, [one for one in ended if one.group.task_set == task_set])
         metrics |= {f"{name}/{task_set}": value for name, value in numbers.items()}
+        metrics |= _parts(own, f"reward/parts_of/{task_set}")
     return metrics
 
 
@@ -46,7 +49,6 @@ def _numbers(groups: Sequence[Group], ended: Sequence[Ended]) -> dict[str, float
     }
     if rewards := _rewards(groups):
         numbers |= {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
-    numbers |= _parts(groups)
     if drawn := _rewards([*groups, *filtered]):
         numbers["reward/drawn"] = statistics.fmean(drawn)
         numbers["groups/filtered_share"] = len(filtered) / (len(groups) + len(filtered))
@@ -56,13 +58,13 @@ def _numbers(groups: Sequence[Group], ended: Sequence[Ended]) -> dict[str, float
     return numbers
 
 
-def _parts(groups: Iterable[Group]) -> dict[str, float]:
-    """The mean of each named part of the rewards, over the rollouts that have it."""
+def _parts(groups: Iterable[Group], prefix: str) -> dict[str, float]:
+    """The mean of each named part of the rewards, over the rollouts that have it; its name begins with `prefix`."""
     values: dict[str, list[float]] = {}
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         for name, value in rollout.reward.parts.items() if isinstance(rollout.reward, Scored) else ():
             values.setdefault(name, []).append(value)
-    return {f"reward/parts/{name}": statistics.fmean(values[name]) for name in sorted(values)}
+    return {f"{prefix}/{name}": statistics.fmean(values[name]) for name in sorted(values)}
 
 
 def _rewards(groups: Iterable[Group]) -> list[float]:
