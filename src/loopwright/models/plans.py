@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -14,6 +15,11 @@ from loopwright.models.attention import BLOCKED, masked_attention
 
 class Context(Protocol):
     """Where a chunk's earlier keys and values are, and where its new ones go."""
+
+    @property
+    def past(self) -> int:
+        """Tokens that are there already."""
+        ...
 
     def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep the new keys and values [1, heads, tokens, dim]; return them after those already there."""
@@ -30,11 +36,13 @@ class Chunk:
 
 
 class ChunkPlan:
-    """Attention chunk by chunk. Long prompts keep the causal kernel, which skips the upper half."""
+    """Attention chunk by chunk. Long prompts keep the causal kernel, which skips the upper half; prompts of one length
+    that begin anew are one call."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
         self.layers_seen: set[int] = set()
+        self._alike = [list(run) for _, run in groupby(chunks, key=_length_if_new)]
 
     def attend(
         self,
@@ -48,12 +56,43 @@ class ChunkPlan:
     ) -> torch.Tensor:
         self.layers_seen.add(layer)
         outputs = []
-        for chunk in self.chunks:
-            q, k, v = (x[:, :, chunk.start : chunk.end] for x in (query, key, value))
-            if chunk.context is not None:
-                k, v = chunk.context.extend(layer, k, v)
-            outputs.append(_causal(q, k, v, scaling, window))
-        return torch.cat(outputs, dim=2).transpose(1, 2)
+        for run in self._alike:
+            if len(run) > 1 and _length_if_new(run[0]) is not None:
+                outputs.append(_together(run, layer, query, key, value, scaling, window))
+                continue
+            for chunk in run:
+                q, k, v = (x[:, :, chunk.start : chunk.end] for x in (query, key, value))
+                if chunk.context is not None:
+                    k, v = chunk.context.extend(layer, k, v)
+                outputs.append(_causal(q, k, v, scaling, window).transpose(1, 2))
+        return torch.cat(outputs, dim=1)
+
+
+def _length_if_new(chunk: Chunk) -> int | None:
+    """Its number of tokens, unless it goes on behind others."""
+    goes_on = chunk.context is not None and chunk.context.past
+    return None if goes_on else chunk.end - chunk.start
+
+
+def _together(
+    run: Sequence[Chunk],
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Attention of chunks that lie one after the other, as one batch: [1, tokens, heads, dim]."""
+    start, end, count = run[0].start, run[-1].end, len(run)
+    q, k, v = (
+        x[0, :, start:end].reshape(x.shape[1], count, -1, x.shape[-1]).transpose(0, 1) for x in (query, key, value)
+    )
+    for i, chunk in enumerate(run):
+        if chunk.context is not None:
+            chunk.context.extend(layer, k[i : i + 1], v[i : i + 1])
+    output = _causal(q, k, v, scaling, window).transpose(1, 2)
+    return output.reshape(1, end - start, *output.shape[2:])
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, window: int | None) -> torch.Tensor:

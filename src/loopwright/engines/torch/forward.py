@@ -151,6 +151,10 @@ class _Kept:
         self._row = row
         self._after = after
 
+    @property
+    def past(self) -> int:
+        return 0 if self._after is None else self._after.length
+
     def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = key.shape[2]
         self._row.length = tokens
