@@ -61,7 +61,7 @@ def test_what_is_not_on_disk(problems_of, minimal, override, words):
     [
         ("{kind: parquet, path: run.yaml}", "pyarrow", "parquet"),
         ("{kind: dataset, path: .}", "datasets", "datasets"),
-        ("{kind: reasoning_gym, family: gcd}", "reasoning_gym", "reasoning_gym"),
+        ("{kind: reasoning_gym, family: gcd}", "reasoning_gym", "reasoning-gym"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(problems_of, minimal, monkeypatch, data, package, extra):
@@ -84,7 +84,7 @@ def test_a_missing_package_is_named_with_its_extra(problems_of, minimal, monkeyp
             "judgers.j={kind: composed, by_source: {gym: reasoning_gym}}",
             "judgers.j.by_source.gym",
             "reasoning_gym",
-            "reasoning_gym",
+            "reasoning-gym",
         ),
     ],
 )

@@ -22,7 +22,7 @@ class Extra(NamedTuple):
 EXTRAS = {
     "parquet": Extra("pyarrow", "parquet"),
     "dataset": Extra("datasets", "datasets"),
-    "reasoning_gym": Extra("reasoning_gym", "reasoning_gym"),
+    "reasoning_gym": Extra("reasoning_gym", "reasoning-gym"),
     "math_answer": Extra("math_verify", "math"),
     "http": Extra("httpx", "http"),
     "llm": Extra("httpx", "http"),

@@ -13,7 +13,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "http": ("the judgers http and llm", ("httpx",)),
     "parquet": ("tasks from Parquet files", ("pyarrow",)),
     "datasets": ("tasks from Hugging Face datasets folders", ("datasets",)),
-    "reasoning_gym": ("generated tasks of reasoning_gym", ("reasoning-gym",)),
+    "reasoning-gym": ("generated tasks of reasoning_gym", ("reasoning-gym",)),
     "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
 }
 """The extras that a user may want, each with its purpose and its packages."""
