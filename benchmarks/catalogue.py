@@ -20,6 +20,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         reward="dense",
         rounds=3,
         peer_micro_batch=4,
+        alone=True,
     ),
     Grpo(
         "grpo-tiny",

@@ -48,6 +48,7 @@ class Decode:
     new_tokens: int = 32
     threads: int = 2
     rounds: int = 5
+    alone: bool = False
     module: str = "benchmarks.workers.ours_decode"
     peer: Peer = GENERATE
     figures: tuple[Figure, ...] = FIGURES

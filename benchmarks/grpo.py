@@ -58,6 +58,7 @@ class Grpo:
     threads: int = 2
     rounds: int = 5
     peer_micro_batch: int = 64
+    alone: bool = False
     module: str = "benchmarks.workers.ours_grpo"
     peer: Peer = TRL
     figures: tuple[Figure, ...] = FIGURES

@@ -2,7 +2,8 @@
 
     ours, peer, limit -> ours, peer, limit -> ...
 
-The first round of each warms up and does not count. A slow moment of the machine meets all sides, not one.
+The first round of each warms up and does not count. A slow moment of the machine meets all sides, not one. Sides that
+do not fit into memory together are started for each round anew, and its length makes up for the missing warm-up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ Say = Callable[[str], None]
 """Tells a waiting person what has happened."""
 
 Answer = dict[str, Any]
+
+Programs = Sequence[tuple[Program, Spec]]
+
+
+@dataclass(slots=True)
+class Answers:
+    """What one process has said so far."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    rounds: list[Answer] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +74,48 @@ async def measure(
         folder = Path(temporary)
         prepared = benchmark.prepare(folder, places)
         programs = _programs(benchmark, prepared, places, environment, ours_only=ours_only)
-        async with AsyncExitStack() as stack:
-            workers = []
-            for program, spec in programs:
-                say(f"starting {program.name}")
-                started = Worker.start(program, spec, folder / f"{program.name}.log")
-                workers.append(await stack.enter_async_context(started))
-            answers = await _rounds(workers, rounds, say)
-    return _measured(benchmark, prepared, workers, answers)
+        answers: dict[str, Answers] = {program.name: Answers() for program, _ in programs}
+        if benchmark.alone:
+            for number in range(1, rounds + 1):
+                again = folder / f"round-{number}"
+                again.mkdir()
+                anew = benchmark.prepare(again, places)
+                programs = _programs(benchmark, anew, places, environment, ours_only=ours_only)
+                await _one_by_one(programs, again, number, answers, say)
+        else:
+            await _side_by_side(programs, folder, rounds, answers, say)
+    return _measured(benchmark, prepared, answers)
 
 
-async def _rounds(workers: Sequence[Worker], rounds: int, say: Say) -> dict[str, list[Answer]]:
-    answers: dict[str, list[Answer]] = {worker.name: [] for worker in workers}
-    for number in range(rounds + 1):
-        for worker in workers:
+async def _side_by_side(
+    programs: Programs, folder: Path, rounds: int, answers: Mapping[str, Answers], say: Say
+) -> None:
+    async with AsyncExitStack() as stack:
+        workers = []
+        for program, spec in programs:
+            say(f"starting {program.name}")
+            started = Worker.start(program, spec, folder / f"{program.name}.log")
+            workers.append(await stack.enter_async_context(started))
+            answers[program.name].versions = workers[-1].versions
+        for number in range(rounds + 1):
+            for worker in workers:
+                answer = await worker.round()
+                _tell(f"round {number}" if number else "warm-up", worker.name, answer, say)
+                if number:
+                    answers[worker.name].rounds.append(answer)
+
+
+async def _one_by_one(programs: Programs, folder: Path, number: int, answers: Mapping[str, Answers], say: Say) -> None:
+    for program, spec in programs:
+        async with Worker.start(program, spec, folder / f"{program.name}.log") as worker:
             answer = await worker.round()
-            label = f"round {number}" if number else "warm-up"
-            say(f"{label}: {worker.name} {answer['seconds']:.2f} s, CPU {answer['cpu_seconds']:.2f} s")
-            if number:
-                answers[worker.name].append(answer)
-    return answers
+        _tell(f"round {number}", program.name, answer, say)
+        answers[program.name].versions = worker.versions
+        answers[program.name].rounds.append(answer)
+
+
+def _tell(label: str, name: str, answer: Answer, say: Say) -> None:
+    say(f"{label}: {name} {answer['seconds']:.2f} s, CPU {answer['cpu_seconds']:.2f} s")
 
 
 def _programs(
@@ -108,18 +141,16 @@ def _programs(
     return [*programs, (Program(LIMIT, own, "benchmarks.workers.gemm", places.checkout, shared), limit)]
 
 
-def _measured(
-    benchmark: Benchmark, prepared: Prepared, workers: Sequence[Worker], answers: Mapping[str, Sequence[Answer]]
-) -> Measured:
-    passes = [answer["phases"] for answer in answers[LIMIT]]
+def _measured(benchmark: Benchmark, prepared: Prepared, answers: Mapping[str, Answers]) -> Measured:
+    passes = [answer["phases"] for answer in answers[LIMIT].rounds]
     seconds = {
         phase: {part: statistics.median(one[phase][part] for one in passes) for part in passes[0][phase]}
         for phase in passes[0]
     }
     pace = Pace.of(seconds, prepared.rows)
     sides = tuple(
-        Side(worker.name, worker.versions, tuple(benchmark.round(answer, pace) for answer in answers[worker.name]))
-        for worker in workers
-        if worker.name != LIMIT
+        Side(name, said.versions, tuple(benchmark.round(answer, pace) for answer in said.rounds))
+        for name, said in answers.items()
+        if name != LIMIT
     )
     return Measured(benchmark, sides, prepared.layers, prepared.rows, seconds)

@@ -63,6 +63,11 @@ class Benchmark(Protocol):
         ...
 
     @property
+    def alone(self) -> bool:
+        """Whether the sides' processes do not fit into memory together."""
+        ...
+
+    @property
     def module(self) -> str:
         """Our worker."""
         ...

@@ -1,6 +1,7 @@
 """Protocols only: what one room may ask of another. Nothing here has a body, and nothing here imports a room."""
 
 from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
+from loopwright.ports.buffer import ReplayBuffer, Started
 from loopwright.ports.engine import Engine, Lockstep, PauseMode
 from loopwright.ports.judger import GroupJudger, Judger
 from loopwright.ports.learner import Learner, StepReport
@@ -22,9 +23,11 @@ __all__ = [
     "PauseMode",
     "Policy",
     "Renderer",
+    "ReplayBuffer",
     "Reply",
     "ResumePlan",
     "Sampler",
+    "Started",
     "StepReport",
     "Storage",
     "TaskSource",

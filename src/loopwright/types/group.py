@@ -15,8 +15,12 @@ class GroupStatus(StrEnum):
 
     PENDING = "pending"
     """Drawn; some of its rollouts are still to come."""
+    ABORTED = "aborted"
+    """Interrupted: what was made of it is stored, and it goes on from there."""
     COMPLETED = "completed"
     """All its members are scored; it waits for a train step."""
+    EXPIRED = "expired"
+    """Its tokens became too old before a train step took it; its members are made again."""
     CONSUMED = "consumed"
     """Trained at the step recorded with it."""
     FILTERED = "filtered"
@@ -37,6 +41,11 @@ class Group:
     draw: int
     task: Task
     rollouts: tuple[Rollout, ...]
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version of the oldest sampled token of any member."""
+        return min((v for rollout in self.rollouts if (v := rollout.oldest_version) is not None), default=None)
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -17,6 +17,8 @@ class StopReason(StrEnum):
     """The agent finished by itself."""
     BUDGET = "budget"
     """It ran out of its own budget of tokens, turns or time. It is graded all the same (R2)."""
+    ABORTED = "aborted"
+    """It was interrupted, and goes on from its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,16 @@ class Rollout:
         return self.reward.value if isinstance(self.reward, Scored) else None
 
     @property
+    def is_partial(self) -> bool:
+        """Whether its agent was interrupted, and goes on from the tokens that are here."""
+        return self.episode is not None and self.episode.stop is StopReason.ABORTED
+
+    @property
     def awaits_judge(self) -> bool:
-        """Whether there is a sound episode without a score: it was not judged yet, or its judge failed."""
+        """Whether there is a whole episode without a score: it was not judged yet, or its judge failed."""
         judge_failed = isinstance(self.reward, Failed) and self.reward.cause is FailureCause.JUDGE
-        return self.episode is not None and (judge_failed or isinstance(self.reward, Unscored))
+        whole = self.episode is not None and not self.is_partial
+        return whole and (judge_failed or isinstance(self.reward, Unscored))
 
     @property
     def oldest_version(self) -> int | None:

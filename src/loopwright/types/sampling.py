@@ -48,11 +48,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Token ids in. `id` names the request for `abort` and, in lockstep, orders it among its peers."""
+    """Token ids in. `id` names the request for `abort` and, in lockstep, orders it among its peers.
+
+    `resumable`: whoever asks can go on from a partial answer. For all others, who runs the engine does it: when a pause
+    cut the answer short, they see one slower call.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

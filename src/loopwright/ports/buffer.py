@@ -1,0 +1,78 @@
+"""Groups between production and training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loopwright.ports.storage import GroupRow
+from loopwright.types import Group, GroupStatus, Rollout, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A group that is under way, with the latest attempt of each member that is stored already.
+
+    A stored member may be whole, partial (it continues from its tokens), unscored or failed. With `anew`, the group
+    had expired: every member is made again, as the next attempt.
+    """
+
+    row: GroupRow
+    stored: tuple[Rollout, ...] = ()
+    anew: bool = False
+
+
+class ReplayBuffer(Protocol):
+    """Knows readiness, order, staleness and storage. A group is in exactly one status at any moment (R3).
+
+    Whatever an `async` method has returned from is durable (D1); `count`, `ready` and `oldest_pending` are answered
+    from memory and never wait.
+    """
+
+    def count(self, task_set: str, status: GroupStatus) -> int:
+        """Groups of the surviving lineage in `status`."""
+        ...
+
+    def ready(self, task_set: str, step: int) -> int:
+        """Completed groups that `take` could hand to train step `step`."""
+        ...
+
+    def oldest_pending(self, task_set: str) -> int | None:
+        """The oldest version behind any group that is PENDING or ABORTED: the one that will be stale first."""
+        ...
+
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
+        """A new group, PENDING."""
+        ...
+
+    async def take_up(self, task_set: str) -> Started | None:
+        """The next group that goes on, PENDING again: EXPIRED ones first, then ABORTED ones, each oldest first."""
+        ...
+
+    async def put(self, row: GroupRow, rollout: Rollout) -> None:
+        """Store one member: scored, failed, unscored as yet, or partial. A partial one is replaced by its next put."""
+        ...
+
+    async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
+        """Store the rewards of rollouts that are stored without a score."""
+        ...
+
+    async def settle(self, row: GroupRow, status: GroupStatus) -> None:
+        """A PENDING group is through (COMPLETED, FILTERED, FAILED) or interrupted (ABORTED)."""
+        ...
+
+    async def expire(self, step: int) -> Mapping[str, int]:
+        """Apply the policy to completed groups that are too old for train step `step`; how many expired, by set."""
+        ...
+
+    async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:
+        """The oldest completed groups, as many as wanted of each task set; tokens too old for `step` are masked.
+
+        They are handed out once. Asking for more than are ready is an error.
+        """
+        ...
+
+    async def consume(self, groups: Sequence[Group], step: int) -> None:
+        """Record that groups which were taken have been trained at `step`."""
+        ...
