@@ -2,7 +2,7 @@
 
 from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
 from loopwright.ports.buffer import ReplayBuffer, Started
-from loopwright.ports.engine import Engine, Lockstep, PauseMode
+from loopwright.ports.engine import Engine, Lockstep
 from loopwright.ports.judger import GroupJudger, Judger
 from loopwright.ports.learner import Learner, StepReport
 from loopwright.ports.renderer import Renderer
@@ -10,6 +10,7 @@ from loopwright.ports.sampler import Sampler, TaskSource
 from loopwright.ports.storage import GroupRow, ResumePlan, Storage
 from loopwright.ports.tracker import Tracker
 from loopwright.ports.weights import CheckpointEngine
+from loopwright.types import PauseMode
 
 __all__ = [
     "AgentLoop",

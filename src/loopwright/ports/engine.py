@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, Protocol
 
-from loopwright.types import GenerateRequest, Generation
-
-
-class PauseMode(StrEnum):
-    """What happens to requests that are running when an engine is paused."""
-
-    DRAIN = "drain"
-    """They run to their end; new ones wait."""
-    ABORT = "abort"
-    """They return at once with what they have sampled and `finish = abort`."""
-    KEEP = "keep"
-    """They freeze at a token boundary and go on after `resume`, under whatever weights are loaded then."""
+from loopwright.types import GenerateRequest, Generation, PauseMode
 
 
 class Engine(Protocol):

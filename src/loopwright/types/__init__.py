@@ -3,13 +3,19 @@ consistency: an impossible value cannot be built."""
 
 from loopwright.types.choices import (
     Aggregate,
+    BufferKind,
     EvalMode,
     ImportanceKind,
     KlKind,
     Level,
     MetricKind,
     OnAgentError,
+    PauseMode,
+    ProduceKind,
     Schedule,
+    Stale,
+    TailBatch,
+    TrainerKind,
 )
 from loopwright.types.evaluation import TaskResult
 from loopwright.types.group import Group, GroupStatus
@@ -21,6 +27,7 @@ from loopwright.types.tokens import ChainStart, TokenChain, Turn
 
 __all__ = [
     "Aggregate",
+    "BufferKind",
     "ChainStart",
     "Episode",
     "EvalMode",
@@ -37,17 +44,22 @@ __all__ = [
     "Message",
     "MetricKind",
     "OnAgentError",
+    "PauseMode",
+    "ProduceKind",
     "Reward",
     "Rollout",
     "RolloutKey",
     "Sampling",
     "Schedule",
     "Scored",
+    "Stale",
     "StopReason",
+    "TailBatch",
     "Task",
     "TaskResult",
     "Timing",
     "TokenChain",
+    "TrainerKind",
     "Turn",
     "Unscored",
 ]

@@ -9,6 +9,10 @@ OnAgentError = Literal["fail", "grade"] | float
 """What an agent that raised is worth: nothing (its rollout failed), what the judger says of what it did so far, or a
 fixed reward."""
 
+TailBatch = Literal["off", "immediate"] | int
+"""When expired groups are made again: never (they are masked), among the others as soon as there are any, or, from
+that many on, in a step of their own."""
+
 
 class Schedule(StrEnum):
     """How the learning rate moves after its warm-up."""
@@ -81,3 +85,51 @@ class MetricKind(StrEnum):
     """`pass@k`: how likely one of k samples is right."""
     MAJORITY = "majority"
     """`majority@k`: the score of the answer that most of k samples agree on."""
+
+
+class TrainerKind(StrEnum):
+    """Where sampling and training happen."""
+
+    COLOCATE = "colocate"
+    """In one process, on the same parameters: sample, then train."""
+    DISAGGREGATED = "disaggregated"
+    """In two processes, at the same time."""
+
+
+class ProduceKind(StrEnum):
+    """When the groups of a train step are made."""
+
+    SYNC = "sync"
+    """All of them by the newest weights, before the step."""
+    ASYNC = "async"
+    """Ahead of their step, within the staleness that is allowed."""
+
+
+class PauseMode(StrEnum):
+    """What happens to requests that are running when an engine is paused."""
+
+    DRAIN = "drain"
+    """They run to their end; new ones wait."""
+    ABORT = "abort"
+    """They return at once with what they have sampled and `finish = abort`."""
+    KEEP = "keep"
+    """They freeze at a token boundary and go on after `resume`, under whatever weights are loaded then."""
+
+
+class Stale(StrEnum):
+    """What becomes of a group that has tokens too old for the step that could train it. It is never just dropped (R5)."""
+
+    MASK = "mask"
+    """Those tokens are not trained on; the others are."""
+    WAIT = "wait"
+    """It does not come to that: the step that could still use the group waits for it."""
+    RETRY = "retry"
+    """It is made again, within a limit; beyond that it is masked."""
+
+
+class BufferKind(StrEnum):
+    """Where groups are kept between production and training."""
+
+    SQLITE = "sqlite"
+    MEMORY = "memory"
+    """Gone with the process: a run that is killed goes on from its checkpoint, without what came after it."""
