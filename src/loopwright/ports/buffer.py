@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from loopwright.ports.storage import GroupRow
@@ -14,28 +14,35 @@ from loopwright.types import Group, GroupStatus, Rollout, Task
 class Started:
     """A group that is under way, with the latest attempt of each member that is stored already.
 
-    A stored member may be whole, partial (it continues from its tokens), unscored or failed. With `anew`, the group
-    had expired: every member is made again, as the next attempt.
+    A stored member may be whole, partial (it continues from its tokens), unscored or failed. `attempts` says how many
+    attempts each member has had, and so the number of the next: when its group has expired, a member is no longer among
+    the stored ones, and is made again under that number.
     """
 
     row: GroupRow
     stored: tuple[Rollout, ...] = ()
-    anew: bool = False
+    attempts: Mapping[int, int] = field(default_factory=dict)
 
 
 class ReplayBuffer(Protocol):
     """Knows readiness, order, staleness and storage. A group is in exactly one status at any moment (R3).
 
     Whatever an `async` method has returned from is durable (D1); `count`, `ready` and `oldest_pending` are answered
-    from memory and never wait.
+    from memory and never wait. A group that was taken counts as CONSUMED from then on.
     """
+
+    @property
+    def masked_tokens(self) -> int:
+        """How many tokens were masked so far, because they were too old when their group was taken."""
+        ...
 
     def count(self, task_set: str, status: GroupStatus) -> int:
         """Groups of the surviving lineage in `status`."""
         ...
 
     def ready(self, task_set: str, step: int) -> int:
-        """Completed groups that `take` could hand to train step `step`."""
+        """Completed groups that `take` could hand to train step `step`. With `stale: wait` there are none, of any task
+        set, while a group that has its last chance at this step is still PENDING or ABORTED."""
         ...
 
     def oldest_pending(self, task_set: str) -> int | None:
@@ -46,8 +53,11 @@ class ReplayBuffer(Protocol):
         """A new group, PENDING."""
         ...
 
-    async def take_up(self, task_set: str) -> Started | None:
-        """The next group that goes on, PENDING again: EXPIRED ones first, then ABORTED ones, each oldest first."""
+    async def take_up(self, task_set: str, version: int) -> Started | None:
+        """The next group that goes on, PENDING again: EXPIRED ones first, then ABORTED ones, each oldest first.
+
+        `version` is that of the weights that it goes on with.
+        """
         ...
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
