@@ -46,6 +46,7 @@ from loopwright.config.learner import (
 from loopwright.config.loading import Loaded, Migrated, Setting, load, migrate_file
 from loopwright.config.purpose import Purpose
 from loopwright.config.schema import (
+    BufferConfig,
     Dtype,
     ModelConfig,
     ProduceConfig,
@@ -62,6 +63,7 @@ __all__ = [
     "BUNDLED_MODEL",
     "AdvantageConfig",
     "AgentConfig",
+    "BufferConfig",
     "BuiltInMetric",
     "CispoConfig",
     "Columns",

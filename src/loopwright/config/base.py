@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 T = TypeVar("T")
 
 # YAML knows lists and texts only: strict mode would refuse them where a tuple or an enum is meant.
 FromYaml = Annotated[T, Field(strict=False)]
+
+# YAML reads a bare `off` as false; where it is one of the words to choose from, the word is meant.
+OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from loopwright.config.base import Count, CountOrZero, Decay, FromYaml, NotNegative, Positive, Section, Text
+from loopwright.config.base import Count, CountOrZero, Decay, FromYaml, NotNegative, OffIsAWord, Positive, Section, Text
 from loopwright.types import Aggregate, ImportanceKind, KlKind, Level, Schedule
 
 Drop = Annotated[float, Field(ge=0, le=1)]
@@ -87,10 +87,6 @@ class PythonLoss(_Loss):
 LossConfig = Annotated[
     PpoClipConfig | GspoConfig | CispoConfig | ReinforceConfig | PythonLoss, Field(discriminator="kind")
 ]
-
-
-# YAML reads a bare `off` as false; everybody who writes it here means the word.
-OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 
 class ImportanceConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from loopwright.config.base import (
     Count,
     CountOrZero,
     FromYaml,
+    NotNegative,
+    OffIsAWord,
     Positive,
     Section,
     Share,
@@ -22,6 +24,7 @@ from loopwright.config.judgers import ComposedJudgerConfig, JudgerConfig
 from loopwright.config.learner import LearnerConfig
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import TaskSetConfig
+from loopwright.types import BufferKind, PauseMode, ProduceKind, Stale, TrainerKind
 
 
 class Dtype(StrEnum):
@@ -41,10 +44,11 @@ class ModelConfig(Section):
 
 
 class TorchEngineConfig(Section):
-    """The embedded engine."""
+    """The embedded engine. `threads` are those of the process that it has to itself in a disaggregated run."""
 
     kind: Literal["torch"] = "torch"
     max_batch: Count = 64
+    threads: Count | None = None
 
 
 class RolloutConfig(Section):
@@ -61,12 +65,18 @@ class RolloutConfig(Section):
 
 
 class ProduceConfig(Section):
-    """How groups are made, which of them are trained, and how much failure is borne (R2, R4).
+    """How groups are made, which of them are trained, how old they may be (R5), and how much failure is borne (R2, R4).
 
     `filter` is one of FILTERS, or the path of the user's function.
     """
 
-    kind: Literal["sync"] = "sync"
+    kind: FromYaml[ProduceKind] = ProduceKind.SYNC
+    max_staleness: CountOrZero = 1
+    stale: FromYaml[Stale] = Stale.MASK
+    max_expiries: Count = 2
+    in_flight: FromYaml[PauseMode] = PauseMode.ABORT
+    over_sample: NotNegative = 0.0
+    tail_batch: Annotated[Literal["off", "immediate"] | Count, OffIsAWord] = "immediate"
     max_attempts: Count = 3
     judge_attempts: Count = 2
     min_members: Count | None = None
@@ -76,10 +86,17 @@ class ProduceConfig(Section):
     agent_timeout_seconds: Positive = 600.0
 
 
+class BufferConfig(Section):
+    """Where groups are kept until they are trained, and afterwards."""
+
+    kind: FromYaml[BufferKind] = BufferKind.SQLITE
+    archive: bool = True
+
+
 class TrainerConfig(Section):
     """The run itself. `run_dir` is relative to the current directory, not to the config file."""
 
-    kind: Literal["colocate"] = "colocate"
+    kind: FromYaml[TrainerKind] = TrainerKind.COLOCATE
     run_dir: Text
     steps: Count
     groups_per_step: Count = 8
@@ -88,6 +105,8 @@ class TrainerConfig(Section):
     checkpoint_every: Count = 10
     keep_checkpoints: Count = 2
     export: bool = True
+    sync_interval: Count = 1
+    stall_seconds: Positive = 900.0
 
 
 class TrackConfig(Section):
@@ -106,6 +125,7 @@ class RunConfig(Section):
     judgers: dict[str, JudgerConfig] = Field(default_factory=dict)
     rollout: RolloutConfig = RolloutConfig()
     produce: ProduceConfig = ProduceConfig()
+    buffer: BufferConfig = BufferConfig()
     learner: LearnerConfig = LearnerConfig()
     trainer: TrainerConfig
     eval: EvalConfig | None = None

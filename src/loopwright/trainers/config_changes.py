@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-FREE = ("trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.run_dir", "trainer.export", "track.")
+FREE = (
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+    "trainer.run_dir",
+    "trainer.export",
+    "trainer.stall_seconds",
+    "buffer.archive",
+    "track.",
+)
 """Settings that may differ when a run goes on; one that ends in a dot stands for all below it."""
 
 _UNSET = object()

@@ -117,7 +117,7 @@ class PauseMode(StrEnum):
 
 
 class Stale(StrEnum):
-    """What becomes of a group that has tokens too old for the step that could train it. It is never just dropped (R5)."""
+    """What becomes of a group that has tokens too old for the step that could train it. It is never dropped (R5)."""
 
     MASK = "mask"
     """Those tokens are not trained on; the others are."""

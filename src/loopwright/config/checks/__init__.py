@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loopwright.config.checks import evaluating, judging, learning, running, sampling, tasks
+from loopwright.config.checks import evaluating, judging, learning, producing, running, sampling, tasks
 from loopwright.config.checks.idle import idle_settings
 from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
 
-PROBLEMS = (tasks.problems, judging.problems, sampling.problems, learning.problems, evaluating.problems)
-WARNINGS = (tasks.warnings, judging.warnings, sampling.warnings, learning.warnings, evaluating.warnings)
-IDLE = (*tasks.IDLE, *judging.IDLE, *sampling.IDLE, *learning.IDLE, *running.IDLE, *evaluating.IDLE)
+SUBJECTS = (tasks, judging, sampling, producing, learning, evaluating)
+PROBLEMS = tuple(subject.problems for subject in SUBJECTS)
+WARNINGS = tuple(subject.warnings for subject in SUBJECTS)
+IDLE = tuple(rule for subject in (*SUBJECTS, running) for rule in subject.IDLE)
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:

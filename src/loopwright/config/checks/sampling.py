@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from loopwright.config.checks.idle import Idle
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import Dtype, RolloutConfig, RunConfig
 from loopwright.config.task_sets import SamplingOverrides, SingleTurnAgent
+from loopwright.types import ProduceKind, TrainerKind
 
 SAMPLED = ("max_new_tokens", "top_k", "top_p", "stop")
 """Settings of `rollout` that a task set may replace."""
@@ -19,8 +21,15 @@ def _replaced(name: str) -> Callable[[RunConfig, RolloutConfig], bool]:
 
 
 def _in_flight(config: RunConfig) -> int | None:
-    """Most rollouts that a step has at once; None when an evaluation may have more."""
-    return None if config.eval else config.trainer.groups_per_step * config.rollout.samples_per_task
+    """Most rollouts that training has at once; None when an evaluation may have more."""
+    if config.eval:
+        return None
+    groups, produce = config.trainer.groups_per_step, config.produce
+    if config.trainer.kind is TrainerKind.DISAGGREGATED:
+        groups *= (produce.max_staleness + 1) * config.trainer.sync_interval
+    elif produce.kind is ProduceKind.ASYNC:
+        groups += math.ceil(groups * produce.over_sample)
+    return groups * config.rollout.samples_per_task
 
 
 def _one_call_each(config: RunConfig) -> bool:
@@ -36,7 +45,7 @@ IDLE = (
     Idle(
         "rollout.concurrency",
         lambda config, rollout: (most := _in_flight(config)) is not None and rollout.concurrency > most,
-        "a step has fewer rollouts",
+        "training has fewer rollouts at a time",
     ),
     Idle(
         "rollout.engine.max_batch",

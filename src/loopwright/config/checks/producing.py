@@ -1,0 +1,157 @@
+"""Production and training at the same time: which kinds go together, and what is done at a weight update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loopwright.config.checks.idle import Idle
+from loopwright.config.problems import KeyPath, Problem, dotted
+from loopwright.config.schema import ProduceConfig, RunConfig
+from loopwright.types import BufferKind, ImportanceKind, PauseMode, ProduceKind, Stale, TrainerKind
+
+
+def _is_sync(config: RunConfig, _: object) -> bool:
+    return config.produce.kind is ProduceKind.SYNC
+
+
+def _is_colocated(config: RunConfig, _: object) -> bool:
+    return config.trainer.kind is TrainerKind.COLOCATE
+
+
+def _retries_nothing(config: RunConfig, produce: ProduceConfig) -> bool:
+    return not _is_sync(config, produce) and produce.stale is not Stale.RETRY
+
+
+def _makes_no_more(config: RunConfig, produce: ProduceConfig) -> bool:
+    return _is_colocated(config, produce) and produce.over_sample == 0
+
+
+IDLE = (
+    *(
+        Idle(f"produce.{name}", _is_sync, "produce.kind is sync", "remove it, or set produce.kind to async")
+        for name in ("max_staleness", "stale", "max_expiries", "in_flight", "over_sample", "tail_batch")
+    ),
+    *(
+        Idle(f"produce.{name}", _retries_nothing, "it is for produce.stale: retry", "remove it, or set produce.stale")
+        for name in ("max_expiries", "tail_batch")
+    ),
+    Idle(
+        "produce.kind",
+        _makes_no_more,
+        "a colocated step makes no more groups than it trains",
+        "set produce.over_sample, or trainer.kind to disaggregated",
+    ),
+    Idle(
+        "produce.over_sample",
+        lambda config, _: not _is_sync(config, _) and not _is_colocated(config, _),
+        "a disaggregated run makes groups ahead as far as produce.max_staleness allows",
+    ),
+    Idle("trainer.sync_interval", _is_colocated, "a colocated engine has the learner's own weights"),
+    Idle(
+        "rollout.engine.threads",
+        _is_colocated,
+        "the engine shares the learner's threads",
+        "remove it, or set model.threads",
+    ),
+    Idle("buffer.archive", lambda _, buffer: buffer.kind is BufferKind.MEMORY, "nothing is kept on disk"),
+)
+
+
+def problems(config: RunConfig) -> Iterator[Problem]:
+    yield from _kinds(config)
+    yield from _deterministic(config)
+    yield from _in_flight(config)
+    yield from _retries(config)
+    yield from _intervals(config)
+
+
+def warnings(config: RunConfig) -> Iterator[Problem]:
+    yield from _born_stale(config)
+    yield from _uncorrected(config)
+
+
+def _kinds(config: RunConfig) -> Iterator[Problem]:
+    if config.trainer.kind is TrainerKind.DISAGGREGATED and config.produce.kind is ProduceKind.SYNC:
+        yield Problem(
+            ("trainer", "kind"),
+            "is disaggregated, but produce.kind is sync: sampling and training would take turns",
+            "set produce.kind to async",
+            also=(("produce", "kind"),),
+        )
+
+
+def _deterministic(config: RunConfig) -> Iterator[Problem]:
+    fields: tuple[tuple[KeyPath, object, object], ...] = (
+        (("trainer", "kind"), config.trainer.kind, TrainerKind.COLOCATE),
+        (("produce", "kind"), config.produce.kind, ProduceKind.SYNC),
+    )
+    for path, value, needed in fields if config.trainer.deterministic else ():
+        if value != needed:
+            yield Problem(
+                ("trainer", "deterministic"),
+                f"is on, but {dotted(path)} is {value}: what is sampled by which weights depends on timing then",
+                f"switch it off, or set {dotted(path)} to {needed}",
+                also=(path,),
+            )
+
+
+def _in_flight(config: RunConfig) -> Iterator[Problem]:
+    produce = config.produce
+    if _is_colocated(config, produce) and not _is_sync(config, produce) and produce.in_flight is PauseMode.KEEP:
+        yield Problem(
+            ("produce", "in_flight"),
+            "is keep, but trainer.kind is colocate: nothing can be sampled while the same parameters are trained",
+            "use drain or abort",
+            also=(("trainer", "kind"),),
+        )
+
+
+def _retries(config: RunConfig) -> Iterator[Problem]:
+    produce = config.produce
+    if not _is_sync(config, produce) and produce.stale is Stale.RETRY and produce.tail_batch == "off":
+        yield Problem(
+            ("produce", "tail_batch"),
+            "is off, but produce.stale is retry: expired groups would never be made again",
+            "set it to immediate or to a number, or produce.stale to mask",
+            also=(("produce", "stale"),),
+        )
+
+
+def _intervals(config: RunConfig) -> Iterator[Problem]:
+    """Weights are evaluated by the engines and saved with what they produce: both need a sync at that step."""
+    sync = config.trainer.sync_interval
+    fields: list[tuple[KeyPath, int]] = [(("trainer", "checkpoint_every"), config.trainer.checkpoint_every)]
+    if config.eval is not None:
+        fields.append((("eval", "every"), config.eval.every))
+    for path, every in fields if config.trainer.kind is TrainerKind.DISAGGREGATED else ():
+        # One that lies behind the last step never comes; the last step always syncs.
+        if every % sync and every <= config.trainer.steps:
+            below = every // sync * sync
+            nearest = f"{below} or {below + sync}" if below else f"{sync}"
+            yield Problem(
+                path,
+                f"is {every}, which is no multiple of trainer.sync_interval ({sync})",
+                f"set it to {nearest}",
+                also=(("trainer", "sync_interval"),),
+            )
+
+
+def _born_stale(config: RunConfig) -> Iterator[Problem]:
+    produce = config.produce
+    makes_more = not _is_sync(config, produce) and _is_colocated(config, produce) and produce.over_sample > 0
+    if makes_more and produce.max_staleness == 0:
+        yield Problem(
+            ("produce", "max_staleness"),
+            "is 0: what produce.over_sample leaves over is too old for the next step",
+            "set it to 1 or more",
+        )
+
+
+def _uncorrected(config: RunConfig) -> Iterator[Problem]:
+    off_policy = config.produce.kind is ProduceKind.ASYNC and config.produce.max_staleness > 0
+    if off_policy and config.learner.importance.kind is ImportanceKind.OFF:
+        yield Problem(
+            ("learner", "importance", "kind"),
+            "is off, but produce.kind is async: tokens of older weights are trained as if the newest had sampled them",
+            "use truncate or mask",
+        )

@@ -1,0 +1,114 @@
+"""Which kinds of trainer and production go together, and which settings have an effect where."""
+
+from __future__ import annotations
+
+import pytest
+
+from loopwright.types import PauseMode, ProduceKind, Stale, TrainerKind
+
+ASYNC = "produce.kind=async"
+APART = "trainer.kind=disaggregated"
+MORE = "produce.over_sample=0.5"
+EVAL = "eval={every: 4, data: {kind: jsonl, path: e}, agent: {kind: single_turn, judger: integer_answer}}"
+
+
+def test_every_choice_is_read(load_text, minimal):
+    config = load_text(
+        minimal, ASYNC, APART, "produce.stale=retry", "produce.in_flight=keep", "produce.tail_batch=4"
+    ).config
+    assert config.trainer.kind is TrainerKind.DISAGGREGATED
+    assert config.produce.kind is ProduceKind.ASYNC
+    assert config.produce.stale is Stale.RETRY
+    assert config.produce.in_flight is PauseMode.KEEP
+    assert config.produce.tail_batch == 4
+
+
+def test_off_is_a_word_not_a_truth_value(load_text, minimal):
+    text = minimal + "produce: {kind: async, over_sample: 0.5, tail_batch: off}\n"
+    assert load_text(text).config.produce.tail_batch == "off"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([APART], "trainer.kind: is disaggregated, but produce.kind is sync"),
+        ([ASYNC, MORE, "produce.in_flight=keep"], "produce.in_flight: is keep, but trainer.kind is colocate"),
+        ([ASYNC, MORE, "trainer.deterministic=true"], "trainer.deterministic: is on, but produce.kind is async"),
+        ([ASYNC, APART, "produce.stale=retry", "produce.tail_batch=off"], "produce.tail_batch: is off"),
+        ([ASYNC, APART, "produce.tail_batch=0"], "produce.tail_batch: is 0"),
+        (
+            [ASYNC, APART, "trainer.sync_interval=4", "trainer.checkpoint_every=10"],
+            "trainer.checkpoint_every: is 10, which is no multiple of trainer.sync_interval (4)",
+        ),
+        (
+            [ASYNC, APART, "trainer.sync_interval=5", EVAL],
+            "eval.every: is 4, which is no multiple of trainer.sync_interval (5)",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_problem(problems_of, minimal, overrides, words):
+    (problem,) = problems_of(minimal, *overrides)
+    assert words in problem
+
+
+def test_a_deterministic_run_names_both_kinds_that_are_in_its_way(problems_of, minimal):
+    problems = problems_of(minimal, ASYNC, APART, "trainer.deterministic=true")
+    assert [problem.split(": ")[1][:40] for problem in problems] == [
+        "is on, but trainer.kind is disaggregated",
+        "is on, but produce.kind is async",
+    ]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [ASYNC, APART],
+        [ASYNC, APART, "produce.max_staleness=0"],
+        [ASYNC, APART, "trainer.sync_interval=5", "trainer.checkpoint_every=10", "rollout.engine.threads=1"],
+        [ASYNC, APART, "trainer.sync_interval=2", EVAL],
+        [ASYNC, APART, "trainer.sync_interval=8", "trainer.checkpoint_every=8", "eval.every=0", EVAL.replace("4", "0")],
+        [ASYNC, APART, "produce.stale=retry", "produce.max_expiries=3", "produce.tail_batch=2"],
+        [ASYNC, APART, "rollout.concurrency=128"],
+        [ASYNC, MORE, "produce.in_flight=drain", "rollout.concurrency=96"],
+        ["buffer.kind=memory"],
+    ],
+)
+def test_what_works_gives_no_warning(load_text, minimal, overrides):
+    assert load_text(minimal, *overrides).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "overrides"),
+    [
+        ("produce.max_staleness", ["produce.max_staleness=2"]),
+        ("produce.stale", ["produce.stale=wait"]),
+        ("produce.in_flight", ["produce.in_flight=drain"]),
+        ("produce.in_flight", ["produce.in_flight=keep"]),
+        ("produce.over_sample", [MORE]),
+        ("produce.over_sample", [ASYNC, APART, MORE]),
+        ("produce.max_expiries", ["produce.max_expiries=5"]),
+        ("produce.max_expiries", [ASYNC, APART, "produce.max_expiries=5"]),
+        ("produce.tail_batch", [ASYNC, APART, "produce.tail_batch=5"]),
+        ("produce.kind", [ASYNC]),
+        ("trainer.sync_interval", ["trainer.sync_interval=2"]),
+        ("rollout.engine.threads", ["rollout.engine.threads=1"]),
+        ("rollout.concurrency", [ASYNC, APART, "rollout.concurrency=129"]),
+        ("rollout.concurrency", [ASYNC, MORE, "rollout.concurrency=97"]),
+        ("buffer.archive", ["buffer.kind=memory", "buffer.archive=false"]),
+    ],
+)
+def test_a_setting_without_effect_in_the_chosen_mode_is_reported(load_text, minimal, field, overrides):
+    (warning,) = load_text(minimal, *overrides).warnings
+    assert warning.startswith(f"{field}: has no effect: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([ASYNC, MORE, "produce.max_staleness=0"], "is too old for the next step"),
+        ([ASYNC, APART, "learner.importance.kind=off"], "as if the newest had sampled them"),
+    ],
+)
+def test_what_is_probably_not_meant_is_a_warning(load_text, minimal, overrides, words):
+    (warning,) = load_text(minimal, *overrides).warnings
+    assert words in warning
