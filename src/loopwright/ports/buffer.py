@@ -53,8 +53,8 @@ class ReplayBuffer(Protocol):
         """A new group, PENDING."""
         ...
 
-    async def take_up(self, task_set: str, version: int) -> Started | None:
-        """The next group that goes on, PENDING again: EXPIRED ones first, then ABORTED ones, each oldest first.
+    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> Started | None:
+        """The oldest group in `status`, EXPIRED or ABORTED, PENDING again; None when there is none.
 
         `version` is that of the weights that it goes on with.
         """
