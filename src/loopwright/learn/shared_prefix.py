@@ -8,6 +8,7 @@ share of the gradients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,52 +18,60 @@ from loopwright.models.attention import flash, flash_backward
 
 
 class _SharedPrefix(torch.autograd.Function):
+    """The rests look at the prefix in one call, as if they were one segment; only at themselves they look apart."""
+
     @staticmethod
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: Packed, scaling: float
     ) -> torch.Tensor:
-        sizes = (row.prefix, *row.rests)
-        q, k, v = (torch.split_with_sizes(x, sizes, dim=2) for x in (query, key, value))
-        output, total = flash(q[0], k[0], v[0], 0.0, True, scale=scaling)
-        outputs, totals = [output], [total]
-        for i in range(1, len(sizes)):
-            if sizes[i] == 0:
-                continue
-            far, far_total = flash(q[i], k[0], v[0], 0.0, False, scale=scaling)
-            near, near_total = flash(q[i], k[i], v[i], 0.0, True, scale=scaling)
-            total = torch.logaddexp(far_total, near_total)
-            far *= (far_total - total).exp_().unsqueeze(-1)
-            far += near.mul_((near_total - total).exp_().unsqueeze(-1))
-            outputs.append(far)
-            totals.append(total)
-        result = torch.cat(outputs, dim=2)
-        ctx.save_for_backward(query, key, value, result, torch.cat(totals, dim=2))
-        ctx.sizes, ctx.scaling = sizes, scaling
+        rests = [rest for rest in row.rests if rest > 0]
+        cut = (row.prefix, sum(rests))
+        (q, queries), (k, keys), (v, values) = (torch.split_with_sizes(x, cut, dim=2) for x in (query, key, value))
+        result: torch.Tensor
+        result, total = flash(q, k, v, 0.0, True, scale=scaling)
+        if rests:
+            far, far_total = flash(queries, k, v, 0.0, False, scale=scaling)
+            apart = zip(*(torch.split_with_sizes(x, rests, dim=2) for x in (queries, keys, values)), strict=True)
+            near, near_total = _joined([flash(*one, 0.0, True, scale=scaling) for one in apart])
+            both = torch.logaddexp(far_total, near_total)
+            far *= (far_total - both).exp_().unsqueeze(-1)
+            far += near.mul_((near_total - both).exp_().unsqueeze(-1))
+            result, total = _joined([(result, total), (far, both)])
+        ctx.save_for_backward(query, key, value, result, total)
+        ctx.cut, ctx.rests, ctx.scaling = cut, rests, scaling
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
-        query, key, value, result, totals = ctx.saved_tensors
-        tensors = (grads[0], query, key, value, result, totals)
-        g, q, k, v, o, t = (torch.split_with_sizes(x, ctx.sizes, dim=2) for x in tensors)
+        query, key, value, result, total = ctx.saved_tensors
+        prefix, rest = _split((grads[0], query, key, value, result, total), ctx.cut)
 
-        def share(i: int, j: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            """What segment i's queries give to their own gradient, and to that of segment j's keys and values."""
-            mine = flash_backward(g[i], q[i], k[j], v[j], o[i], t[i], 0.0, i == j, scale=ctx.scaling)
-            return mine[0], mine[1], mine[2]
+        def shares(of: Segment, to: Segment, causal: bool) -> tuple[torch.Tensor, ...]:
+            """What the queries of one segment give to their own gradient, and to that of another's keys and values."""
+            g, q, _, _, o, t = of
+            return tuple(flash_backward(g, q, to[2], to[3], o, t, 0.0, causal, scale=ctx.scaling))
 
-        dq, dk, dv = ([x] for x in share(0, 0))
-        for i in range(1, len(ctx.sizes)):
-            if ctx.sizes[i] == 0:
-                continue
-            near_q, near_k, near_v = share(i, i)
-            far_q, far_k, far_v = share(i, 0)
-            dq.append(near_q.add_(far_q))
-            dk.append(near_k)
-            dv.append(near_v)
-            dk[0] += far_k
-            dv[0] += far_v
-        return torch.cat(dq, dim=2), torch.cat(dk, dim=2), torch.cat(dv, dim=2), None, None
+        dq, dk, dv = shares(prefix, prefix, True)
+        if ctx.rests:
+            far_q, far_k, far_v = shares(rest, prefix, False)
+            near_q, near_k, near_v = _joined([shares(one, one, True) for one in _split(rest, ctx.rests)])
+            dk += far_k
+            dv += far_v
+            dq, dk, dv = _joined([(dq, dk, dv), (near_q.add_(far_q), near_k, near_v)])
+        return dq, dk, dv, None, None
+
+
+Segment = Sequence[torch.Tensor]
+"""The gradient of the output, queries, keys, values, the output and its log-sum-exp of some tokens of a row."""
+
+
+def _split(tensors: Segment, sizes: Sequence[int]) -> list[Segment]:
+    return list(zip(*(torch.split_with_sizes(x, list(sizes), dim=2) for x in tensors), strict=True))
+
+
+def _joined(parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """What belongs together, one after the other along the tokens."""
+    return [torch.cat(x, dim=2) for x in zip(*parts, strict=True)]
 
 
 def shared_prefix_attention(
