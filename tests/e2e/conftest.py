@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("model") / "tiny", initializer_range=0.3)
 
 
-@pytest.fixture
-def write_config(tmp_path: Path, tiny_model: Path) -> WriteConfig:
-    """Writes `run.yaml` and the files that it names; keywords are dotted settings with `__` for the dots."""
+@pytest.fixture(scope="session")
+def write_in(tiny_model: Path) -> WriteConfig:
+    """Writes `run.yaml` and the files that it names into a folder; keywords are dotted settings with `__` for dots."""
 
-    def write(**changes: Any) -> Path:
-        (tmp_path / "tasks.py").write_text(TASKS)
-        (tmp_path / "judger.py").write_text(JUDGER)
+    def write(folder: Path, **changes: Any) -> Path:
+        (folder / "tasks.py").write_text(TASKS)
+        (folder / "judger.py").write_text(JUDGER)
         agent = {"kind": "single_turn", "judger": "vowels"}
         config: dict[str, Any] = {
             "model": {"path": str(tiny_model), "threads": 1},
@@ -51,7 +52,7 @@ def write_config(tmp_path: Path, tiny_model: Path) -> WriteConfig:
             "rollout": {"samples_per_task": 4, "max_new_tokens": 8},
             "learner": {"lr": 1e-2},
             "trainer": {
-                "run_dir": str(tmp_path / "run"),
+                "run_dir": str(folder / "run"),
                 "steps": 3,
                 "groups_per_step": 3,
                 "checkpoint_every": 2,
@@ -65,8 +66,14 @@ def write_config(tmp_path: Path, tiny_model: Path) -> WriteConfig:
             for name in path:
                 section = section.setdefault(name, {})
             section[last] = value
-        file = tmp_path / "run.yaml"
+        file = folder / "run.yaml"
         file.write_text(yaml.safe_dump(config))
         return file
 
     return write
+
+
+@pytest.fixture
+def write_config(tmp_path: Path, write_in: WriteConfig) -> WriteConfig:
+    """The same, in the test's own folder."""
+    return partial(write_in, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, reading, storage_error
 from loopwright.errors import RunError
-from loopwright.types import GroupStatus, Rollout, RolloutKey
+from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored
 
 
 class Evaluation(NamedTuple):
@@ -48,6 +49,13 @@ class StoredRun:
     def rollouts(self, step: int) -> tuple[Rollout, ...]:
         """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
         return tuple(self._members("step = ? ORDER BY task_set, draw", step))
+
+    def trained(self, step: int) -> tuple[Group, ...]:
+        """The groups that train step `step` consumed, as the learner was given them and in that order."""
+        members = self._members("step = ? ORDER BY task_set, draw", step)
+        by_group = groupby(members, key=lambda rollout: (rollout.key.task_set, rollout.key.draw))
+        scored = ((name, tuple(one for one in all_of if isinstance(one.reward, Scored))) for name, all_of in by_group)
+        return tuple(Group(task_set, draw, rollouts[0].task, rollouts) for (task_set, draw), rollouts in scored)
 
     def rollouts_in(self, status: GroupStatus) -> Iterator[Rollout]:
         """The rollouts of the groups in `status`, the latest draws first; group by group, because they may be many."""

@@ -3,6 +3,7 @@
 from loopwright.build.chat import ChatModel, open_chat, run_renderer
 from loopwright.build.evaluate import evaluate_weights
 from loopwright.build.recipe import rehearse_learner
+from loopwright.build.replay import replay_step
 from loopwright.build.roll_out import Made, roll_out
 from loopwright.build.run import Run, open_run
 
@@ -14,6 +15,7 @@ __all__ = [
     "open_chat",
     "open_run",
     "rehearse_learner",
+    "replay_step",
     "roll_out",
     "run_renderer",
 ]

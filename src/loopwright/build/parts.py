@@ -90,10 +90,11 @@ def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:
     return Sampling(**{name: changed.get(name, getattr(rollout, name)) for name in names})
 
 
-def make_model(loaded: Loaded, cache: Path) -> LoadedModel:
+def make_model(loaded: Loaded, cache: Path, path: str | None = None) -> LoadedModel:
+    """The model at `path`, or else that of the config, in a process that computes as the config says."""
     model = loaded.config.model
     configure(threads=model.threads, deterministic=loaded.config.trainer.deterministic)
-    return model_at(loaded, model.path, cache)
+    return model_at(loaded, path or model.path, cache)
 
 
 def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:

@@ -11,6 +11,7 @@ from loopwright.cli.config_command import config
 from loopwright.cli.doctor import doctor
 from loopwright.cli.eval import evaluate
 from loopwright.cli.migrate import migrate
+from loopwright.cli.replay import replay
 from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
 from loopwright.cli.train import train
@@ -31,5 +32,6 @@ app.command("config")(config)
 app.command("migrate")(migrate)
 app.command("doctor")(doctor)
 app.command("show")(show)
+app.command("replay")(replay)
 app.command("chat")(chat)
 app.command("bench")(bench)

@@ -18,6 +18,8 @@ class Purpose(StrEnum):
     """The evaluation tasks, without training."""
     ROLL_OUT = "rollout"
     """The training tasks, without training; nothing is filtered."""
+    REPLAY = "replay"
+    """The learner alone, on groups that are recorded."""
 
 
 def part_for(config: RunConfig, purpose: Purpose) -> RunConfig:
@@ -25,14 +27,15 @@ def part_for(config: RunConfig, purpose: Purpose) -> RunConfig:
     if purpose is Purpose.TRAIN:
         return config
     changes: dict[str, Any] = {
-        "learner": LearnerConfig(),
         "produce": config.produce.model_copy(update={"filter": "none"}),
         "track": config.track.model_copy(update={"tensorboard": False}),
+        "task_sets": (),
     }
-    if purpose is Purpose.EVALUATE:
-        changes["task_sets"] = ()
-    else:
+    if purpose is not Purpose.REPLAY:
+        changes["learner"] = LearnerConfig()
+    if purpose is not Purpose.EVALUATE:
         changes["eval"] = None
+    if purpose is Purpose.ROLL_OUT:
         changes["task_sets"] = tuple(one.model_copy(update={"filter": None}) for one in config.task_sets)
     part = config.model_copy(update=changes)
     named = {task_set.agent.judger for _, task_set in part.all_task_sets()}

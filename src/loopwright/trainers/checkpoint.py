@@ -74,6 +74,15 @@ class Checkpoints:
         (step, path), *older = reversed(found)
         return _read(path, step, fallback=older[0][1].name if older else None)
 
+    def newest(self, before: int) -> Checkpoint | None:
+        """The newest checkpoint of a step below `before`, or None. Only reads."""
+        older = [(step, path) for step, path in self._found() if step < before]
+        return _read(older[-1][1], older[-1][0], fallback=None) if older else None
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have a checkpoint, in order."""
+        return tuple(step for step, _ in self._found())
+
     def at(self, step: int) -> Checkpoint:
         """The checkpoint of `step`. Only reads."""
         found = dict(self._found())

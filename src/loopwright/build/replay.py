@@ -1,0 +1,54 @@
+"""Replaying a train step of a run: its learner, as it was before that step, without engine, tasks and judgers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loopwright.build import parts
+from loopwright.build.recipe import gather, make_recipe
+from loopwright.config import Loaded
+from loopwright.errors import ModelError
+from loopwright.learn.learner import TorchLearner
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import LoadedModel
+from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
+from loopwright.trainers.replay import RecordedSteps, Replay, replay
+from loopwright.trainers.run_folder import RunFolder
+
+
+async def replay_step(loaded: Loaded, folder: RunFolder, step: int, *, cache: Path) -> Replay:
+    """Do train step `step` of the run in `folder` again, and compare. Nothing in the folder changes.
+
+    It begins at the newest checkpoint before that step, or at the model that the run began with, and does the steps in
+    between as well. `cache` is where converted models are kept.
+    """
+    recorded = RecordedSteps(folder)
+    recorded.numbers(step)
+    checkpoints = Checkpoints(folder.checkpoints, loaded.config.trainer.keep_checkpoints)
+    start, ingredients = checkpoints.newest(before=step), gather(loaded)
+    with ComputeThread() as compute:
+        model = await compute.run(_model, loaded, start, _elsewhere(recorded, checkpoints), cache)
+        recipe = await compute.run(make_recipe, loaded, ingredients, model, cache)
+        learner = TorchLearner(model, recipe, compute)
+        if start is not None:
+            await learner.load(start.path)
+        return await replay(learner, recorded, step, exact=loaded.config.trainer.deterministic)
+
+
+def _model(loaded: Loaded, start: Checkpoint | None, elsewhere: str, cache: Path) -> LoadedModel:
+    """The model of the checkpoint, which may have outlived the one that the run began with."""
+    if start is not None:
+        return parts.make_model(loaded, cache, str(start.path.resolve()))
+    try:
+        return parts.make_model(loaded, cache)
+    except ModelError as error:
+        raise ModelError(
+            f"no checkpoint is that old, and the model that the run began with cannot be loaded: {error.message}",
+            remedy=f"bring it back, or replay one of the steps that follow a checkpoint: {elsewhere}",
+        ) from error
+
+
+def _elsewhere(recorded: RecordedSteps, checkpoints: Checkpoints) -> str:
+    """The steps that can be replayed from a checkpoint, for people."""
+    steps = checkpoints.steps()
+    return (recorded.after(steps[0]) if steps else "") or "there are none"

@@ -1,0 +1,122 @@
+"""Doing a recorded train step again: the same groups, from the same weights, give the same numbers (D3).
+
+Only reads, so a run may be under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.errors import RunError
+from loopwright.ports import Learner
+from loopwright.track.jsonl import read_jsonl
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import Group
+
+COMPARED = ("loss", "grad_norm")
+"""The numbers of a step that depend on every weight and every token."""
+
+RELATIVE, ABSOLUTE = 1e-4, 1e-6
+"""How far a number may be off when the run was not deterministic: threads sum in an order of their own. The loss of
+groups whose advantages cancel is near 0, where only the absolute bound says anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One number of a step, as it was recorded and as it came out again."""
+
+    name: str
+    recorded: float
+    replayed: float
+    exact: bool
+
+    @property
+    def tolerance(self) -> float:
+        """How far off it may be: not at all when `exact`."""
+        return 0.0 if self.exact else max(RELATIVE * abs(self.recorded), ABSOLUTE)
+
+    @property
+    def off(self) -> float:
+        return abs(self.recorded - self.replayed)
+
+    @property
+    def equal(self) -> bool:
+        return self.off <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A step that was done again, from the weights after step `start`."""
+
+    step: int
+    start: int
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def equal(self) -> bool:
+        return all(one.equal for one in self.comparisons)
+
+
+class RecordedSteps:
+    """The train steps that a run has recorded: their groups, and the numbers that are compared."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._stored = StoredRun(folder.rollouts)
+        self._numbers = dict(_recorded(read_jsonl(folder.metrics)))
+
+    def numbers(self, step: int) -> Mapping[str, float]:
+        """Loss and gradient norm of a step, or an error that says which steps there are."""
+        if step not in self._numbers:
+            raise RunError(
+                f"{self._folder.path} has not recorded a train step {step}",
+                remedy=f"choose one of its steps: {spans(self._numbers)}"
+                if self._numbers
+                else "wait for its first train step",
+            )
+        return self._numbers[step]
+
+    def groups(self, step: int) -> tuple[Group, ...]:
+        """What a step was trained on, in the order in which the learner was given it."""
+        groups = self._stored.trained(step)
+        if not groups:
+            raise RunError(
+                f"{self._folder.rollouts} has no group that train step {step} consumed",
+                remedy="replay a step whose rollouts are still there",
+            )
+        return groups
+
+    def after(self, step: int) -> str:
+        """The recorded steps after `step`, for people."""
+        return spans(number for number in self._numbers if number > step)
+
+
+async def replay(learner: Learner, recorded: RecordedSteps, step: int, *, exact: bool) -> Replay:
+    """Bring the learner from where it is to the weights after `step`, and compare what that step gave."""
+    expected, start = recorded.numbers(step), learner.version
+    for number in range(start + 1, step + 1):
+        report = await learner.step(recorded.groups(number))
+    return Replay(
+        step, start, tuple(Comparison(name, expected[name], report.metrics[name], exact) for name in COMPARED)
+    )
+
+
+def spans(steps: Iterable[int]) -> str:
+    """`1-4, 6`: numbers in order, those without a gap as one."""
+    runs: list[list[int]] = []
+    for step in sorted(steps):
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _recorded(records: Sequence[Mapping[str, float]]) -> Iterable[tuple[int, dict[str, float]]]:
+    for record in records:
+        numbers = {name: record.get(f"learner/{name}") for name in COMPARED}
+        known = {name: value for name, value in numbers.items() if value is not None}
+        if len(known) == len(COMPARED):
+            yield int(record["step"]), known
