@@ -6,12 +6,14 @@
     ├── ModelError                 a model or tokenizer cannot be loaded or is not supported
     ├── ChainError                 token streams that could not have come from one context
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
+    │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
     ├── AgentError                 the user's agent loop raised
     ├── JudgeError                 the user's judger raised, timed out or returned no number
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
     ├── BudgetError                the run can make no progress, and stops instead of spinning
+    ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
     └── RunError                   a run folder or checkpoint cannot be used as asked
         ├── RunLockedError         another process is using the folder
@@ -67,6 +69,11 @@ class EngineError(LoopwrightError):
     """Generation failed for reasons of infrastructure. A rollout that meets it is retried."""
 
 
+class InterruptionError(EngineError):
+    """The engine was paused in the middle of an answer. What it had sampled is recorded, and the rollout goes on from
+    there."""
+
+
 class ContextError(LoopwrightError):
     """A task's prompt does not fit the model's context. Another attempt would meet the same."""
 
@@ -89,6 +96,10 @@ class LearnerError(LoopwrightError):
 
 class BudgetError(LoopwrightError):
     """The run can make no progress (every group fails): it stops and says why."""
+
+
+class StalledError(LoopwrightError):
+    """Nothing moved for too long. The message says who waits on whom. `facts["waits_for"]` is what the trainer waited for."""
 
 
 class BenchError(LoopwrightError):

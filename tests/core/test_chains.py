@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.core.chains import chains_of
+from loopwright.core.chains import chains_of, turns_of
 from loopwright.errors import ChainError
 from loopwright.types import ChainStart, FinishReason, TokenChain, Turn
 
@@ -78,6 +78,16 @@ def test_a_chain_begins_only_where_no_chain_could_grow(turns: list[Turn]) -> Non
             prompt = turns[count].prompt_ids
             extends = any(tuple(chain.ids) == prompt[: len(chain.ids)] for chain in chains)
             assert len(chains_of(turns[: count + 1])) == len(chains) + (not extends)
+
+
+@given(rollouts())
+def test_the_turns_of_a_chain_make_the_same_chain_again(turns: list[Turn]) -> None:
+    """So an interrupted rollout can go on from what is stored of it."""
+    for chain in chains_of(turns):
+        if chain.mask[-1:].any():
+            (again,) = chains_of(turns_of(chain))
+            for name in ("ids", "mask", "logprobs", "versions"):
+                assert getattr(again, name).tolist() == getattr(chain, name).tolist()
 
 
 def test_reasons_for_a_new_chain() -> None:

@@ -79,3 +79,16 @@ def test_it_stops_exactly_where_the_text_first_contains_the_string(text: str, st
     found = text.find(stop)
     expected = None if found < 0 else len(text[: found + len(stop)].encode())
     assert stops_at(Sampling(stop=(stop,)), ids) == expected
+
+
+@given(st.text("ab é日", min_size=2, max_size=30), st.text("ab é日", min_size=1, max_size=4), st.data())
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_an_interruption_does_not_hide_a_stop_string(text: str, stop: str, data: st.DataObject) -> None:
+    """An answer that goes on after an interruption ends where it would have ended without one."""
+    ids = one_byte_each(text)
+    whole = stops_at(Sampling(stop=(stop,)), ids)
+    cut = data.draw(st.integers(0, (whole or len(ids)) - 1))
+    stopping = Stopping(TOKENIZER)
+    rest = range(1, len(ids) - cut + 1)
+    reached = (n for n in rest if stopping.reached(Sampling(stop=(stop,)), ids[cut : cut + n], ids[:cut]))
+    assert (cut + n if (n := next(reached, None)) else None) == whole

@@ -67,7 +67,9 @@ class House:
 
     def producer(self, plans: dict[str, ResumePlan] | None = None) -> SyncProducer:
         runner = RolloutRunner(
-            lambda prefix, sampling: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, self.max_context),
+            lambda prefix, sampling, **more: EnginePolicy(
+                self.engine, CharRenderer(), sampling, prefix, self.max_context, **more
+            ),
             seed=1,
             limits=Limits(judge_attempts=self.judge_attempts),
             concurrency=self.concurrency,

@@ -21,12 +21,14 @@ from loopwright.types import (
     Generation,
     Message,
     OnAgentError,
+    PauseMode,
     Rollout,
     RolloutKey,
     Sampling,
     Scored,
     StopReason,
     Task,
+    Unscored,
 )
 
 TASK = Task.ask("sum", "12+7?", truth=19)
@@ -216,6 +218,39 @@ async def test_our_own_bugs_crash_even_when_the_agent_hides_them(
 ) -> None:
     with pytest.raises(error):
         await run(loop, Broken(bug), on_agent_error="grade")
+
+
+@pytest.mark.parametrize("loop", [SingleTurn(), Wraps(True), Wraps(False)])
+async def test_an_interruption_is_a_partial_rollout_whatever_the_agent_makes_of_it(loop: AgentLoop) -> None:
+    def engine() -> ScriptedEngine:
+        return ScriptedEngine(lambda request: tuple(ord(c) for c in "nineteen" * 5)[request.sampled_before :], steps=1)
+
+    async def part(seconds: float = 30.0, before: Rollout | None = None, tokens: int = 5) -> Rollout:
+        chains = before.episode.chains if before and before.episode else ()
+        on = engine()
+        policy = EnginePolicy(on, CharRenderer(), Sampling(), str(KEY), 500, resumable=True, resume_from=chains)
+        running = asyncio.create_task(
+            run_rollout(KEY, TASK, loop=loop, policy=policy, timeout_seconds=seconds, resume_from=before)
+        )
+        for _ in range(tokens):
+            await asyncio.sleep(0)
+        await on.pause(PauseMode.ABORT)
+        return await running
+
+    rollout = await part()
+    assert rollout.is_partial
+    assert not rollout.awaits_judge
+    assert isinstance(rollout.reward, Unscored)
+    again = await part(before=rollout)
+    assert again.is_partial
+    assert again.episode is not None
+    assert rollout.episode is not None
+    assert again.episode.sampled_tokens > rollout.episode.sampled_tokens > 0
+    assert again.timing.started == rollout.timing.started
+    assert again.timing.agent_seconds > rollout.timing.agent_seconds
+    whole = await part(before=again, tokens=100)
+    assert whole.awaits_judge
+    assert not whole.is_partial
 
 
 async def test_cancellation_is_no_outcome() -> None:

@@ -102,7 +102,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.engine = ScriptedEngine(self.answers, steps=1)
         runner = RolloutRunner(
-            lambda prefix, sampling: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, 500),
+            lambda prefix, sampling, **more: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, 500, **more),
             seed=1,
             limits=Limits(judge_attempts=1),
             concurrency=3,

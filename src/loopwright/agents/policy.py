@@ -3,6 +3,8 @@
 The invariants: every token that goes in and comes out is recorded as the engine had it (T1, T4); a conversation that
 continues a recorded one continues its token stream and is not rendered again (T5); a request never asks for more than
 the context can hold (S5). What kept the model from answering is remembered as a fault, whatever the agent makes of it.
+An interrupted rollout is such a fault too: its policy keeps what was sampled, and the policy that goes on gives it out
+again, so that every token is sampled, and recorded, once.
 """
 
 from __future__ import annotations
@@ -11,12 +13,23 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
 from loopwright.core.chains import chains_of
 from loopwright.core.seeds import derive_seed
-from loopwright.errors import ContextError, EngineError
+from loopwright.errors import ContextError, EngineError, InterruptionError
 from loopwright.ports import Engine, Renderer, Reply
-from loopwright.types import Episode, FinishReason, GenerateRequest, Message, Sampling, StopReason, Turn
+from loopwright.types import (
+    Episode,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    Message,
+    Sampling,
+    StopReason,
+    TokenChain,
+    Turn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +41,21 @@ class _Said:
 
 
 class EnginePolicy:
-    """A `Policy` for one rollout; it is used once. Calls may overlap, as when an agent asks sub-agents at once."""
+    """A `Policy` for one rollout; it is used once. Calls may overlap, as when an agent asks sub-agents at once.
+
+    With `resumable`, an engine that is paused interrupts the rollout; `resume_from` are the chains of one that was.
+    """
 
     def __init__(
-        self, engine: Engine, renderer: Renderer, sampling: Sampling, request_prefix: str, max_context: int
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        sampling: Sampling,
+        request_prefix: str,
+        max_context: int,
+        *,
+        resumable: bool = False,
+        resume_from: Sequence[TokenChain] = (),
     ) -> None:
         self._engine = engine
         self._renderer = renderer
@@ -39,6 +63,9 @@ class EnginePolicy:
         self._sampling = replace(sampling, stop_token_ids=tuple(stops))
         self._prefix = request_prefix
         self._max_context = max_context
+        self._resumable = resumable
+        self._earlier = Earlier(resume_from, renderer)
+        self._interruption: InterruptionError | None = None
         self._calls = 0
         self._turns: dict[int, Turn] = {}
         self._said: list[_Said] = []
@@ -80,7 +107,8 @@ class EnginePolicy:
             self._finish = FinishReason.LENGTH
             return Reply("", FinishReason.LENGTH)
         sampling = replace(self._sampling, max_new_tokens=budget, seed=derive_seed(self._sampling.seed, number))
-        turn = await self._sample(number, GenerateRequest(f"{self._prefix}/{number}", prompt, sampling))
+        request = GenerateRequest(f"{self._prefix}/{number}", prompt, sampling, self._resumable)
+        turn = await self._sample(number, request)
         reply = Reply(self._renderer.text(turn.ids), turn.finish)
         self._transcript = (*asked, reply.message)
         self._said.append(_Said(self._transcript, (*prompt, *turn.ids)))
@@ -103,12 +131,12 @@ class EnginePolicy:
 
     async def _sample(self, number: int, request: GenerateRequest) -> Turn:
         try:
-            sampled = await self._engine.generate(request)
-            if sampled.finish is FinishReason.ABORT:
-                raise EngineError(
-                    f"request {request.id} was aborted", remedy="nothing to do: the rollout is tried again"
-                )
+            if self._interruption is not None:
+                raise self._interruption
+            sampled = await self._generate(request)
             turn = Turn(request.prompt_ids, sampled.ids, sampled.logprobs, sampled.versions, sampled.finish)
+            if sampled.finish is FinishReason.ABORT:
+                raise self._cut_short(number, request, turn)
         except Exception as error:
             # Known by the first call that could be made after it: only such a call, answered, makes it good.
             self._faults.setdefault(self._calls, error)
@@ -117,6 +145,25 @@ class EnginePolicy:
         self._finish = turn.finish
         self._turns[number] = turn
         return turn
+
+    async def _generate(self, request: GenerateRequest) -> Generation:
+        earlier = self._earlier.take(request)
+        if earlier is None:
+            return await self._engine.generate(request)
+        if earlier.finish is not FinishReason.ABORT:
+            return earlier
+        return earlier.then(await self._engine.generate(request.after(earlier)))
+
+    def _cut_short(self, number: int, request: GenerateRequest, turn: Turn) -> EngineError:
+        if not request.resumable:
+            return EngineError(f"request {request.id} was aborted", remedy="nothing to do: the rollout is tried again")
+        if turn.ids:
+            self._turns[number] = turn
+        self._interruption = InterruptionError(
+            f"request {request.id} was interrupted after {len(turn.ids)} tokens",
+            remedy="let this error out of the agent: the rollout goes on later, from these tokens",
+        )
+        return self._interruption
 
 
 def _does_not_fit(tokens: int, max_context: int) -> ContextError:

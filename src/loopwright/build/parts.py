@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent
@@ -32,8 +32,8 @@ from loopwright.produce import (
     load_filter,
 )
 from loopwright.render.chat_template import ChatTemplateRenderer
-from loopwright.trainers.colocate import Intervals
-from loopwright.types import Sampling
+from loopwright.trainers.intervals import Intervals
+from loopwright.types import Sampling, TokenChain
 
 Judgers = Mapping[str, Judger | GroupJudger]
 
@@ -56,13 +56,15 @@ def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
 def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shuffle: bool) -> TaskSetRuntime:
     source = open_source(described.data, loaded.base)
     seed = derive_seed(loaded.config.trainer.seed, "order", described.name)
+    loop = _agent(loaded, described)
     return TaskSetRuntime(
         name=described.name,
         sampler=EpochSampler(source, seed, shuffle=shuffle and described.data.shuffle),
-        loop=_agent(loaded, described),
+        loop=loop,
         judger=judgers[described.agent.judger],
         sampling=_sampling(loaded.config.rollout, described.sampling),
         weight=described.weight,
+        resumable=getattr(loop, "resumable", False) is True,
         on_agent_error=described.agent.on_agent_error,
         filter=_filter(loaded, described),
     )
@@ -107,8 +109,12 @@ def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
 def make_runner(config: RunConfig, engine: TorchEngine, model: LoadedModel) -> RolloutRunner:
     renderer = ChatTemplateRenderer(model.tokenizer)
 
-    def policy(prefix: str, sampling: Sampling) -> RecordingPolicy:
-        return EnginePolicy(engine, renderer, sampling, prefix, model.max_context)
+    def policy(
+        prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
+    ) -> RecordingPolicy:
+        return EnginePolicy(
+            engine, renderer, sampling, prefix, model.max_context, resumable=resumable, resume_from=resume_from
+        )
 
     return RolloutRunner(
         policy,
@@ -132,4 +138,9 @@ def produce_settings(config: RunConfig) -> ProduceSettings:
 
 def intervals(config: RunConfig) -> Intervals:
     evaluate = config.eval.every if config.eval else 0
-    return Intervals(steps=config.trainer.steps, evaluate=evaluate, checkpoint=config.trainer.checkpoint_every)
+    return Intervals(
+        steps=config.trainer.steps,
+        evaluate=evaluate,
+        checkpoint=config.trainer.checkpoint_every,
+        sync=config.trainer.sync_interval,
+    )

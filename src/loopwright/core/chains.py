@@ -1,4 +1,4 @@
-"""Turns into token chains (T1, T6, T7).
+"""Turns into token chains (T1, T6, T7), and back.
 
 A turn whose prompt extends a chain grows that chain by the engine's own ids; anything else starts a new one. So a
 chain is always one context that an engine really saw, and each sampled token has mask 1 in exactly one chain.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from loopwright.types import ChainStart, TokenChain, Turn
+import numpy as np
+
+from loopwright.types import ChainStart, FinishReason, TokenChain, Turn
 
 
 @dataclass(slots=True)
@@ -54,3 +56,21 @@ def chains_of(turns: Iterable[Turn]) -> tuple[TokenChain, ...]:
             chains.append(chain)
         chain.add_sampled(turn)
     return tuple(chain.freeze() for chain in chains)
+
+
+def turns_of(chain: TokenChain) -> tuple[Turn, ...]:
+    """The turns behind a chain: each run of sampled tokens, after all that came before it.
+
+    A chain does not say why they ended; each is given as one that was cut short.
+    """
+    edges = np.flatnonzero(np.diff(chain.mask, prepend=False, append=False)).tolist()
+    return tuple(
+        Turn(
+            tuple(chain.ids[:begin].tolist()),
+            tuple(chain.ids[begin:end].tolist()),
+            tuple(chain.logprobs[begin:end].tolist()),
+            tuple(chain.versions[begin:end].tolist()),
+            FinishReason.ABORT,
+        )
+        for begin, end in zip(edges[::2], edges[1::2], strict=True)
+    )

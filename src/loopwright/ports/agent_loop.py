@@ -34,7 +34,12 @@ class Policy(Protocol):
 
 
 class AgentLoop(Protocol):
-    """Runs one task. A loop is shared by all rollouts of its task set, so it keeps no state between runs."""
+    """Runs one task. A loop is shared by all rollouts of its task set, so it keeps no state between runs.
+
+    A loop with the attribute `resumable = True` promises that, run again on the same task, it asks the same as long as
+    it hears the same. Such a rollout can be interrupted and goes on later from the tokens that it has. All other loops
+    are never interrupted: while weights are exchanged, their model answers more slowly.
+    """
 
     async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
         """Work on the task and return the whole transcript; the policy has recorded its tokens.

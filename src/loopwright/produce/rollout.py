@@ -1,7 +1,8 @@
 """The boundary round agents (R1, R2).
 
-An agent's exception and an engine's each become a typed outcome here, once. A failure is never a reward. Our own bugs
-are not outcomes: they leave through here and stop the run. So do cancellations.
+An agent's exception and an engine's each become a typed outcome here, once. A failure is never a reward. An
+interruption is no failure: what the agent did so far is a partial rollout. Our own bugs are not outcomes: they leave
+through here and stop the run. So do cancellations.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loopwright.core.blame import blame
-from loopwright.errors import AgentError, ContextError, EngineError, LoopwrightError
+from loopwright.errors import AgentError, ContextError, EngineError, InterruptionError, LoopwrightError
 from loopwright.ports import AgentLoop, Policy
 from loopwright.types import (
     Episode,
@@ -62,12 +63,17 @@ async def run_rollout(
     timeout_seconds: float,
     on_agent_error: OnAgentError = "fail",
     slot: AbstractAsyncContextManager[object] | None = None,
+    resume_from: Rollout | None = None,
 ) -> Rollout:
-    """Run the agent once; what it did is unscored, unless its reward needs no judge. `slot` is held while it runs."""
+    """Run the agent once; what it did is unscored, unless its reward needs no judge. `slot` is held while it runs.
+
+    `resume_from` is the partial rollout that `policy` goes on with; the agent's seconds are counted on from it.
+    """
     async with slot or nullcontext():
-        started, clock = time.time(), time.monotonic()
+        before = resume_from.timing if resume_from else Timing(time.time())
+        clock = time.monotonic()
         ended = await _run_agent(task, loop, policy, timeout_seconds, on_agent_error)
-        timing = Timing(started, time.monotonic() - clock)
+        timing = replace(before, agent_seconds=before.agent_seconds + time.monotonic() - clock)
     if isinstance(ended, _Settled):
         return Rollout(key, task, ended.episode, ended.reward, timing)
     return Rollout(key, task, ended, Unscored(), timing)
@@ -95,6 +101,8 @@ async def _run_agent(
     except Exception as error:
         # The policy's fault comes first: an agent may have wrapped it in an exception of its own.
         reason = policy.fault or error
+        if isinstance(reason, InterruptionError):
+            return policy.episode(policy.transcript, StopReason.ABORTED)
         if isinstance(reason, EngineError):
             return _Settled(Failed(FailureCause.INFRA, type(reason).__name__, reason.message))
         if isinstance(reason, ContextError):

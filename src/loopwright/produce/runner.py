@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from loopwright.core.seeds import derive_seed
 from loopwright.core.together import together
@@ -19,7 +20,17 @@ from loopwright.ports import AgentLoop, GroupJudger, Judger, Lockstep, Sampler
 from loopwright.produce.filtering import Filter
 from loopwright.produce.judging import score, score_together
 from loopwright.produce.rollout import RecordingPolicy, run_rollout
-from loopwright.types import Failed, FailureCause, OnAgentError, Rollout, RolloutKey, Sampling, Task, Unscored
+from loopwright.types import (
+    Failed,
+    FailureCause,
+    OnAgentError,
+    Rollout,
+    RolloutKey,
+    Sampling,
+    Task,
+    TokenChain,
+    Unscored,
+)
 
 ANOTHER_MAY_HELP = frozenset({FailureCause.INFRA, FailureCause.AGENT})
 """Causes for which a rollout is made again. A judge that failed has had its own retries, and the episode is sound; a
@@ -40,7 +51,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class TaskSetRuntime:
     """One task set, ready to run: where its tasks come from, who works on them, who scores them, and which groups
-    are trained: all of them without a filter."""
+    are trained: all of them without a filter. Its rollouts may be interrupted if its loop is `resumable`."""
 
     name: str
     sampler: Sampler
@@ -48,6 +59,7 @@ class TaskSetRuntime:
     judger: Judger | GroupJudger
     sampling: Sampling
     weight: float = 1.0
+    resumable: bool = False
     on_agent_error: OnAgentError = "fail"
     filter: Filter | None = None
 
@@ -56,7 +68,8 @@ class TaskSetRuntime:
 class Job:
     """One rollout to be made. `split` keeps the seeds of training and of each evaluation apart.
 
-    With `judge_only`, a rollout that was made before, its episode is not made again but only put before its judge.
+    With `judge_only`, a rollout that was made before, its episode is not made again but only put before its judge. With
+    `resume_from`, a partial rollout of the same attempt, it goes on from the tokens there.
     """
 
     key: RolloutKey
@@ -64,14 +77,20 @@ class Job:
     task_set: TaskSetRuntime
     split: str = "train"
     judge_only: Rollout | None = None
+    resume_from: Rollout | None = None
 
     def again(self) -> Job:
         """The next attempt at the same member: with another seed, because the first one failed."""
-        return replace(self, key=replace(self.key, attempt=self.key.attempt + 1))
+        return replace(self, key=replace(self.key, attempt=self.key.attempt + 1), resume_from=None)
 
 
-PolicyFactory = Callable[[str, Sampling], RecordingPolicy]
-"""Makes the policy of one rollout from the prefix of its request ids and its seeded sampling."""
+class PolicyFactory(Protocol):
+    """Makes the policy of one rollout from the prefix of its request ids and its seeded sampling."""
+
+    def __call__(
+        self, prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
+    ) -> RecordingPolicy: ...
+
 
 OnRollout = Callable[[Rollout], Awaitable[None]]
 
@@ -155,14 +174,22 @@ class RolloutRunner:
     async def _run_agent(self, job: Job, gate: _Gate) -> Rollout:
         key = job.key
         seed = derive_seed(self._seed, job.split, key.task_set, key.draw, key.member, key.attempt)
+        partial = job.resume_from.episode if job.resume_from else None
+        policy = self._policies(
+            str(key),
+            replace(job.task_set.sampling, seed=seed),
+            resumable=job.task_set.resumable,
+            resume_from=partial.chains if partial else (),
+        )
         return await run_rollout(
             key,
             job.task,
             loop=job.task_set.loop,
-            policy=self._policies(str(key), replace(job.task_set.sampling, seed=seed)),
+            policy=policy,
             timeout_seconds=self._limits.agent_timeout_seconds,
             on_agent_error=job.task_set.on_agent_error,
             slot=gate.slot(),
+            resume_from=job.resume_from,
         )
 
     async def _judged(self, made: Rollout, judger: Judger, on_unscored: OnRollout | None) -> Rollout:

@@ -21,11 +21,12 @@ from loopwright.types.evaluation import TaskResult
 from loopwright.types.group import Group, GroupStatus
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
-from loopwright.types.sampling import FinishReason, GenerateRequest, Generation, Sampling
+from loopwright.types.sampling import NOTHING_YET, FinishReason, GenerateRequest, Generation, Sampling
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import ChainStart, TokenChain, Turn
 
 __all__ = [
+    "NOTHING_YET",
     "Aggregate",
     "BufferKind",
     "ChainStart",

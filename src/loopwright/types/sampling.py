@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from loopwright.errors import ConfigError
@@ -51,13 +51,25 @@ class GenerateRequest:
     """Token ids in. `id` names the request for `abort` and, in lockstep, orders it among its peers.
 
     `resumable`: whoever asks can go on from a partial answer. For all others, who runs the engine does it: when a pause
-    cut the answer short, they see one slower call.
+    cut the answer short, they see one slower call. `sampled_before`: so many of the prompt's last ids are the answer's
+    own beginning, sampled by an earlier call; a stop string may have begun in them.
     """
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     resumable: bool = False
+    sampled_before: int = 0
+
+    def after(self, part: Generation) -> GenerateRequest:
+        """The request for what is still to be sampled after `part`."""
+        left = replace(self.sampling, max_new_tokens=self.sampling.max_new_tokens - len(part.ids))
+        return replace(
+            self,
+            prompt_ids=(*self.prompt_ids, *part.ids),
+            sampling=left,
+            sampled_before=self.sampled_before + len(part.ids),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +80,13 @@ class Generation:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish: FinishReason
+
+    def then(self, rest: Generation) -> Generation:
+        """This one, which was cut short, and the rest of it: each token keeps its logprob and its version."""
+        return Generation(
+            (*self.ids, *rest.ids), (*self.logprobs, *rest.logprobs), (*self.versions, *rest.versions), rest.finish
+        )
+
+
+NOTHING_YET = Generation((), (), (), FinishReason.ABORT)
+"""The generation of a request that was cut short before its first token."""

@@ -18,11 +18,13 @@ class Stopping:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def reached(self, sampling: Sampling, ids: Sequence[int]) -> bool:
+    def reached(self, sampling: Sampling, ids: Sequence[int], before: Sequence[int] = ()) -> bool:
+        """Whether the last of `ids` ends the answer. `before` are those that an earlier call sampled of it."""
         if ids[-1] in sampling.stop_token_ids:
             return True
         if not sampling.stop:
             return False
         longest = max(len(stop.encode()) for stop in sampling.stop)
-        tail: str = self._tokenizer.decode(ids[-(longest + MARGIN) :], skip_special_tokens=False)
+        reach = longest + MARGIN
+        tail: str = self._tokenizer.decode([*before[-reach:], *ids[-reach:]][-reach:], skip_special_tokens=False)
         return any(stop in tail for stop in sampling.stop)
