@@ -99,7 +99,7 @@ class BudgetError(LoopwrightError):
 
 
 class StalledError(LoopwrightError):
-    """Nothing moved for too long. The message says who waits on whom. `facts["waits_for"]` is what the trainer waited for."""
+    """Nothing moved for too long; the message says who waits on whom. `facts["waits_for"]` is what was waited for."""
 
 
 class BenchError(LoopwrightError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ from loopwright.trainers.durable import draft_of
 from loopwright.trainers.evaluator import Evaluator
 from loopwright.trainers.report import write_report
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.trainers.upkeep import Upkeep
+from loopwright.trainers.watchdog import Watchdog
+from loopwright.types import Rollout
 from loopwright.weights.in_process import SharedWeights
 
 
@@ -61,6 +64,19 @@ class Run:
         with self.tracker.span("export", step=self.learner.version):
             await self.learner.export(draft)
             draft.rename(self.folder.export)
+
+
+class Rollouts:
+    """Counts the rollouts that finish, and hands each on."""
+
+    def __init__(self, on_rollout: Callable[[Rollout], None] | None) -> None:
+        self._on_rollout = on_rollout
+        self.count = 0
+
+    def saw(self, rollout: Rollout) -> None:
+        self.count += 1
+        if self._on_rollout is not None:
+            self._on_rollout(rollout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +119,37 @@ async def open_run(
         tracker = _tracker(config, folder, learner.version, console)
         if console is not None:
             stack.enter_context(console)
-        on_rollout = console.on_rollout if console else None
+        rollouts = Rollouts(console.on_rollout if console else None)
         runner = bench.runner(engine)
         producer = SyncProducer(
-            bench.train_sets, runner, storage, parts.produce_settings(config), plans=begun.plans, on_rollout=on_rollout
+            bench.train_sets,
+            runner,
+            storage,
+            parts.produce_settings(config),
+            plans=begun.plans,
+            on_rollout=rollouts.saw,
         )
         evaluator = None
         if bench.eval_sets:
-            evaluator = Evaluator(bench.eval_sets, bench.eval_plans, runner, storage, tracker, on_rollout=on_rollout)
+            evaluator = Evaluator(bench.eval_sets, bench.eval_plans, runner, storage, tracker, on_rollout=rollouts.saw)
+        watchdog = Watchdog(
+            stop=stop,
+            seconds=config.trainer.stall_seconds,
+            progress=lambda: (engine.steps, rollouts.count, learner.version),
+            describe=lambda: f"  {rollouts.count} rollouts were finished so far",
+        )
+        upkeep = Upkeep(
+            learner=learner, evaluator=evaluator, checkpoints=begun.checkpoints, tracker=tracker, watchdog=watchdog
+        )
         trainer = ColocateTrainer(
             producer=producer,
             engine=engine,
             learner=learner,
             weights=SharedWeights(engine),
-            evaluator=evaluator,
-            checkpoints=begun.checkpoints,
+            upkeep=upkeep,
             tracker=tracker,
             intervals=parts.intervals(config),
-            stop=stop,
+            watchdog=watchdog,
             owes_evaluation=_owes_evaluation(config, folder, learner.version),
         )
         yield Run(folder, config, learner, trainer, tracker)

@@ -1,0 +1,29 @@
+"""After which train steps of a run something is due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """How many steps to train, and after how many of them to do what. 0 is never; the last step counts always."""
+
+    steps: int
+    evaluate: int
+    checkpoint: int
+    sync: int = 1
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the weights after `step` are evaluated; 0 is before training."""
+        return step == 0 or self._due(step, self.evaluate)
+
+    def checkpoints(self, step: int) -> bool:
+        return self._due(step, self.checkpoint)
+
+    def syncs(self, step: int) -> bool:
+        """Whether the engines get the weights after `step`."""
+        return self._due(step, self.sync)
+
+    def _due(self, step: int, interval: int) -> bool:
+        return step == self.steps or (interval > 0 and step % interval == 0)

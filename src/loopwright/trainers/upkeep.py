@@ -1,0 +1,54 @@
+"""What is done with new weights besides sampling from them: evaluation and checkpoints, the same in every trainer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from loopwright.ports import Learner, Tracker
+from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.trainers.evaluator import Evaluator
+from loopwright.trainers.watchdog import Watchdog
+
+log = logging.getLogger("loopwright")
+
+
+class Upkeep:
+    """Evaluates and saves the learner's weights. When that is due is for the trainer to say."""
+
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        evaluator: Evaluator | None,
+        checkpoints: Checkpoints,
+        tracker: Tracker,
+        watchdog: Watchdog,
+    ) -> None:
+        self._learner = learner
+        self._evaluator = evaluator
+        self._checkpoints = checkpoints
+        self._tracker = tracker
+        self._watchdog = watchdog
+
+    async def evaluate(self) -> bool:
+        """False when the run is to stop meanwhile: the evaluation is then made when it goes on."""
+        step = self._learner.version
+        if self._evaluator is not None:
+            report = await self._watchdog.wait_or_stop(
+                f"the evaluation after step {step}", self._evaluator.evaluate(step)
+            )
+            if report is None:
+                return False
+            self._tracker.log(step, report.metrics)
+            for error in report.errors:
+                log.warning("step %d: %s", step, error)
+        return True
+
+    async def checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Save the learner after its latest step, with `state`. Before the first step there is nothing to save."""
+        step = self._learner.version
+        if step > 0:
+            with self._tracker.span("checkpoint", step=step):
+                await self._checkpoints.write(step, self._learner.save, state)

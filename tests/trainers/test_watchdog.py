@@ -1,0 +1,89 @@
+"""R4: every wait of a trainer has an end; when nothing moves, the error says who waits on whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from loopwright.errors import StalledError
+from loopwright.trainers.watchdog import Watchdog
+
+
+class Moving:
+    """Something that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watchdog(self, seconds: float, stop: asyncio.Event | None = None) -> Watchdog:
+        return Watchdog(
+            stop=stop or asyncio.Event(),
+            seconds=seconds,
+            progress=lambda: self.count,
+            describe=lambda: f"  {self.count} so far",
+        )
+
+
+async def test_a_wait_gives_back_what_the_work_returns():
+    assert await Moving().watchdog(1.0).wait("the answer", asyncio.sleep(0, 42)) == 42
+
+
+async def test_what_the_work_raises_is_raised_as_it_is():
+    async def fails() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await Moving().watchdog(1.0).wait("nothing", fails())
+
+
+async def test_a_wait_in_which_nothing_moves_ends_with_an_error_and_the_work_is_cancelled():
+    cancelled = False
+
+    async def hangs() -> None:
+        nonlocal cancelled
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled = True
+
+    with pytest.raises(StalledError) as caught:
+        await Moving().watchdog(0.02).wait("a batch for step 7", hangs())
+    assert cancelled
+    assert "the trainer waits for a batch for step 7\n  0 so far" in caught.value.message
+    assert "trainer.stall_seconds" in caught.value.remedy
+    assert caught.value.facts == {"waits_for": "a batch for step 7"}
+
+
+async def test_slow_work_is_waited_for_as_long_as_something_moves():
+    moving = Moving()
+
+    async def slow() -> str:
+        for _ in range(8):
+            await asyncio.sleep(0.02)
+            moving.count += 1
+        return "done"
+
+    assert await moving.watchdog(0.08).wait("slow work", slow()) == "done"
+
+
+async def test_a_run_that_is_to_stop_waits_no_longer_and_the_work_is_cancelled_first():
+    stop, log = asyncio.Event(), []
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            log.append("cleaned up")
+
+    asyncio.get_running_loop().call_later(0.01, stop.set)
+    watchdog = Moving().watchdog(5.0, stop)
+    assert await watchdog.wait_or_stop("forever", hangs()) is None
+    assert log == ["cleaned up"]
+    assert watchdog.is_stopping
+
+
+async def test_a_stall_is_also_seen_by_a_wait_that_could_be_stopped():
+    with pytest.raises(StalledError):
+        await Moving().watchdog(0.02).wait_or_stop("forever", asyncio.sleep(30))
