@@ -5,7 +5,7 @@ from loopwright.ports.buffer import ReplayBuffer, Started
 from loopwright.ports.engine import Engine, Lockstep
 from loopwright.ports.judger import GroupJudger, Judger
 from loopwright.ports.learner import Learner, StepReport
-from loopwright.ports.renderer import Renderer
+from loopwright.ports.renderer import Renderer, StreamParser
 from loopwright.ports.sampler import Sampler, TaskSource
 from loopwright.ports.storage import GroupRow, ResumePlan, Storage
 from loopwright.ports.tracker import Tracker
@@ -31,6 +31,7 @@ __all__ = [
     "Started",
     "StepReport",
     "Storage",
+    "StreamParser",
     "TaskSource",
     "Tracker",
 ]

@@ -19,17 +19,32 @@ from loopwright.types.choices import (
 )
 from loopwright.types.evaluation import TaskResult
 from loopwright.types.group import Group, GroupStatus
+from loopwright.types.parsed import (
+    ContentDelta,
+    Delta,
+    Parsed,
+    ReasoningDelta,
+    Tool,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    parsed_of,
+)
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
 from loopwright.types.sampling import NOTHING_YET, FinishReason, GenerateRequest, Generation, Sampling
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import ChainStart, TokenChain, Turn
+from loopwright.types.weights import TensorSpec, WeightFile
 
 __all__ = [
     "NOTHING_YET",
     "Aggregate",
     "BufferKind",
     "ChainStart",
+    "ContentDelta",
+    "Delta",
     "Episode",
     "EvalMode",
     "Failed",
@@ -45,8 +60,10 @@ __all__ = [
     "Message",
     "MetricKind",
     "OnAgentError",
+    "Parsed",
     "PauseMode",
     "ProduceKind",
+    "ReasoningDelta",
     "Reward",
     "Rollout",
     "RolloutKey",
@@ -58,9 +75,17 @@ __all__ = [
     "TailBatch",
     "Task",
     "TaskResult",
+    "TensorSpec",
     "Timing",
     "TokenChain",
+    "Tool",
+    "ToolCall",
+    "ToolCallArguments",
+    "ToolCallEnd",
+    "ToolCallStart",
     "TrainerKind",
     "Turn",
     "Unscored",
+    "WeightFile",
+    "parsed_of",
 ]
