@@ -15,6 +15,7 @@ from loopwright.types import (
     Episode,
     Failed,
     FailureCause,
+    Group,
     GroupStatus,
     Rollout,
     RolloutKey,
@@ -68,11 +69,14 @@ async def _store(folder: RunFolder) -> None:
             for draw in (2 * step - 2, 2 * step - 1):
                 task = add(draw, 5)
                 row = await storage.draw("train", draw, task, step - 1)
+                members = []
                 for member in (0, 1):
                     right = step == 3 or (step == 2 and member == 1)
                     answer = str(task.truth) if right else "<b>no</b> idea"
-                    await storage.put(row, answered(RolloutKey("train", draw, member), task, answer, step - 1))
-                await storage.mark([("train", draw)], GroupStatus.CONSUMED, step)
+                    members.append(answered(RolloutKey("train", draw, member), task, answer, step - 1))
+                    await storage.put(row, members[-1])
+                await storage.mark([("train", draw)], GroupStatus.COMPLETED)
+                await storage.consume([Group("train", draw, task, tuple(members))], step)
         for step, answers in ((0, ("<script>3</script>", "4")), (3, ("2", "4"))):
             rollouts = [
                 answered(RolloutKey("heldout", i, 0), add(i + 1, i + 1), answer, step)

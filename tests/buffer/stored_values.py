@@ -8,18 +8,24 @@ import numpy as np
 
 from loopwright.buffer.codec import encode_task
 from loopwright.buffer.rows import to_row
+from loopwright.ports import StalePolicy
 from loopwright.types import (
     Episode,
     Failed,
     FailureCause,
+    Group,
     Reward,
     Rollout,
     RolloutKey,
     Scored,
+    StopReason,
     Task,
     Timing,
     TokenChain,
+    Unscored,
 )
+
+ON_POLICY = StalePolicy(horizon=1)
 
 TASK = Task.ask("3+4", "What is 3+4?", truth=7, level="easy")
 
@@ -33,6 +39,7 @@ def make_rollout(
     reward: Reward | None = None,
     task_set: str = "train",
     size: int = 3,
+    stop: StopReason = StopReason.DONE,
 ) -> Rollout:
     """A rollout of `size` sampled tokens after a prompt of two."""
     chain = TokenChain(
@@ -41,9 +48,14 @@ def make_rollout(
         np.array([0.0] * 2 + [-0.25 - member] * size, dtype=np.float32),
         np.array([-1] * 2 + [version] * size, dtype=np.int32),
     )
-    episode = Episode((*TASK.messages, {"role": "assistant", "content": "7"}), (chain,))
+    episode = Episode((*TASK.messages, {"role": "assistant", "content": "7"}), (chain,), stop)
     key = RolloutKey(task_set, draw, member, attempt)
     return Rollout(key, TASK, episode, reward or Scored(float(member), answer=str(member)), Timing(1.5, 0.25, 0.125))
+
+
+def make_partial(draw: int = 0, member: int = 0, attempt: int = 0, *, version: int = 0, size: int = 1) -> Rollout:
+    """A rollout that was interrupted after `size` tokens."""
+    return make_rollout(draw, member, attempt, version=version, size=size, reward=Unscored(), stop=StopReason.ABORTED)
 
 
 def make_failure(draw: int = 0, member: int = 0, attempt: int = 0) -> Rollout:
@@ -54,3 +66,8 @@ def make_failure(draw: int = 0, member: int = 0, attempt: int = 0) -> Rollout:
 def facts_of(rollout: Rollout) -> tuple[Any, ...]:
     """Everything about a rollout, in a form that `==` can compare (token chains compare by identity)."""
     return (rollout.key, encode_task(rollout.task), to_row(rollout))
+
+
+def group_of(*rollouts: Rollout) -> Group:
+    key = rollouts[0].key
+    return Group(key.task_set, key.draw, TASK, rollouts)

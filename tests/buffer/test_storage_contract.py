@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stored_values import TASK, facts_of, make_failure, make_rollout
+from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_partial, make_rollout
 
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import DataError, RunError
-from loopwright.ports import GroupRow, Storage
+from loopwright.ports import GroupRow, MemberRow, ResumePlan, Storage
 from loopwright.types import Failed, FailureCause, GroupStatus, RolloutKey, Task, Unscored
 
 
@@ -35,7 +35,16 @@ async def complete(storage: Storage, draw: int, *, version: int = 0, members: in
 
 async def consume(storage: Storage, draw: int, *, step: int) -> None:
     await complete(storage, draw, version=step - 1)
-    await storage.mark([("train", draw)], GroupStatus.CONSUMED, step)
+    await storage.consume([group_of(make_rollout(draw, version=step - 1))], step)
+
+
+async def resume(storage: Storage, step: int, next_draw: int | None = None) -> ResumePlan:
+    next_draws = None if next_draw is None else {"train": next_draw}
+    return (await storage.resume(["train"], step=step, next_draws=next_draws, policy=ON_POLICY))["train"]
+
+
+def held(plan: ResumePlan, status: GroupStatus) -> list[int]:
+    return [group.row.draw for group in plan.held if group.row.status is status]
 
 
 async def statuses(storage: Storage) -> dict[GroupStatus, int]:
@@ -97,12 +106,71 @@ async def test_marking_is_all_or_nothing(storage: Storage) -> None:
     assert await statuses(storage) == {GroupStatus.PENDING: 1}
 
 
-async def test_only_consumption_has_a_step(storage: Storage) -> None:
+@pytest.mark.parametrize("status", [GroupStatus.PENDING, GroupStatus.CONSUMED, GroupStatus.ROLLED_BACK])
+async def test_some_statuses_come_with_more_than_a_mark(storage: Storage, status: GroupStatus) -> None:
     await storage.draw("train", 0, TASK, 0)
-    with pytest.raises(RunError, match="cannot be marked consumed with step None"):
-        await storage.mark([("train", 0)], GroupStatus.CONSUMED)
-    with pytest.raises(RunError, match="cannot be marked failed with step 3"):
-        await storage.mark([("train", 0)], GroupStatus.FAILED, 3)
+    with pytest.raises(RunError, match=f"cannot be marked {status}"):
+        await storage.mark([("train", 0)], status)
+
+
+async def test_consuming_is_all_or_nothing(storage: Storage) -> None:
+    await complete(storage, 0)
+    with pytest.raises(RunError, match="draw 5 of task set 'train' was never recorded"):
+        await storage.consume([group_of(make_rollout(0)), group_of(make_rollout(5))], 1)
+    assert await statuses(storage) == {GroupStatus.COMPLETED: 1}
+
+
+async def test_a_partial_rollout_is_replaced_by_the_next_put(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    for rollout in (make_partial(version=0), make_partial(version=0, size=2), make_rollout(0, version=1)):
+        await storage.put(row, rollout)
+        (stored,) = await storage.rollouts_of("train", 0)
+        assert facts_of(stored) == facts_of(rollout)
+    with pytest.raises(RunError, match="train/000000/00/0 is stored already"):
+        await storage.put(row, make_partial())
+
+
+async def test_a_partial_rollout_cannot_be_judged(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    await storage.put(row, make_partial())
+    with pytest.raises(RunError, match="train/000000/00/0 was interrupted and is not whole"):
+        await storage.put_rewards(row, [make_rollout(0)])
+
+
+async def test_an_aborted_group_goes_on_with_what_it_has(storage: Storage) -> None:
+    row = await storage.draw("train", 0, TASK, 0)
+    await storage.put(row, make_partial(0, 1))
+    await storage.mark([("train", 0)], GroupStatus.ABORTED)
+    assert await storage.take_up(row, 3) == row
+    assert await statuses(storage) == {GroupStatus.PENDING: 1}
+    assert [rollout.is_partial for rollout in await storage.rollouts_of("train", 0)] == [True]
+
+
+async def test_members_made_before_an_expiry_no_longer_count(storage: Storage) -> None:
+    await complete(storage, 0)
+    await storage.mark([("train", 0)], GroupStatus.EXPIRED)
+    assert await storage.rollouts_of("train", 0) == ()
+    (group,) = (await resume(storage, 5)).held
+    assert (group.row.status, group.row.expiries) == (GroupStatus.EXPIRED, 1)
+    assert [(member.attempt, member.expiries) for member in group.members] == [(0, 0), (0, 0)]
+
+    row = await storage.take_up(group.row, 5)
+    await storage.put(row, make_rollout(0, 1, 1, version=5))
+    assert [rollout.key.attempt for rollout in await storage.rollouts_of("train", 0)] == [1]
+    (group,) = (await resume(storage, 5)).held
+    assert (group.row.status, group.row.expiries) == (GroupStatus.ABORTED, 1)
+    assert [(member.attempt, member.expiries) for member in group.members] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("status", [GroupStatus.ABORTED, GroupStatus.EXPIRED])
+async def test_interrupted_groups_survive_a_resume_unless_their_weights_are_lost(
+    storage: Storage, status: GroupStatus
+) -> None:
+    for draw, version in ((0, 1), (1, 2)):
+        await storage.put(await storage.draw("train", draw, TASK, 1), make_rollout(draw, 0, version=version))
+        await storage.mark([("train", draw)], status)
+    plan = await resume(storage, 1)
+    assert (held(plan, status), plan.redraw) == ([0], (1,))
 
 
 async def test_what_json_cannot_hold_is_refused_at_once(storage: Storage) -> None:
@@ -112,8 +180,8 @@ async def test_what_json_cannot_hold_is_refused_at_once(storage: Storage) -> Non
 
 
 async def test_an_empty_ledger_starts_at_draw_zero(storage: Storage) -> None:
-    plan = await storage.resume("train", step=0, next_draw=None)
-    assert (plan.pending, plan.completed, plan.redraw, plan.next_draw) == ((), (), (), 0)
+    plan = await resume(storage, 0)
+    assert plan == ResumePlan(held=(), redraw=(), next_draw=0, filtered=0)
 
 
 async def test_resume_undoes_what_came_after_the_checkpoint(storage: Storage) -> None:
@@ -128,19 +196,20 @@ async def test_resume_undoes_what_came_after_the_checkpoint(storage: Storage) ->
         await storage.draw("train", draw, TASK, version)
         await storage.mark([("train", draw)], GroupStatus.FAILED)
 
-    plan = await storage.resume("train", step=1, next_draw=None)
+    plan = await resume(storage, 1)
 
-    assert plan.pending == (pending,)
+    assert held(plan, GroupStatus.ABORTED) == [4], "who is not finished goes on, member by member"
+    assert plan.held[2].members == (MemberRow(1, 0, 0, oldest=1, is_scored=True),)
     assert [rollout.key.member for rollout in await storage.rollouts_of("train", 4)] == [1]
-    assert [group.draw for group in plan.completed] == [1, 3]
-    assert [facts_of(r) for r in plan.completed[0].rollouts] == [
+    assert held(plan, GroupStatus.COMPLETED) == [1, 3]
+    assert [facts_of(r) for r in await storage.rollouts_of("train", 1)] == [
         facts_of(make_rollout(1, m, version=1)) for m in (0, 1)
     ]
     assert (plan.redraw, plan.next_draw) == ((2, 5, 6), 8), "also what lost weights failed at is drawn again"
     assert await statuses(storage) == {
         GroupStatus.CONSUMED: 1,
         GroupStatus.COMPLETED: 2,
-        GroupStatus.PENDING: 1,
+        GroupStatus.ABORTED: 1,
         GroupStatus.ROLLED_BACK: 3,
         GroupStatus.FAILED: 1,
     }
@@ -152,9 +221,9 @@ async def test_filtered_groups_stay_filtered_unless_their_weights_are_lost(stora
         await complete(storage, draw, version=version)
         await storage.mark([("train", draw)], GroupStatus.FILTERED)
 
-    plan = await storage.resume("train", step=1, next_draw=None)
+    plan = await resume(storage, 1)
 
-    assert (plan.completed, plan.redraw, plan.next_draw) == ((), (2,), 4)
+    assert (plan.held, plan.redraw, plan.next_draw) == ((), (2,), 4)
     assert plan.filtered == 2, "a group that is rolled back is no longer filtered"
     assert await statuses(storage) == {
         GroupStatus.CONSUMED: 1,
@@ -164,19 +233,20 @@ async def test_filtered_groups_stay_filtered_unless_their_weights_are_lost(stora
 
 
 async def test_only_groups_filtered_after_the_last_kept_one_are_in_a_row(storage: Storage) -> None:
-    for draw, status in enumerate((GroupStatus.FILTERED, None, GroupStatus.FILTERED, GroupStatus.FAILED)):
+    history = (GroupStatus.FILTERED, None, GroupStatus.FILTERED, GroupStatus.FAILED)
+    for draw, status in enumerate(history):
         await complete(storage, draw)
         if status is not None:
             await storage.mark([("train", draw)], status)
-    assert (await storage.resume("train", step=0, next_draw=None)).filtered == 1
-    assert (await storage.resume("train", step=0, next_draw=1)).filtered == 1, "as it stood at draw 1"
-    assert (await storage.resume("train", step=0, next_draw=0)).filtered == 0
+    assert (await resume(storage, 0)).filtered == 1
+    assert (await resume(storage, 0, 1)).filtered == 1, "as it stood at draw 1"
+    assert (await resume(storage, 0, 0)).filtered == 0
 
 
 async def test_a_redraw_is_a_new_round_and_the_old_one_stays(storage: Storage) -> None:
     await consume(storage, 0, step=2)
-    await storage.resume("train", step=0, next_draw=None)
-    again = await storage.resume("train", step=0, next_draw=None)
+    await resume(storage, 0)
+    again = await resume(storage, 0)
     assert again.redraw == (0,), "a redraw that did not happen yet is still to be made"
 
     row = await storage.draw("train", 0, TASK, 0)
@@ -185,24 +255,23 @@ async def test_a_redraw_is_a_new_round_and_the_old_one_stays(storage: Storage) -
     await storage.put(row, make_rollout(0, 0))
     await storage.mark([("train", 0)], GroupStatus.FAILED)
     assert await statuses(storage) == {GroupStatus.ROLLED_BACK: 1, GroupStatus.FAILED: 1}
-    assert (await storage.resume("train", step=0, next_draw=None)).redraw == ()
+    assert (await resume(storage, 0)).redraw == ()
 
 
-async def test_completed_groups_come_oldest_first(storage: Storage) -> None:
-    for draw, version in ((0, 2), (1, 0), (2, 1), (3, 0)):
-        await complete(storage, draw, version=version)
-    plan = await storage.resume("train", step=2, next_draw=None)
-    assert [group.draw for group in plan.completed] == [1, 3, 2, 0]
-
-
-async def test_a_completed_group_holds_scored_members_only(storage: Storage) -> None:
+async def test_a_held_group_says_of_each_member_how_old_it_is_and_whether_it_will_be_trained(storage: Storage) -> None:
     row = await storage.draw("train", 0, TASK, 0)
     unlucky = Failed(FailureCause.JUDGE, "ValueError", "no number")
     await storage.put(row, make_rollout(0, 0, reward=unlucky))
-    await storage.put(row, make_rollout(0, 1))
+    await storage.put(row, make_failure(0, 1))
+    await storage.put(row, make_rollout(0, 1, 1, version=1))
+    await storage.put(row, make_failure(0, 2))
     await storage.mark([("train", 0)], GroupStatus.COMPLETED)
-    plan = await storage.resume("train", step=0, next_draw=None)
-    assert [rollout.key.member for rollout in plan.completed[0].rollouts] == [1]
+    (group,) = (await resume(storage, 1)).held
+    assert group.members == (
+        MemberRow(0, 0, 0, oldest=0, is_scored=False),
+        MemberRow(1, 1, 0, oldest=1, is_scored=True),
+        MemberRow(2, 0, 0, oldest=None, is_scored=False),
+    )
 
 
 async def test_a_group_finished_by_lost_weights_is_rolled_back(storage: Storage) -> None:
@@ -211,7 +280,7 @@ async def test_a_group_finished_by_lost_weights_is_rolled_back(storage: Storage)
     await storage.put(row, make_rollout(0, 0, version=1))
     await storage.put(row, make_rollout(0, 1, version=3))
     await storage.mark([("train", 0)], GroupStatus.COMPLETED)
-    assert (await storage.resume("train", step=2, next_draw=None)).redraw == (0,)
+    assert (await resume(storage, 2)).redraw == (0,)
 
 
 async def test_a_deterministic_resume_discards_all_later_draws(storage: Storage) -> None:
@@ -222,9 +291,9 @@ async def test_a_deterministic_resume_discards_all_later_draws(storage: Storage)
     await storage.draw("train", 4, TASK, 1)
     await storage.mark([("train", 4)], GroupStatus.FAILED)
 
-    plan = await storage.resume("train", step=1, next_draw=1)
+    plan = await resume(storage, 1, 1)
 
-    assert (plan.pending, plan.completed, plan.redraw, plan.next_draw) == ((), (), (), 1)
+    assert plan == ResumePlan(next_draw=1)
     assert await statuses(storage) == {GroupStatus.CONSUMED: 1, GroupStatus.DISCARDED: 4}
     assert (await storage.draw("train", 1, TASK, 1)).round == 1
 
@@ -253,7 +322,7 @@ async def test_rewards_are_stored_all_or_none(storage: Storage) -> None:
         await storage.put_rewards(row, [make_rollout(1, 0)])
 
 
-async def test_groups_that_failed_for_want_of_a_judge_are_pending_again(storage: Storage) -> None:
+async def test_groups_that_failed_for_want_of_a_judge_go_on(storage: Storage) -> None:
     """Only those since the last consumed group: the others were replaced, and their weights are long gone."""
     away = Failed(FailureCause.JUDGE, "ConnectError", "down")
     for draw, reward in ((0, away), (2, away), (3, Unscored())):
@@ -263,15 +332,15 @@ async def test_groups_that_failed_for_want_of_a_judge_are_pending_again(storage:
     row = await storage.draw("train", 4, TASK, 1)
     await storage.put(row, make_failure(4, 0))
     await storage.mark([("train", draw) for draw in (0, 2, 3, 4)], GroupStatus.FAILED)
-    plan = await storage.resume("train", step=2, next_draw=None)
-    assert [row.draw for row in plan.pending] == [2, 3]
-    assert await statuses(storage) == {GroupStatus.PENDING: 2, GroupStatus.CONSUMED: 1, GroupStatus.FAILED: 2}
+    plan = await resume(storage, 2)
+    assert held(plan, GroupStatus.ABORTED) == [2, 3]
+    assert await statuses(storage) == {GroupStatus.ABORTED: 2, GroupStatus.CONSUMED: 1, GroupStatus.FAILED: 2}
 
 
 async def test_task_sets_do_not_disturb_each_other(storage: Storage) -> None:
     await consume(storage, 0, step=2)
     await storage.draw("other", 0, TASK, 2)
-    plan = await storage.resume("train", step=0, next_draw=None)
+    plan = await resume(storage, 0)
     assert plan.redraw == (0,)
     counts = await storage.counts()
     assert counts["other"][GroupStatus.PENDING] == 1

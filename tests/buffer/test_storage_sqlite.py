@@ -9,11 +9,12 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from stored_values import TASK, facts_of, make_failure, make_rollout
+from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
 from loopwright.buffer.reader import Evaluation, StoredRun
 from loopwright.buffer.storage import ledger
@@ -32,9 +33,10 @@ async def test_a_reopened_run_goes_on_where_it_was(path: Path) -> None:
         row = await storage.draw("train", 0, TASK, 0)
         await storage.put(row, make_rollout(0, 0))
     async with SqliteStorage(path) as storage:
-        plan = await storage.resume("train", step=0, next_draw=None)
-        assert plan.pending == (row,)
-        await storage.put(plan.pending[0], make_rollout(0, 1))
+        plans = await storage.resume(["train"], step=0, next_draws=None, policy=ON_POLICY)
+        (held,) = plans["train"].held
+        assert held.row == replace(row, status=GroupStatus.ABORTED)
+        await storage.put(await storage.take_up(held.row, 0), make_rollout(0, 1))
         assert len(await storage.rollouts_of("train", 0)) == 2
 
 
@@ -117,7 +119,7 @@ async def test_a_database_of_another_kind_is_refused(path: Path, tables: str, fo
     stranger = sqlite3.connect(path)
     stranger.execute(tables)
     stranger.close()
-    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads version 1"):
+    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads version 2"):
         async with SqliteStorage(path):
             pass
     with pytest.raises(RunError, match=f"schema version {found}"):
@@ -146,7 +148,7 @@ async def test_the_reader_sees_a_run_while_it_writes(path: Path) -> None:
             for member in (1, 0):
                 await storage.put(row, make_failure(draw, member))
                 await storage.put(row, make_rollout(draw, member, 1))
-            await storage.mark([("train", draw)], GroupStatus.CONSUMED, 1 + draw)
+            await storage.consume([group_of(make_rollout(draw))], 1 + draw)
         await storage.draw("train", 2, TASK, 0)
 
         assert run.steps() == (1, 2)
@@ -196,7 +198,7 @@ async def test_a_second_evaluation_replaces_the_first_and_resume_drops_later_one
         assert [facts_of(r) for r in run.eval_rollouts(5, "eval", "greedy")] == [
             facts_of(make_rollout(2, task_set="eval"))
         ]
-        await storage.resume("train", step=4, next_draw=None)
+        await storage.resume(["train"], step=4, next_draws=None, policy=ON_POLICY)
         assert run.evaluations() == (Evaluation(0, "eval", "greedy"),)
 
 

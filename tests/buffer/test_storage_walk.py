@@ -6,20 +6,19 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from stored_values import TASK, facts_of, make_failure, make_rollout
+from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_partial, make_rollout
 
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
-from loopwright.ports import GroupRow, ResumePlan, Storage
+from loopwright.ports import GroupRow, Storage
 from loopwright.types import Failed, FailureCause, GroupStatus, Reward, Rollout, Scored, Unscored
 
 DRAWS = st.integers(0, 3)
@@ -77,7 +76,8 @@ class Walk(RuleBasedStateMachine):
         self, draw: int, member: int, attempt: int, version: int, fails: bool, reward: Reward | None = None
     ) -> None:
         sound = make_rollout(draw, member, attempt, version=version, reward=reward)
-        rollout = make_failure(draw, member, attempt) if fails else sound
+        whole = make_failure(draw, member, attempt) if fails else sound
+        rollout = make_partial(draw, member, attempt, version=version) if reward == Unscored() else whole
         self.both(lambda storage: storage.put(self.row(draw), rollout))
 
     @rule(draw=DRAWS, members=st.lists(MEMBERS, min_size=1, max_size=3, unique=True), reward=REWARDS)
@@ -90,8 +90,18 @@ class Walk(RuleBasedStateMachine):
 
     @rule(draws=st.lists(DRAWS, max_size=3, unique=True), status=st.sampled_from(GroupStatus), step=STEPS)
     def mark(self, draws: list[int], status: GroupStatus, step: int) -> None:
-        at = step if status is GroupStatus.CONSUMED else None
-        self.both(lambda storage: storage.mark([("train", draw) for draw in draws], status, at))
+        if status is GroupStatus.CONSUMED:
+            self.both(lambda storage: storage.consume([group_of(make_rollout(draw)) for draw in draws], step))
+        elif status is GroupStatus.PENDING:
+            for draw in draws:
+                self.take_up(draw, step)
+        else:
+            self.both(lambda storage: storage.mark([("train", draw) for draw in draws], status))
+
+    def take_up(self, draw: int, version: int) -> None:
+        row = self.both(lambda storage: storage.take_up(self.row(draw), version))
+        if isinstance(row, GroupRow):
+            self.rows[draw] = row
 
     @rule(step=STEPS, draws=st.lists(DRAWS, max_size=3, unique=True))
     def evaluate(self, step: int, draws: list[int]) -> None:
@@ -100,9 +110,14 @@ class Walk(RuleBasedStateMachine):
 
     @rule(step=STEPS, next_draw=st.none() | DRAWS)
     def resume(self, step: int, next_draw: int | None) -> None:
-        plan = self.both(lambda storage: storage.resume("train", step=step, next_draw=next_draw))
-        again = self.both(lambda storage: storage.resume("train", step=step, next_draw=next_draw))
-        assert comparable(plan) == comparable(again), "resuming twice is resuming once"
+        next_draws = None if next_draw is None else {"train": next_draw}
+        plans, again = (
+            self.both(lambda storage: storage.resume(["train"], step=step, next_draws=next_draws, policy=ON_POLICY))
+            for _ in range(2)
+        )
+        assert plans == again, "resuming twice is resuming once"
+        # Whoever goes on learns how often the group has expired.
+        self.rows |= {held.row.draw: held.row for held in plans["train"].held}
 
     @rule()
     def reopen(self) -> None:
@@ -130,9 +145,6 @@ def comparable(answer: Any) -> Any:
         return facts_of(answer)
     if isinstance(answer, tuple):
         return [comparable(part) for part in answer]
-    if isinstance(answer, ResumePlan):
-        groups = [(group.draw, comparable(group.rollouts)) for group in answer.completed]
-        return replace(answer, completed=()), groups
     return answer
 
 

@@ -27,6 +27,8 @@ class RolloutRow(NamedTuple):
     started: float
     agent_seconds: float
     judge_seconds: float
+    oldest: int | None
+    """The version of its oldest sampled token."""
 
 
 def to_row(rollout: Rollout) -> RolloutRow:
@@ -41,6 +43,7 @@ def to_row(rollout: Rollout) -> RolloutRow:
         started=rollout.timing.started,
         agent_seconds=rollout.timing.agent_seconds,
         judge_seconds=rollout.timing.judge_seconds,
+        oldest=rollout.oldest_version,
     )
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
+from loopwright.types import Group, Rollout, TokenChain
+
 
 def staleness(version: int, step: int) -> int:
     """Train steps between the weights that sampled a token and the step that trains on it; 0 is on-policy."""
@@ -16,3 +22,35 @@ def horizon(max_staleness: int, sync_interval: int = 1) -> int:
 def trainable_at(version: int, step: int, max_staleness: int, sync_interval: int = 1) -> bool:
     """Whether a token of `version` may be trained at `step`."""
     return 0 <= staleness(version, step) < horizon(max_staleness, sync_interval)
+
+
+def is_too_old(version: int, step: int, horizon: int | None) -> bool:
+    """Whether train step `step` comes too late for a token of `version`. Without a horizon no step does."""
+    return horizon is not None and version + horizon < step
+
+
+def without_stale(group: Group, step: int, horizon: int | None) -> tuple[Group, int]:
+    """The group with the tokens masked that are too old for `step`, and how many they were."""
+    if horizon is None or group.oldest_version is None or not is_too_old(group.oldest_version, step, horizon):
+        return group, 0
+    rollouts = tuple(_masked(rollout, step - horizon) for rollout in group.rollouts)
+    before, after = (sum(_sampled(one) for one in members) for members in (group.rollouts, rollouts))
+    return replace(group, rollouts=rollouts), before - after
+
+
+def _masked(rollout: Rollout, oldest: int) -> Rollout:
+    episode = rollout.episode
+    if episode is None:
+        return rollout
+    chains = tuple(_masked_chain(chain, oldest) for chain in episode.chains)
+    return replace(rollout, episode=replace(episode, chains=chains))
+
+
+def _masked_chain(chain: TokenChain, oldest: int) -> TokenChain:
+    kept = chain.mask & (chain.versions >= oldest)
+    logprobs, versions = np.where(kept, chain.logprobs, np.float32(0.0)), np.where(kept, chain.versions, np.int32(-1))
+    return TokenChain(chain.ids, kept, logprobs, versions, chain.start)
+
+
+def _sampled(rollout: Rollout) -> int:
+    return rollout.episode.sampled_tokens if rollout.episode else 0

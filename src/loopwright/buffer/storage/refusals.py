@@ -15,6 +15,11 @@ DRAWN_AGAIN = frozenset({GroupStatus.ROLLED_BACK, GroupStatus.DISCARDED})
 """Only a draw whose last round ended so may be drawn again."""
 
 
+MARKABLE = frozenset(
+    {GroupStatus.ABORTED, GroupStatus.COMPLETED, GroupStatus.FILTERED, GroupStatus.FAILED, GroupStatus.EXPIRED}
+)
+
+
 def still_live(task_set: str, draw: int, status: GroupStatus) -> RunError:
     return RunError(
         f"draw {draw} of task set {task_set!r} was already made and is {status.value}",
@@ -40,6 +45,10 @@ def never_stored(rollout: str) -> RunError:
     return RunError(f"rollout {rollout} is not stored", remedy="store a rollout before its reward")
 
 
+def still_partial(rollout: str) -> RunError:
+    return RunError(f"rollout {rollout} was interrupted and is not whole", remedy="finish a rollout before judging it")
+
+
 def already_scored(rollout: str) -> RunError:
     return RunError(f"rollout {rollout} has a score already", remedy="judge a rollout once")
 
@@ -59,11 +68,11 @@ def check_evaluates(task_set: str, rollouts: Sequence[Rollout]) -> None:
         raise already_stored(next(str(key) for key in keys if keys.count(key) > 1))
 
 
-def check_step(status: GroupStatus, step: int | None) -> None:
-    if (status is GroupStatus.CONSUMED) != (step is not None):
+def check_markable(status: GroupStatus) -> None:
+    if status not in MARKABLE:
         raise RunError(
-            f"groups cannot be marked {status.value} with step {step}",
-            remedy="give the train step with `consumed`, and with no other status",
+            f"groups cannot be marked {status.value}",
+            remedy="call `draw`, `take_up`, `consume` or `resume`: they record what comes with that status",
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from loopwright.buffer.rows import RolloutRow
 from loopwright.errors import RunError
 
-VERSION = 1
+VERSION = 2
 
 ROLLOUT_COLUMNS = ", ".join(RolloutRow._fields)
 
@@ -27,6 +27,7 @@ _ROLLOUT_COLUMNS_TYPED = """
     started       REAL    NOT NULL,
     agent_seconds REAL    NOT NULL,
     judge_seconds REAL    NOT NULL,
+    oldest        INTEGER,
 """
 
 _TABLES = f"""
@@ -39,6 +40,7 @@ CREATE TABLE groups (
     newest   INTEGER NOT NULL,  -- the newest weights behind it: `version`, or a later one that sampled a token
     status   TEXT    NOT NULL,
     step     INTEGER,           -- the train step that consumed it
+    expiries INTEGER NOT NULL,  -- how often its members became too old and were made anew
     PRIMARY KEY (task_set, draw, round)
 );
 CREATE INDEX groups_by_step ON groups (step);
@@ -47,6 +49,7 @@ CREATE TABLE rollouts (
     task_set TEXT    NOT NULL,
     draw     INTEGER NOT NULL,
     round    INTEGER NOT NULL,
+    expiries INTEGER NOT NULL,  -- those of its group when it was made
     {_ROLLOUT_COLUMNS_TYPED}
     PRIMARY KEY (task_set, draw, round, member, attempt),
     FOREIGN KEY (task_set, draw, round) REFERENCES groups
@@ -60,6 +63,29 @@ CREATE TABLE eval_rollouts (
     task     TEXT    NOT NULL,
     {_ROLLOUT_COLUMNS_TYPED}
     PRIMARY KEY (step, task_set, mode, draw, member, attempt)
+);
+
+CREATE TABLE trail (
+    place    INTEGER PRIMARY KEY,
+    task_set TEXT    NOT NULL,
+    draw     INTEGER NOT NULL,
+    round    INTEGER NOT NULL,
+    member   INTEGER,           -- none for an event of the whole group
+    attempt  INTEGER,
+    event    TEXT    NOT NULL,
+    version  INTEGER,
+    step     INTEGER,
+    lineage  INTEGER NOT NULL,
+    at       REAL    NOT NULL
+);
+
+CREATE TABLE lineages (
+    lineage      INTEGER PRIMARY KEY,
+    step         INTEGER NOT NULL,  -- the checkpoint that it began from
+    stale        TEXT    NOT NULL,
+    horizon      INTEGER,
+    max_expiries INTEGER NOT NULL,
+    at           REAL    NOT NULL
 );
 
 CREATE TABLE schema (version INTEGER NOT NULL);

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from loopwright.buffer.codec import encode_task
 from loopwright.buffer.rows import newest_version, to_row
 from loopwright.buffer.storage import ledger
-from loopwright.buffer.storage.refusals import check_belongs, check_evaluates, check_step
+from loopwright.buffer.storage.refusals import check_belongs, check_evaluates, check_markable
+from loopwright.buffer.storage.resuming import resume_at
 from loopwright.buffer.storage.schema import reading, writing
 from loopwright.buffer.storage.thread import SqliteThread
-from loopwright.ports import GroupRow, ResumePlan
-from loopwright.types import GroupStatus, Rollout, Task
+from loopwright.ports import GroupRow, ResumePlan, StalePolicy
+from loopwright.types import Group, GroupStatus, Rollout, Task
 
 
 class SqliteStorage:
@@ -48,10 +50,14 @@ class SqliteStorage:
         round = await self._writer.do(lambda db: ledger.draw_group(db, task_set, draw, text, version))
         return GroupRow(task_set, draw, round, task, version, GroupStatus.PENDING)
 
+    async def take_up(self, row: GroupRow, version: int) -> GroupRow:
+        await self._writer.do(lambda db: ledger.take_up_group(db, row, version))
+        return replace(row, status=GroupStatus.PENDING)
+
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
         check_belongs(row, rollout)
         columns, newest = to_row(rollout), newest_version(rollout)
-        await self._writer.do(lambda db: ledger.put_rollout(db, rollout.key, row.round, columns, newest))
+        await self._writer.do(lambda db: ledger.put_rollout(db, row, columns, newest))
 
     async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
@@ -59,18 +65,24 @@ class SqliteStorage:
         rows = [(rollout.key, to_row(rollout)) for rollout in rollouts]
         await self._writer.do(lambda db: ledger.put_rewards(db, row.round, rows))
 
-    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, step: int | None = None) -> None:
-        check_step(status, step)
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus) -> None:
+        check_markable(status)
         named = tuple(rows)
-        await self._writer.do(lambda db: ledger.mark_groups(db, named, status, step))
+        await self._writer.do(lambda db: ledger.mark_groups(db, named, status))
+
+    async def consume(self, groups: Sequence[Group], step: int) -> None:
+        trained = [(group.task_set, group.draw, group.oldest_version) for group in groups]
+        await self._writer.do(lambda db: ledger.consume_groups(db, trained, step))
 
     async def put_eval(self, step: int, task_set: str, mode: str, rollouts: Sequence[Rollout]) -> None:
         check_evaluates(task_set, rollouts)
         rows = [(rollout.key.draw, encode_task(rollout.task), to_row(rollout)) for rollout in rollouts]
         await self._writer.do(lambda db: ledger.put_evaluation(db, step, task_set, mode, rows))
 
-    async def resume(self, task_set: str, *, step: int, next_draw: int | None) -> ResumePlan:
-        return await self._writer.do(lambda db: ledger.resume_at(db, task_set, step, next_draw))
+    async def resume(
+        self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
+    ) -> Mapping[str, ResumePlan]:
+        return await self._writer.do(lambda db: resume_at(db, task_sets, step, next_draws, policy))
 
     async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
         return await self._reader.do(lambda db: ledger.current_members(db, task_set, draw))

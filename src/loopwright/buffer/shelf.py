@@ -1,0 +1,152 @@
+"""One task set's groups in memory: what they are, how many stand where, and which comes next.
+
+Everything is answered from counters and heaps, so the cost of a question does not grow with the groups that are held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+from loopwright.ports import GroupRow, HeldGroup, MemberRow
+from loopwright.types import GroupStatus, Rollout, Scored
+
+QUEUED = (GroupStatus.COMPLETED, GroupStatus.EXPIRED, GroupStatus.ABORTED)
+"""In these a group waits for its turn, the oldest first."""
+
+
+@dataclass(slots=True)
+class Holding:
+    """A group that is neither trained nor through. `since` are the weights that sample it now, or did last."""
+
+    row: GroupRow
+    since: int
+    members: dict[int, MemberRow] = field(default_factory=dict)
+
+    @staticmethod
+    def of(held: HeldGroup) -> Holding:
+        return Holding(held.row, held.row.version, {member.member: member for member in held.members})
+
+    def put(self, rollout: Rollout) -> None:
+        key = rollout.key
+        known = self.members.get(key.member)
+        if known is None or key.attempt >= known.attempt:
+            is_scored = isinstance(rollout.reward, Scored)
+            stored = MemberRow(key.member, key.attempt, self.row.expiries, rollout.oldest_version, is_scored)
+            self.members[key.member] = stored
+
+    @property
+    def attempts(self) -> Mapping[int, int]:
+        return {member: stored.attempt + 1 for member, stored in self.members.items()}
+
+    @property
+    def in_time(self) -> list[MemberRow]:
+        """Members that were made since the group last expired."""
+        return [member for member in self.members.values() if member.expiries == self.row.expiries]
+
+    @property
+    def age(self) -> int:
+        """By which it waits its turn. A group without tokens is as old as the weights that it was to have."""
+        oldest = self._oldest(scored=self.row.status is GroupStatus.COMPLETED)
+        return self.since if oldest is None else oldest
+
+    @property
+    def bound(self) -> int | None:
+        """No token of it is, or will be, older; None when it is finished, or has no tokens and nobody samples it."""
+        match self.row.status:
+            case GroupStatus.PENDING:
+                oldest = self._oldest()
+                return self.since if oldest is None else min(self.since, oldest)
+            case GroupStatus.ABORTED:
+                return self._oldest()
+            case _:
+                return None
+
+    def _oldest(self, *, scored: bool = False) -> int | None:
+        """The version of the oldest token, of all members or of those that will be trained."""
+        counted = (member for member in self.in_time if member.is_scored or not scored)
+        return min((member.oldest for member in counted if member.oldest is not None), default=None)
+
+
+class Shelf:
+    """The groups of one task set. `counts` are those that the storage has, by status."""
+
+    def __init__(self, counts: Mapping[GroupStatus, int]) -> None:
+        self.counts = Counter(counts)
+        self._groups: dict[int, Holding] = {}
+        self._queues: dict[GroupStatus, list[tuple[int, int]]] = {status: [] for status in QUEUED}
+        self._bounds = _Bounds()
+
+    @property
+    def oldest_pending(self) -> int | None:
+        return self._bounds.lowest
+
+    def get(self, draw: int) -> Holding | None:
+        return self._groups.get(draw)
+
+    def hold(self, group: Holding) -> None:
+        """Take in a group that is counted already."""
+        self._groups[group.row.draw] = group
+        self._bounds.set(group.row.draw, group.bound)
+        if group.row.status in QUEUED:
+            self.put_back(group)
+
+    def add(self, group: Holding) -> None:
+        """Take in a new group."""
+        self.counts[group.row.status] += 1
+        self.hold(group)
+
+    def put(self, group: Holding, rollout: Rollout) -> None:
+        group.put(rollout)
+        self._bounds.set(group.row.draw, group.bound)
+
+    def move(self, group: Holding, status: GroupStatus) -> None:
+        """Move a group that is PENDING, or that `pop` gave, to where it stands now."""
+        self.counts[group.row.status] -= 1
+        expiries = group.row.expiries + (status is GroupStatus.EXPIRED)
+        group.row = replace(group.row, status=status, expiries=expiries)
+        if status is GroupStatus.PENDING or status in QUEUED:
+            self.add(group)
+        else:
+            self.counts[status] += 1
+            self._bounds.set(group.row.draw, None)
+            del self._groups[group.row.draw]
+
+    def waiting(self, status: GroupStatus) -> int:
+        return len(self._queues[status])
+
+    def next_age(self, status: GroupStatus) -> int | None:
+        """The age of the group that `pop` would give."""
+        queue = self._queues[status]
+        return queue[0][0] if queue else None
+
+    def pop(self, status: GroupStatus) -> Holding:
+        """The oldest group that waits in `status`. Whoever has it must `move` it, or `put_back`."""
+        return self._groups[heappop(self._queues[status])[1]]
+
+    def put_back(self, group: Holding) -> None:
+        heappush(self._queues[group.row.status], (group.age, group.row.draw))
+
+
+class _Bounds:
+    """How many groups have which bound. There are as many as versions in the making, which is a handful."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}
+        self._groups: Counter[int] = Counter()
+
+    @property
+    def lowest(self) -> int | None:
+        return min(self._groups, default=None)
+
+    def set(self, draw: int, bound: int | None) -> None:
+        before = self._of.pop(draw, None)
+        if before is not None:
+            self._groups[before] -= 1
+            if not self._groups[before]:
+                del self._groups[before]
+        if bound is not None:
+            self._of[draw] = bound
+            self._groups[bound] += 1
