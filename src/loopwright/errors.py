@@ -6,12 +6,14 @@
     ├── ModelError                 a model or tokenizer cannot be loaded or is not supported
     ├── ChainError                 token streams that could not have come from one context
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
+    │   ├── EngineLostError        an engine cannot be reached: it died, or the connection broke
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
     ├── AgentError                 the user's agent loop raised
     ├── JudgeError                 the user's judger raised, timed out or returned no number
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
+    ├── WeightsError               weights could not be handed over; the engines keep what they have
     ├── BudgetError                the run can make no progress, and stops instead of spinning
     ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
@@ -69,6 +71,10 @@ class EngineError(LoopwrightError):
     """Generation failed for reasons of infrastructure. A rollout that meets it is retried."""
 
 
+class EngineLostError(EngineError):
+    """An engine cannot be reached any more. What it had already sent is sound."""
+
+
 class InterruptionError(EngineError):
     """The engine was paused in the middle of an answer. What it had sampled is recorded, and the rollout goes on from
     there."""
@@ -92,6 +98,10 @@ class MetricError(LoopwrightError):
 
 class LearnerError(LoopwrightError):
     """A train step went wrong, and its update was not made. The last checkpoint is sound."""
+
+
+class WeightsError(LoopwrightError):
+    """Weights could not be written, or are not what their manifest says. The engines keep the weights they have."""
 
 
 class BudgetError(LoopwrightError):

@@ -11,14 +11,13 @@ import torch
 from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch.batch import Batch
-from loopwright.engines.torch.engine import TorchEngine
+from loopwright.engines.torch.engine import PART_TOKENS, TorchEngine
 from loopwright.engines.torch.forward import Forward
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.ports import PauseMode
-from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
+from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, Sampling
 
 PROMPT = tuple(range(3, 20))
 OTHER = (9, 8, 7)
@@ -190,19 +189,30 @@ async def test_drain_lets_the_running_end_and_the_others_wait(engine: TorchEngin
     assert (await late).finish is FinishReason.LENGTH
 
 
-async def test_pause_by_abort_returns_the_running_and_keeps_the_waiting(engine: TorchEngine, plain: PlainModel) -> None:
+async def test_pause_by_abort_returns_the_running_and_the_waiting(engine: TorchEngine, plain: PlainModel) -> None:
     first = [ask(str(i), max_new_tokens=LONG, seed=i) for i in range(4)]
     tasks = start(engine, *first, ask("queued", OTHER))
     await under_way(engine, "0", "3")
     await engine.pause(PauseMode.ABORT)
-    aborted = await asyncio.gather(*tasks[:4])
+    *aborted, waited = await asyncio.gather(*tasks)
     assert {generation.finish for generation in aborted} == {FinishReason.ABORT}
     assert all(5 <= len(generation.ids) < LONG for generation in aborted)
     check(plain, *zip(first, aborted, strict=True))
+    assert waited == NOTHING_YET
     assert await stands_still(engine)
-    assert not tasks[4].done()
     await engine.resume()
-    assert len((await tasks[4]).ids) == 12
+
+
+async def test_tokens_are_shown_while_they_are_sampled_each_once(engine: TorchEngine) -> None:
+    parts: list[Generation] = []
+    whole = await engine.generate(ask(max_new_tokens=MANY), parts.append)
+    shown = NOTHING_YET
+    for part in parts:
+        shown = shown.then(part)
+    assert len(parts) > 5
+    assert 0 <= len(whole.ids) - len(shown.ids) <= PART_TOKENS
+    for name in ("ids", "logprobs", "versions"):
+        assert getattr(whole, name)[: len(shown.ids)] == getattr(shown, name)
 
 
 async def test_keep_freezes_at_a_token_boundary_and_changes_nothing(engine: TorchEngine) -> None:

@@ -31,8 +31,9 @@ from loopwright.learn.samples import Credit, Sample, Tensors, credit_of, samples
 from loopwright.learn.sft import Example
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
+from loopwright.models.weight_files import write_weights
 from loopwright.ports.learner import StepReport
-from loopwright.types import Group
+from loopwright.types import Group, WeightFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class TorchLearner:
 
     async def load(self, folder: Path) -> None:
         self._version = await self._compute.run(state.load, folder, self._model, self._optimizer)
+
+    async def write_weights(self, file: Path) -> WeightFile:
+        return await self._compute.run(write_weights, self._model, file)
 
     async def export(self, folder: Path) -> None:
         await self._compute.run(self._export, folder)

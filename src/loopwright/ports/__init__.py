@@ -2,12 +2,12 @@
 
 from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
 from loopwright.ports.buffer import ReplayBuffer, Started
-from loopwright.ports.engine import Engine, Lockstep
+from loopwright.ports.engine import Engine, Lockstep, OnPart, StreamingEngine
 from loopwright.ports.judger import GroupJudger, Judger
 from loopwright.ports.learner import Learner, StepReport
 from loopwright.ports.renderer import Renderer, StreamParser
 from loopwright.ports.sampler import Sampler, TaskSource
-from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
+from loopwright.ports.storage import GroupRow, ResumePlan, Storage
 from loopwright.ports.tracker import Tracker
 from loopwright.ports.weights import CheckpointEngine
 from loopwright.types import PauseMode
@@ -18,11 +18,10 @@ __all__ = [
     "Engine",
     "GroupJudger",
     "GroupRow",
-    "HeldGroup",
     "Judger",
     "Learner",
     "Lockstep",
-    "MemberRow",
+    "OnPart",
     "PauseMode",
     "Policy",
     "Renderer",
@@ -30,10 +29,10 @@ __all__ = [
     "Reply",
     "ResumePlan",
     "Sampler",
-    "StalePolicy",
     "Started",
     "StepReport",
     "Storage",
+    "StreamingEngine",
     "StreamParser",
     "TaskSource",
     "Tracker",

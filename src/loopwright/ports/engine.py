@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from loopwright.types import GenerateRequest, Generation, PauseMode
+from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
+
+OnPart = Callable[[Generation], object]
+"""Sees tokens as they are sampled, each once and in order, as a generation that was cut short there."""
 
 
 class Engine(Protocol):
@@ -30,13 +33,22 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def load(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
+    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
         """Switch to new weights at a token boundary.
 
-        `weights` None means that the engine's parameters were changed in place (they are the learner's own).
+        `weights` are tensors by name, or a file of them; if they are unfit, the engine keeps those it has. None means
+        that the engine's parameters were changed in place (they are the learner's own).
         Live sequences go on; their cached keys and values are recomputed, so that every later logprob is exact
         for the stamped version.
         """
+        ...
+
+
+class StreamingEngine(Engine, Protocol):
+    """An engine that shows its tokens while it samples, so that they outlive it."""
+
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+        """What `Engine.generate` returns: all tokens, whether `on_part` has seen them or not."""
         ...
 
 

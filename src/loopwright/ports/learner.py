@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from loopwright.types import Group
+from loopwright.types import Group, WeightFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class Learner(Protocol):
         ...
 
     async def load(self, folder: Path) -> None: ...
+
+    async def write_weights(self, file: Path) -> WeightFile:
+        """Write the weights of `version` for engines to load. The file is there whole, or not at all."""
+        ...
 
     async def export(self, folder: Path) -> None:
         """Write model and tokenizer as `save_pretrained` does, for any other tool to load."""

@@ -110,7 +110,7 @@ class Batch:
             sequence.ids.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(self.version)
-            if self._stopping.reached(sequence.request.sampling, sequence.ids):
+            if self._stopping.reached(sequence.request.sampling, sequence.ids, sequence.sampled_before):
                 sequence.finish = FinishReason.STOP
             elif len(sequence.ids) >= sequence.limit:
                 sequence.finish = FinishReason.LENGTH

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,16 +20,22 @@ from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.ports.engine import PauseMode
-from loopwright.types import FinishReason, GenerateRequest, Generation
+from loopwright.models.weight_files import read_weights
+from loopwright.ports import OnPart
+from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
+
+PART_TOKENS = 16
+"""How many tokens a caller who wants to see them early may have to wait for."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Caller:
-    """Who waits for a request's result."""
+    """Who waits for a request's result, and how many tokens of it `on_part` has been told."""
 
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
+    on_part: OnPart | None
+    told: int = 0
 
 
 class TorchEngine:
@@ -67,10 +74,10 @@ class TorchEngine:
         """How often a token was sampled for everything in the batch: while this grows, the engine is at work."""
         return self._steps
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         self._check(request)
         loop = asyncio.get_running_loop()
-        caller = _Caller(loop.create_future(), loop)
+        caller = _Caller(loop.create_future(), loop, on_part)
         self._post(lambda: self._submit(request, caller))
         try:
             return await caller.future
@@ -90,7 +97,8 @@ class TorchEngine:
             self._paused = mode
             self._waiting_for_quiet.append(lambda: _call(loop, quiet.set))
             if mode is PauseMode.ABORT:
-                self._abort(lambda sequence: sequence in self._batch.live)
+                # Those that wait for a slot too: nobody who was here before the pause has to wait for its end.
+                self._abort(lambda sequence: True)
 
         await self._do(pause)
         await quiet.wait()
@@ -101,7 +109,10 @@ class TorchEngine:
 
         await self._do(resume)
 
-    async def load(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
+    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
+        self._require_open()
+        if isinstance(weights, WeightFile):
+            weights = await self._compute.run(read_weights, weights)
         parameters = dict(self._model.named_parameters())
         if weights is not None:
             _check_weights(parameters, weights)
@@ -143,6 +154,8 @@ class TorchEngine:
         self._steps += 1
         for sequence in finished:
             self._resolve(sequence, sequence.generation())
+        for sequence in self._batch.live:
+            self._tell(sequence)
         self._look_round()
 
     def _look_round(self) -> None:
@@ -178,6 +191,15 @@ class TorchEngine:
             sequence.finish = FinishReason.ABORT
             self._batch.drop(sequence)
             self._resolve(sequence, sequence.generation())
+
+    def _tell(self, sequence: Sequence) -> None:
+        """Hand new tokens to a caller who wants to see them early. The last ones come with the result."""
+        caller = self._callers[sequence]
+        if caller.on_part is None or len(sequence.ids) - caller.told < PART_TOKENS:
+            return
+        new, caller.told = slice(caller.told, None), len(sequence.ids)
+        streams = (tuple(stream[new]) for stream in (sequence.ids, sequence.logprobs, sequence.versions))
+        _call(caller.loop, partial(caller.on_part, Generation(*streams, FinishReason.ABORT)))
 
     def _fail_all(self, error: EngineError) -> None:
         self._batch.reset()

@@ -1,0 +1,172 @@
+"""Weights through shared memory: whole and exact, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.errors import WeightsError
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.weight_files import read_weights, write_weights
+from loopwright.types import GenerateRequest, Sampling, WeightFile
+from loopwright.weights.shared_memory import SharedMemoryWeights, weights_folder
+
+
+class Teacher:
+    """As much of a learner as publishing needs: each step moves all of its weights."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model = loaded.model
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1.01)
+
+    async def write_weights(self, file: Path) -> WeightFile:
+        return write_weights(self.model, file)
+
+
+@pytest.fixture
+def teacher(tiny_llama_folder: Path) -> Teacher:
+    return Teacher(load_model(str(tiny_llama_folder), cache=tiny_llama_folder))
+
+
+@pytest.fixture
+async def engine(tiny_llama_folder: Path) -> AsyncIterator[TorchEngine]:
+    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
+    with ComputeThread() as compute:
+        async with TorchEngine(loaded, compute) as engine:
+            yield engine
+
+
+def parameters(engine: TorchEngine) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in engine._model.named_parameters()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+async def test_what_the_learner_has_is_what_the_engine_gets(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    weights = SharedMemoryWeights(teacher, engine, tmp_path)  # type: ignore[arg-type]
+    for version in (1, 2):
+        teacher.step()
+        await weights.publish(version)
+        assert same(parameters(engine), {n: p.detach() for n, p in teacher.model.named_parameters()})
+        assert engine.version == version
+        assert os.listdir(tmp_path) == [f"weights-{version}.safetensors"]
+    sampled = await engine.generate(GenerateRequest("r", (5, 6, 7), Sampling(max_new_tokens=4)))
+    assert sampled.versions == (2,) * 4
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"), [(Path.unlink, "No such file"), (damage, "checksum"), (cut, "bytes instead of")]
+)
+async def test_a_file_that_is_gone_cut_or_damaged_changes_nothing(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path, harm: Callable[[Path], None], words: str
+) -> None:
+    teacher.step()
+    manifest = await teacher.write_weights(tmp_path / "w.safetensors")
+    harm(Path(manifest.path))
+    before = parameters(engine)
+    with pytest.raises(WeightsError, match=words):
+        await engine.load(1, manifest)
+    assert same(parameters(engine), before)
+    assert engine.version == 0
+
+
+async def test_a_failed_update_leaves_the_old_file_for_engines_that_start_again(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    class Careless(Teacher):
+        async def write_weights(self, file: Path) -> WeightFile:
+            manifest = await super().write_weights(file)
+            if file.name == "weights-2.safetensors":
+                damage(file)
+            return manifest
+
+    teacher.__class__ = Careless
+    weights = SharedMemoryWeights(teacher, engine, tmp_path)  # type: ignore[arg-type]
+    await weights.publish(1)
+    with pytest.raises(WeightsError):
+        await weights.publish(2)
+    assert (tmp_path / "weights-1.safetensors").exists()
+    assert engine.version == 1
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_no_half_file(teacher: Teacher, tmp_path: Path) -> None:
+    def full(tensors: object, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    import loopwright.models.weight_files as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "save_file", full)
+        with pytest.raises(WeightsError, match="No space left on device") as caught:
+            write_weights(teacher.model, tmp_path / "w.safetensors")
+    assert "free some space" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_says_what_is_in_the_file(teacher: Teacher, tmp_path: Path) -> None:
+    manifest = write_weights(teacher.model, tmp_path / "w.safetensors")
+    shapes = {name: tuple(p.shape) for name, p in teacher.model.named_parameters()}
+    assert {name: spec.shape for name, spec in manifest.tensors.items()} == shapes
+    assert {spec.dtype for spec in manifest.tensors.values()} == {"F32"}
+    assert read_weights(manifest).keys() == shapes.keys()
+
+
+def test_a_run_has_one_private_folder_in_memory_and_frees_what_a_killed_one_left(tmp_path: Path) -> None:
+    memory, run = tmp_path / "shm", tmp_path / "run"
+    memory.mkdir()
+    run.mkdir()
+    with weights_folder(run, memory) as folder:
+        assert folder.parent == memory
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "left behind").write_text("x")
+        shutil.copytree(folder, tmp_path / "kept")
+    assert not folder.exists()
+    shutil.copytree(tmp_path / "kept", folder)
+    with weights_folder(run, memory) as again:
+        assert again == folder
+        assert list(again.iterdir()) == []
+    with weights_folder(tmp_path / "other", memory) as other:
+        assert other != folder
+
+
+def test_without_shared_memory_the_run_folder_holds_the_weights(tmp_path: Path) -> None:
+    with weights_folder(tmp_path, tmp_path / "no such folder") as folder:
+        assert folder == tmp_path / "weights"
+
+
+def test_a_folder_that_is_not_ours_is_not_used(tmp_path: Path) -> None:
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    with weights_folder(tmp_path, memory) as folder:
+        pass
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WeightsError, match="cannot be made"), weights_folder(tmp_path, memory):
+        pass
+    assert (tmp_path / "elsewhere").exists()
