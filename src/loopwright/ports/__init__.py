@@ -7,7 +7,7 @@ from loopwright.ports.judger import GroupJudger, Judger
 from loopwright.ports.learner import Learner, StepReport
 from loopwright.ports.renderer import Renderer, StreamParser
 from loopwright.ports.sampler import Sampler, TaskSource
-from loopwright.ports.storage import GroupRow, ResumePlan, Storage
+from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
 from loopwright.ports.tracker import Tracker
 from loopwright.ports.weights import CheckpointEngine
 from loopwright.types import PauseMode
@@ -18,9 +18,11 @@ __all__ = [
     "Engine",
     "GroupJudger",
     "GroupRow",
+    "HeldGroup",
     "Judger",
     "Learner",
     "Lockstep",
+    "MemberRow",
     "OnPart",
     "PauseMode",
     "Policy",
@@ -29,11 +31,12 @@ __all__ = [
     "Reply",
     "ResumePlan",
     "Sampler",
+    "StalePolicy",
     "Started",
     "StepReport",
     "Storage",
-    "StreamingEngine",
     "StreamParser",
+    "StreamingEngine",
     "TaskSource",
     "Tracker",
 ]
