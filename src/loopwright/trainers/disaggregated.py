@@ -1,0 +1,217 @@
+"""Disaggregated training: engines sample in processes of their own while the learner trains in this one.
+
+    take a batch ──► train on it ──► new weights due? ──no──► (next step)
+         ▲                                  │ yes
+         │                                  ▼
+         └── continue ◄── checkpoint? ◄── evaluate? ◄── publish ◄── pause
+
+Production goes on beside all this, and stands still from pause to continue. The learner waits for production in
+`take`; production waits for the learner at its gate, when it is as far ahead as staleness allows. They never wait for
+each other: an empty batch says that only newer weights open the gate, so they are published, and the same step is asked
+for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from loopwright.core.ages import staleness_numbers
+from loopwright.errors import CheckpointError, LearnerError
+from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
+from loopwright.produce import Batch
+from loopwright.trainers.intervals import Intervals
+from loopwright.trainers.upkeep import Upkeep
+from loopwright.trainers.watchdog import Watchdog
+from loopwright.types import Group, PauseMode
+
+T = TypeVar("T")
+
+
+class Production(Protocol):
+    """What a trainer asks of whoever makes groups beside it. It begins paused."""
+
+    async def produce_loop(self) -> None:
+        """Make groups, as far ahead as staleness allows, until `shutdown`."""
+        ...
+
+    async def take(self, step: int) -> Batch:
+        """The batch of a step, when it is ready. An empty one: publish the newest weights, and ask again."""
+        ...
+
+    async def consume(self, groups: Sequence[Group], step: int) -> None: ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def continue_(self, version: int) -> None: ...
+
+    async def save(self) -> Mapping[str, Any]: ...
+
+    async def shutdown(self) -> None:
+        """Start nothing more; what is under way is stored and goes on in the next run."""
+        ...
+
+
+class DisaggregatedTrainer:
+    """Trains up to step `intervals.steps`, from wherever the learner is. A run that is to stop ends with a checkpoint.
+
+    `owes_evaluation`: the weights that the learner has now are to be evaluated before it goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        production: Production,
+        engine: Engine,
+        learner: Learner,
+        weights: CheckpointEngine,
+        upkeep: Upkeep,
+        tracker: Tracker,
+        intervals: Intervals,
+        in_flight: PauseMode,
+        watchdog: Watchdog,
+        owes_evaluation: bool = True,
+    ) -> None:
+        self._production = production
+        self._engine = engine
+        self._learner = learner
+        self._weights = weights
+        self._upkeep = upkeep
+        self._tracker = tracker
+        self._intervals = intervals
+        self._in_flight = in_flight
+        self._watchdog = watchdog
+        self._owes_evaluation = owes_evaluation
+        self._sync_seconds = 0.0
+
+    async def train(self) -> bool:
+        """Train. True when the last step was reached, False when the run was to stop before."""
+        producing = asyncio.create_task(self._production.produce_loop(), name="production")
+        try:
+            reached = await self._begin() and await self._train(producing)
+        except (LearnerError, CheckpointError):
+            raise
+        except Exception:
+            # Whatever broke, the learner is sound: what it learned since the last checkpoint is kept.
+            await self._checkpoint()
+            raise
+        finally:
+            await self._production.shutdown()
+            producing.cancel()
+            await asyncio.wait({producing})
+        if not reached:
+            await self._checkpoint()
+        return reached
+
+    async def _begin(self) -> bool:
+        """Bring the engines to the learner's weights before anything is sampled. False when the run is to stop."""
+        await self._publish()
+        return not self._owes_evaluation or await self._evaluate()
+
+    async def _train(self, producing: asyncio.Task[None]) -> bool:
+        if self._learner.version < self._intervals.steps:
+            await self._continue()
+        while (step := self._learner.version + 1) <= self._intervals.steps:
+            batch = await self._take(step, producing)
+            if batch is None:
+                return False
+            await self._learn(step, batch)
+            if self._intervals.syncs(step) and not await self._sync():
+                return False
+        return True
+
+    async def _take(self, step: int, producing: asyncio.Task[None]) -> Batch | None:
+        """The batch of the step, or None when the run is to stop. A producer that broke ends it with its own error."""
+        waited = 0.0
+        while True:
+            started = self._now()
+            with self._tracker.span("wait", step=step):
+                batch = await self._watchdog.wait_or_stop(
+                    f"a batch for step {step}", _unless_broken(producing, self._production.take(step))
+                )
+            waited += self._now() - started
+            if batch is None:
+                return None
+            if batch.groups:
+                return Batch(batch.groups, {**batch.metrics, "time/wait": waited})
+            if not await self._renew():
+                return None
+            await self._continue()
+
+    async def _learn(self, step: int, batch: Batch) -> None:
+        started = self._now()
+        with self._tracker.span("train", step=step):
+            report = await self._learner.step(batch.groups)
+        await self._production.consume(batch.groups, step)
+        train, sync, wait = self._now() - started, self._sync_seconds, batch.metrics["time/wait"]
+        self._sync_seconds = 0.0
+        self._tracker.log(
+            step,
+            {
+                **batch.metrics,
+                **{f"learner/{name}": value for name, value in report.metrics.items()},
+                **staleness_numbers(batch.groups, step),
+                "time/train": train,
+                "time/sync": sync,
+                "time/idle_share": 1 - train / (wait + train + sync),
+            },
+        )
+
+    async def _sync(self) -> bool:
+        """New weights for the engines, and what else is due after this step. False when the run is to stop."""
+        step = self._learner.version
+        if not await self._renew():
+            return False
+        if self._intervals.evaluates(step) and not await self._evaluate():
+            return False
+        if self._intervals.checkpoints(step):
+            await self._checkpoint()
+        if step < self._intervals.steps:
+            await self._continue()
+        return True
+
+    async def _renew(self) -> bool:
+        """Stop production and give the engines the newest weights. False when the run is to stop."""
+        started = self._now()
+        with self._tracker.span("sync", step=self._learner.version):
+            pausing = self._production.pause(self._in_flight)
+            await self._watchdog.wait_or_stop(f"the rollouts under way to {self._in_flight}", pausing)
+            if self._watchdog.is_stopping:
+                return False
+            await self._publish()
+        self._sync_seconds += self._now() - started
+        return True
+
+    async def _publish(self) -> None:
+        version = self._learner.version
+        await self._watchdog.wait(
+            f"the engines to load the weights of version {version}", self._weights.publish(version)
+        )
+
+    async def _evaluate(self) -> bool:
+        """While production is paused: the engines answer to the evaluation alone. False when the run is to stop."""
+        await self._watchdog.wait("the engines to resume", self._engine.resume())
+        return await self._upkeep.evaluate()
+
+    async def _continue(self) -> None:
+        await self._watchdog.wait("production to go on", self._production.continue_(self._learner.version))
+
+    async def _checkpoint(self) -> None:
+        await self._upkeep.checkpoint(await self._production.save())
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _unless_broken(producing: asyncio.Task[None], work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, or the error of a producer that broke before or meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, producing}, return_when=asyncio.FIRST_COMPLETED)
+        if producing.done():
+            producing.result()
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -1,0 +1,357 @@
+"""The order of a disaggregated run, and how it ends: at the last step, by a signal, by whoever broke, by a stall."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.errors import BudgetError, EngineError, LearnerError, StalledError
+from loopwright.ports import StepReport
+from loopwright.produce import Batch
+from loopwright.testing import ScriptedEngine
+from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.trainers.disaggregated import DisaggregatedTrainer
+from loopwright.trainers.evaluator import EvalReport
+from loopwright.trainers.intervals import Intervals
+from loopwright.trainers.upkeep import Upkeep
+from loopwright.trainers.watchdog import Watchdog
+from loopwright.types import (
+    Episode,
+    Group,
+    PauseMode,
+    Rollout,
+    RolloutKey,
+    Scored,
+    Task,
+    Timing,
+    TokenChain,
+)
+
+
+def group(draw: int, version: int) -> Group:
+    task = Task.ask(f"t{draw}", "say 1", truth=1)
+    chain = TokenChain([5, 6, 7], [0, 1, 1], [0.0, -1.0, -1.0], [-1, version, version])
+    rollout = Rollout(RolloutKey("train", draw, 0), task, Episode((), (chain,)), Scored(1.0), Timing(0.0))
+    return Group("train", draw, task, (rollout,))
+
+
+class Hand:
+    """Production by hand: a batch of one group is ready for each step, unless the test says otherwise."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.version: int | None = None
+        self.batches: dict[int, list[Batch | None]] = {}
+        """What `take` gives for a step instead, one after the other; None is never ready."""
+        self.breaks = asyncio.Event()
+        self.turns = 0
+        self.drains: asyncio.Event | None = None
+        self.running = asyncio.Event()
+        self._finished = asyncio.Event()
+
+    async def produce_loop(self) -> None:
+        broken = asyncio.create_task(self.breaks.wait())
+        finished = asyncio.create_task(self._finished.wait())
+        try:
+            while not broken.done() and not finished.done():
+                await self.running.wait()
+                self.turns += 1
+                await asyncio.wait({broken, finished}, timeout=0.001, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            broken.cancel()
+            finished.cancel()
+        if not self._finished.is_set():
+            raise BudgetError("every group fails", remedy="mend the judger")
+
+    async def take(self, step: int) -> Batch:
+        self.log.append(f"take {step}")
+        scripted = self.batches.get(step)
+        batch = scripted.pop(0) if scripted else Batch((group(step, self.version or 0),), {"reward/mean": 1.0})
+        if batch is None:
+            await asyncio.Event().wait()
+        assert batch is not None
+        return batch
+
+    async def consume(self, groups: Sequence[Group], step: int) -> None:
+        self.log.append(f"consume {step}")
+
+    async def pause(self, mode: PauseMode) -> None:
+        self.log.append(f"pause {mode}")
+        self.running.clear()
+        if self.drains is not None:
+            await self.drains.wait()
+
+    async def continue_(self, version: int) -> None:
+        self.log.append(f"continue {version}")
+        self.version = version
+        self.running.set()
+
+    async def save(self) -> Mapping[str, Any]:
+        return {"next_draws": {"train": 7}}
+
+    async def shutdown(self) -> None:
+        self.log.append("shutdown")
+        self._finished.set()
+        self.running.set()
+
+
+class Pupil:
+    """A learner that counts. `lesson` is awaited in every step."""
+
+    def __init__(self, log: list[str], version: int = 0) -> None:
+        self.log = log
+        self.version = version
+        self.lesson: Callable[[], Any] | None = None
+
+    async def step(self, groups: Sequence[Group]) -> StepReport:
+        if self.lesson is not None:
+            await self.lesson()
+        self.version += 1
+        self.log.append(f"train {self.version}")
+        return StepReport(self.version, {"loss": 0.5})
+
+    async def save(self, folder: Path) -> None:
+        self.log.append(f"save {self.version}")
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def export(self, folder: Path) -> None: ...
+
+
+class Wire:
+    """Publishes to the engine, unless it is broken."""
+
+    def __init__(self, log: list[str], engine: ScriptedEngine) -> None:
+        self.log = log
+        self.engine = engine
+        self.broken_at: int | None = None
+
+    async def publish(self, version: int) -> None:
+        if version == self.broken_at:
+            raise EngineError("the weights file is gone", remedy="free some shared memory")
+        self.log.append(f"publish {version}")
+        await self.engine.load(version)
+
+
+class Examiner:
+    """An evaluator that notes whether anything was produced meanwhile, and by which weights it was answered."""
+
+    def __init__(self, log: list[str], production: Hand, engine: ScriptedEngine) -> None:
+        self.log = log
+        self.production = production
+        self.engine = engine
+
+    async def evaluate(self, step: int) -> EvalReport:
+        assert not self.production.running.is_set(), "evaluation runs before production resumes"
+        self.log.append(f"evaluate {step} with {self.engine.version}")
+        return EvalReport({"eval/eval/greedy/reward": 1.0})
+
+
+class Notes:
+    """A tracker that remembers."""
+
+    def __init__(self) -> None:
+        self.logged: dict[int, dict[str, float]] = {}
+        self.spans: list[str] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.logged.setdefault(step, {}).update(metrics)
+
+    @contextmanager
+    def span(self, name: str, *, step: int, **facts: Any) -> Iterator[None]:
+        self.spans.append(name)
+        yield
+
+
+@dataclass
+class Apart:
+    """A disaggregated run of fakes."""
+
+    folder: Path
+    version: int = 0
+    steps: int = 4
+    evaluate: int = 0
+    checkpoint: int = 0
+    sync: int = 1
+    in_flight: PauseMode = PauseMode.ABORT
+    stall: float = 5.0
+    log: list[str] = field(default_factory=list)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    notes: Notes = field(default_factory=Notes)
+
+    def __post_init__(self) -> None:
+        self.engine = ScriptedEngine(["1"])
+        self.production = Hand(self.log)
+        self.learner = Pupil(self.log, self.version)
+        self.wire = Wire(self.log, self.engine)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=9)
+
+    def trainer(self, *, evaluates: bool = False) -> DisaggregatedTrainer:
+        watchdog = Watchdog(
+            stop=self.stop,
+            seconds=self.stall,
+            progress=lambda: self.learner.version,
+            describe=lambda: "  1 rollout in flight",
+        )
+        examiner: Any = Examiner(self.log, self.production, self.engine) if evaluates else None
+        upkeep = Upkeep(
+            learner=self.learner,
+            evaluator=examiner,
+            checkpoints=self.checkpoints,
+            tracker=self.notes,
+            watchdog=watchdog,
+        )
+        return DisaggregatedTrainer(
+            production=self.production,
+            engine=self.engine,
+            learner=self.learner,
+            weights=self.wire,
+            upkeep=upkeep,
+            tracker=self.notes,
+            intervals=Intervals(self.steps, self.evaluate, self.checkpoint, self.sync),
+            in_flight=self.in_flight,
+            watchdog=watchdog,
+            owes_evaluation=evaluates,
+        )
+
+
+async def test_the_whole_order_with_a_sync_interval(tmp_path):
+    run = Apart(tmp_path, steps=3, evaluate=2, checkpoint=2, sync=2, in_flight=PauseMode.KEEP)
+    assert await run.trainer(evaluates=True).train()
+    assert run.log == [
+        *["publish 0", "evaluate 0 with 0", "continue 0"],
+        *["take 1", "train 1", "consume 1"],
+        *["take 2", "train 2", "consume 2", "pause keep", "publish 2", "evaluate 2 with 2", "save 2", "continue 2"],
+        *["take 3", "train 3", "consume 3", "pause keep", "publish 3", "evaluate 3 with 3", "save 3"],
+        "shutdown",
+    ]
+
+
+async def test_production_goes_on_while_the_learner_trains(tmp_path):
+    run = Apart(tmp_path, steps=2)
+
+    async def until_something_was_made() -> None:
+        before = run.production.turns
+        while run.production.turns == before:
+            await asyncio.sleep(0.001)
+
+    run.learner.lesson = until_something_was_made
+    assert await asyncio.wait_for(run.trainer().train(), 5)
+
+
+async def test_an_empty_batch_brings_newer_weights_and_the_same_step_is_asked_for_again(tmp_path):
+    run = Apart(tmp_path, steps=2, sync=4)
+    run.production.batches = {2: [Batch((), {})]}
+    await run.trainer().train()
+    at = run.log.index("take 2")
+    assert run.log[at : at + 5] == ["take 2", "pause abort", "publish 1", "continue 1", "take 2"]
+
+
+async def test_a_run_that_goes_on_starts_paused_at_its_checkpoint_with_the_engine_brought_to_it_first(tmp_path):
+    run = Apart(tmp_path, version=3)
+    await run.trainer().train()
+    assert run.log[:3] == ["publish 3", "continue 3", "take 4"]
+    assert run.engine.version == 4
+
+
+async def test_a_finished_run_produces_nothing_more(tmp_path):
+    run = Apart(tmp_path, version=4)
+    assert await run.trainer(evaluates=True).train()
+    assert run.log == ["publish 4", "evaluate 4 with 4", "shutdown"]
+
+
+async def test_a_producer_that_breaks_fails_training_at_once_with_its_own_error(tmp_path):
+    run = Apart(tmp_path, version=2, stall=60.0)
+    run.production.batches = {3: [None]}
+    asyncio.get_running_loop().call_later(0.01, run.production.breaks.set)
+    with pytest.raises(BudgetError, match="every group fails"):
+        await asyncio.wait_for(run.trainer().train(), 5)
+    assert run.log[-2:] == ["save 2", "shutdown"]
+
+
+async def test_a_producer_that_breaks_during_a_train_step_ends_the_run_after_it_and_the_step_is_kept(tmp_path):
+    run = Apart(tmp_path, sync=4)
+
+    async def breaks() -> None:
+        run.production.breaks.set()
+        await asyncio.sleep(0.01)
+
+    run.learner.lesson = breaks
+    with pytest.raises(BudgetError):
+        await run.trainer().train()
+    assert run.log[-2:] == ["save 1", "shutdown"]
+    assert "consume 1" in run.log
+    assert "train 2" not in run.log
+    assert run.checkpoints.latest().step == 1
+
+
+async def test_a_signal_stops_admission_first_and_then_saves(tmp_path):
+    run = Apart(tmp_path, version=1)
+    run.production.batches = {3: [None]}
+    asyncio.get_running_loop().call_later(0.05, run.stop.set)
+    assert not await run.trainer().train()
+    assert run.log[-3:] == ["take 3", "shutdown", "save 2"]
+    assert run.checkpoints.latest().state == {"next_draws": {"train": 7}}
+
+
+async def test_a_signal_does_not_wait_for_rollouts_that_drain(tmp_path):
+    run = Apart(tmp_path, in_flight=PauseMode.DRAIN)
+    run.production.drains = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, run.stop.set)
+    assert not await asyncio.wait_for(run.trainer().train(), 5)
+    assert run.log[-3:] == ["pause drain", "shutdown", "save 1"]
+
+
+async def test_a_run_in_which_nothing_moves_saves_and_says_who_waits_on_whom(tmp_path):
+    run = Apart(tmp_path, version=1, stall=0.05)
+    run.production.batches = {3: [None]}
+    with pytest.raises(StalledError) as caught:
+        await run.trainer().train()
+    assert "the trainer waits for a batch for step 3\n  1 rollout in flight" in caught.value.message
+    assert run.log[-2:] == ["save 2", "shutdown"]
+
+
+async def test_rollouts_that_never_drain_end_the_run_too(tmp_path):
+    run = Apart(tmp_path, in_flight=PauseMode.DRAIN, stall=0.05)
+    run.production.drains = asyncio.Event()
+    with pytest.raises(StalledError, match="the rollouts under way to drain"):
+        await run.trainer().train()
+
+
+async def test_weights_that_cannot_be_published_end_the_run_but_the_step_is_saved(tmp_path):
+    run = Apart(tmp_path)
+    run.wire.broken_at = 2
+    with pytest.raises(EngineError, match="the weights file is gone"):
+        await run.trainer().train()
+    assert run.checkpoints.latest().step == 2
+
+
+async def test_a_train_step_that_went_wrong_is_not_saved(tmp_path):
+    run = Apart(tmp_path, version=1)
+
+    async def breaks() -> None:
+        raise LearnerError("the loss is NaN", remedy="lower learner.lr")
+
+    run.learner.lesson = breaks
+    with pytest.raises(LearnerError):
+        await run.trainer().train()
+    assert run.checkpoints.latest() is None
+    assert run.log[-1] == "shutdown"
+
+
+async def test_every_step_says_how_old_its_tokens_were_and_where_the_time_went(tmp_path):
+    run = Apart(tmp_path, steps=3, sync=2)
+    await run.trainer().train()
+    assert [run.notes.logged[step]["staleness/max"] for step in (1, 2, 3)] == [0.0, 1.0, 0.0]
+    for step in (1, 2, 3):
+        numbers = run.notes.logged[step]
+        assert numbers["staleness/mean"] == numbers["staleness/max"]
+        assert {"time/wait", "time/train", "time/sync", "learner/loss", "reward/mean"} <= set(numbers)
+        assert 0 <= numbers["time/idle_share"] <= 1
+    assert {"wait", "train", "sync"} <= set(run.notes.spans)
