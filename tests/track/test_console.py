@@ -67,6 +67,17 @@ def test_each_step_is_one_line_also_in_a_narrow_pipe(file):
     assert "\x1b" not in file.getvalue()
 
 
+def test_a_step_of_an_asynchronous_run_tells_of_waiting_age_and_restarts(file):
+    apart = {"time/wait": 3.0, "time/train": 5.0, "staleness/mean": 0.75, "staleness/masked": 0.04}
+    with Console(steps=2, rollouts_per_step=4, title="x", out=piped(file)) as console:
+        console.log(1, {**apart, "engine/restarts": 1.0})
+        console.log(2, {**apart, "engine/restarts": 0.0, "staleness/masked": 0.0})
+    assert lines(file)[1:] == [
+        "step 1/2  engine restarted 1 x  4% too old  staleness 0.8  waited 3.0 s  training 5.0 s",
+        "step 2/2  staleness 0.8  waited 3.0 s  training 5.0 s",
+    ]
+
+
 def test_missing_metrics_leave_gaps(file):
     with Console(steps=3, rollouts_per_step=4, title="x", out=piped(file)) as console:
         console.log(1, {"learner/loss": 0.5})
@@ -113,9 +124,10 @@ def test_a_span_that_raises_takes_its_bar_with_it(file):
     console.on_rollout(rollout(0, 1.0))
 
 
-def test_a_resumed_run_begins_where_it_was(file):
+@pytest.mark.parametrize("first", ["rollout", "wait"])
+def test_a_resumed_run_begins_where_it_was(file, first):
     console = Console(steps=30, rollouts_per_step=4, title="x", out=piped(file))
-    with console.span("rollout", step=11):
+    with console.span(first, step=11):
         assert console._bars.tasks[0].completed == 10
 
 

@@ -30,6 +30,7 @@ from loopwright.types import Rollout
 
 LABELS = {
     "rollout": "rollouts",
+    "wait": "waiting for rollouts",
     "train": "training",
     "sync": "new weights",
     "evaluate": "evaluating",
@@ -107,7 +108,7 @@ class Console:
         tally = Tally()
         bar = self._bars.add_task(" ".join([LABELS.get(name, name), *about]), total=expected, tally=tally)
         self._phase = _Phase(bar, tally)
-        if name == "rollout":
+        if name in ("rollout", "wait"):
             # A resumed run does not begin at step 1.
             self._bars.update(self._whole, completed=step - 1)
         try:

@@ -80,7 +80,13 @@ def _remarks(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         yield f"{lost} {'group' if lost == 1 else 'groups'} given up", "red"
     if dropped := int(metrics.get("groups/filtered", 0)):
         yield f"{dropped} {'group' if dropped == 1 else 'groups'} filtered", "yellow"
-    for name, label in (("time/rollout", "rollouts"), ("time/train", "training")):
+    if restarts := int(metrics.get("engine/restarts", 0)):
+        yield f"engine restarted {restarts} x", "red"
+    if masked := metrics.get("staleness/masked"):
+        yield f"{masked:.0%} too old", "yellow"
+    if "staleness/mean" in metrics:
+        yield f"staleness {metrics['staleness/mean']:.1f}", "dim"
+    for name, label in (("time/rollout", "rollouts"), ("time/wait", "waited"), ("time/train", "training")):
         if name in metrics:
             yield f"{label} {duration(metrics[name])}", "dim"
 

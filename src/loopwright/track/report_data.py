@@ -16,7 +16,7 @@ from loopwright.types import Rollout
 Series = tuple[tuple[int, float], ...]
 """Values by train step, in order."""
 
-PHASES = ("rollout", "train", "sync", "evaluate", "checkpoint", "export")
+PHASES = ("rollout", "wait", "train", "sync", "evaluate", "checkpoint", "export")
 """The spans that follow one another in a run, so that their times add up."""
 
 
