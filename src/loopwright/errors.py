@@ -14,6 +14,7 @@
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
     ├── WeightsError               weights could not be handed over; the engines keep what they have
+    ├── RefusedError               a request to one of our servers cannot be served as it is
     ├── BudgetError                the run can make no progress, and stops instead of spinning
     ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
@@ -102,6 +103,10 @@ class LearnerError(LoopwrightError):
 
 class WeightsError(LoopwrightError):
     """Weights could not be written, or are not what their manifest says. The engines keep the weights they have."""
+
+
+class RefusedError(LoopwrightError):
+    """A request to one of our servers cannot be served as it is. `facts["status"]` is the HTTP status of the answer."""
 
 
 class BudgetError(LoopwrightError):

@@ -26,6 +26,7 @@ EXTRAS = {
     "math_answer": Extra("math_verify", "math"),
     "http": Extra("httpx", "http"),
     "llm": Extra("httpx", "http"),
+    "serve": Extra("uvicorn", "serve"),
     "tensorboard": Extra("tensorboard", "tensorboard"),
 }
 """What a kind of data or judger, or a switch of the same name, needs. Kinds that are not here need nothing."""

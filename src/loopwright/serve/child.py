@@ -1,0 +1,121 @@
+"""A program that we start, which says in one line of JSON when it is ready, and which dies with us.
+
+It gets an allow-listed environment (S3), a session of its own, so that Ctrl-C reaches only whoever can shut down in
+order, and a log file for all that it says; the end of that file are its last words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from loopwright.errors import EngineLostError
+
+GRACE_SECONDS = 5.0
+LAST_WORDS_BYTES = 2000
+
+PASSED_ON = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH"})
+PASSED_ON_PREFIXES = ("LC_", "XDG_", "HF_", "OMP_", "MKL_", "KMP_", "CUDA_", "NVIDIA_", "TORCH", "TOKENIZERS_")
+
+
+def child_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """What of our environment a child may see: where things are and how to compute, but no keys."""
+    return {
+        name: value
+        for name, value in env.items()
+        if (name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)) and not _secret(name)
+    }
+
+
+def _secret(name: str) -> bool:
+    return any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD")) and not name.startswith("TOKENIZERS_")
+
+
+class Child:
+    """A process that is running. `ready` is the line with which it said so."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.ready: Mapping[str, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> str:
+        """Returns when it has ended: how, and its last words."""
+        code = await self._process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"it {how}{self._last_words()}"
+
+    async def become_ready(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                self.ready = await self._ready_line()
+        except TimeoutError:
+            raise EngineLostError(
+                f"a child process was not ready within {seconds:g} s{self._last_words()}",
+                remedy=f"see {self._log}; a large model may need more time",
+            ) from None
+
+    async def stop(self) -> None:
+        """Ask it to end, and insist after a while."""
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(GRACE_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+
+    async def _ready_line(self) -> Mapping[str, Any]:
+        stdout = self._process.stdout
+        while stdout is not None and (line := await stdout.readline()):
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict):
+                return said
+        raise EngineLostError(
+            f"a child process did not start: {await self.wait()}", remedy=f"its whole log is {self._log}"
+        )
+
+    def _last_words(self) -> str:
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - LAST_WORDS_BYTES))
+                words = log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; its last words:\n{words}" if words else ""
+
+
+@asynccontextmanager
+async def child_process(
+    command: Sequence[str], *, env: Mapping[str, str], log: Path, ready_seconds: float
+) -> AsyncIterator[Child]:
+    """Start a program and wait until it is ready. It is stopped when the context is left."""
+    with log.open("ab") as words:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=words,
+            env=dict(env),
+            start_new_session=True,
+        )
+    child = Child(process, log)
+    try:
+        await child.become_ready(ready_seconds)
+        yield child
+    finally:
+        await child.stop()

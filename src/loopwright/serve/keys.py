@@ -1,0 +1,40 @@
+"""Keys of servers (S3): made per run, kept in files that only their owner can read, never on a command line."""
+
+from __future__ import annotations
+
+import secrets
+import stat
+from pathlib import Path
+
+from loopwright.errors import ConfigError
+
+KEY_BYTES = 32
+
+
+def new_key() -> str:
+    """A key that nobody can guess, and that every header can carry."""
+    return secrets.token_urlsafe(KEY_BYTES)
+
+
+def read_key(file: Path) -> str:
+    """The key in a file that nobody else can read."""
+    try:
+        mode, key = file.stat().st_mode, file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the key file {file} cannot be read: {error}", remedy="name a file with one key") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            f"the key file {file} is open to other users (mode {stat.S_IMODE(mode):o})",
+            remedy=f"chmod 600 {file}, and make a new key if others may have read it",
+        )
+    return check_key(key, f"the key file {file}")
+
+
+def check_key(key: str, where: str) -> str:
+    """The key as it is, unless no header could carry it."""
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"{where} holds no usable key",
+            remedy="use one line of printable ASCII, such as `openssl rand -hex 32` gives",
+        )
+    return key

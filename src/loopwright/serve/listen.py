@@ -1,0 +1,87 @@
+"""Serving an ASGI app for as long as a context is open, on a port that is known from its first moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+from loopwright.errors import ConfigError
+from loopwright.serve.guard import App, Guard
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+GRACE_SECONDS = 1
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready. Signals are for whoever runs the process."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def listening(app: App, *, host: str = "127.0.0.1", port: int = 0, key: str | None) -> AsyncIterator[int]:
+    """Serve `app` behind a guard, and give the port: the one asked for, or a free one for 0."""
+    hosts = LOOPBACK_NAMES if is_loopback(host) else None
+    if hosts is None and key is None:
+        raise ConfigError(
+            f"a server at {host} can be reached from other machines, and has no key",
+            remedy="give it a key, or bind it to 127.0.0.1",
+        )
+    config = uvicorn.Config(
+        Guard(app, key=key, hosts=hosts),
+        lifespan="off",
+        ws="none",
+        http="h11",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    server = _Server(config)
+    with _bound(host, port) as listener:
+        serving = asyncio.create_task(server.serve([listener]))
+        serving.add_done_callback(lambda _: server.ready.set())
+        try:
+            await server.ready.wait()
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that is bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen at {host}:{port}: {error}", remedy="choose another host or port") from error
+    return listener
