@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,13 @@ def make_rollout(
     return Rollout(key, TASK, episode, reward or Scored(float(member), answer=str(member)), Timing(1.5, 0.25, 0.125))
 
 
-def make_partial(draw: int = 0, member: int = 0, attempt: int = 0, *, version: int = 0, size: int = 1) -> Rollout:
+def make_partial(
+    draw: int = 0, member: int = 0, attempt: int = 0, *, version: int = 0, size: int = 1, task_set: str = "train"
+) -> Rollout:
     """A rollout that was interrupted after `size` tokens."""
-    return make_rollout(draw, member, attempt, version=version, size=size, reward=Unscored(), stop=StopReason.ABORTED)
+    key = RolloutKey(task_set, draw, member, attempt)
+    whole = make_rollout(draw, member, attempt, version=version, size=size, reward=Unscored(), stop=StopReason.ABORTED)
+    return replace(whole, key=key)
 
 
 def make_failure(draw: int = 0, member: int = 0, attempt: int = 0) -> Rollout:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.core.staleness import horizon, staleness, trainable_at
+from loopwright.core.staleness import horizon, staleness, trainable_at, without_stale
+from loopwright.types import Episode, Group, Rollout, RolloutKey, Scored, Task, Timing, TokenChain
 
 BOUNDED = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -28,3 +30,48 @@ def test_exactly_the_steps_within_the_horizon_may_train(
 ) -> None:
     allowed = range(version + 1, version + horizon(max_staleness, interval) + 1)
     assert trainable_at(version, step, max_staleness, interval) == (step in allowed)
+
+
+def chain(*versions: int) -> TokenChain:
+    """One token per version; -1 is a token that was not sampled."""
+    sampled = np.array([version >= 0 for version in versions], dtype=np.bool_)
+    logprobs = np.where(sampled, np.float32(-0.5), np.float32(0.0))
+    return TokenChain(np.arange(len(versions)), sampled, logprobs, np.array(versions))  # type: ignore[arg-type]
+
+
+def group(*chains: TokenChain) -> Group:
+    task = Task.ask("t", "?")
+    rollouts = [
+        Rollout(RolloutKey("s", 0, member), task, Episode((), (one,)), Scored(float(member)), Timing(0.0))
+        for member, one in enumerate(chains)
+    ]
+    failed = Rollout(RolloutKey("s", 0, len(chains)), task, None, Scored(0.0), Timing(0.0))
+    return Group("s", 0, task, (*rollouts, failed))
+
+
+VERSIONS = st.lists(st.integers(-1, 6), max_size=8)
+
+
+@given(st.lists(VERSIONS, min_size=1, max_size=3), st.integers(1, 9), st.integers(1, 4))
+def test_masking_removes_the_tokens_that_are_too_old_and_nothing_else(
+    members: list[list[int]], step: int, steps: int
+) -> None:
+    before = group(*(chain(*versions) for versions in members))
+    after, masked = without_stale(before, step, steps)
+    assert masked == sum(0 <= version < step - steps for versions in members for version in versions)
+    for versions, rollout in zip(members, after.rollouts, strict=False):
+        assert rollout.episode is not None
+        (one,) = rollout.episode.chains
+        kept = [version if version >= max(0, step - steps) else -1 for version in versions]
+        assert one.versions.tolist() == kept
+        assert one.mask.tolist() == [version >= 0 for version in kept]
+        assert one.logprobs.tolist() == [-0.5 if version >= 0 else 0.0 for version in kept]
+        assert one.ids.tolist() == list(range(len(versions)))
+    assert after.rewards == before.rewards
+
+
+def test_a_group_that_is_young_enough_is_the_same_value() -> None:
+    young = group(chain(-1, 3, 4))
+    assert without_stale(young, 5, 2) == (young, 0)
+    assert without_stale(young, 99, None) == (young, 0)
+    assert without_stale(young, 6, 2)[1] == 1
