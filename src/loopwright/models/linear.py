@@ -27,10 +27,29 @@ class Linear(nn.Module):
         rows = x.numel() // x.shape[-1]
         if rows not in FEW or torch.is_grad_enabled():
             return linear(x, self.weight, self.bias)
-        flat = torch.mm(self.weight, x.reshape(rows, -1).t()).t()
+        flat = self._turned(x.reshape(rows, -1))
         if self.bias is not None:
             flat = flat + self.bias
         return flat.reshape(*x.shape[:-1], -1).contiguous()
+
+    def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Write the layer's result for `x` [rows, features] to `out`, without gradients."""
+        if len(x) in FEW:
+            out.copy_(self._turned(x))
+        else:
+            torch.mm(x, self.weight.t(), out=out)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Add the layer's result for `x` [rows, features] to `total`, without gradients."""
+        if len(x) in FEW:
+            total.add_(self._turned(x))
+        else:
+            total.addmm_(x, self.weight.t())
+        return total if self.bias is None else total.add_(self.bias)
+
+    def _turned(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(self.weight, x.t()).t()
 
 
 def replace_linears(model: nn.Module) -> None:

@@ -12,9 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import ModelError
 from loopwright.models.attention import NAME, unsupported
+from loopwright.models.forward import PackedForward
 from loopwright.models.linear import replace_linears
 from loopwright.models.norm import replace_norms
 from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.recognise import fastest_forward
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
 
@@ -27,11 +29,13 @@ PROBE_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model, its tokenizer, and how many tokens it can hold. Engine and learner share it."""
+    """A causal language model, its tokenizer, and how many tokens it can hold. Engine and learner share it;
+    `forward` computes logits from its parameters the fastest way that is known to be right."""
 
     model: Any
     tokenizer: Any
     max_context: int
+    forward: PackedForward
 
 
 def load_model(
@@ -50,7 +54,7 @@ def load_model(
         replace_linears(model)
     _prove(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
-    return LoadedModel(model, tokenizer, min(limit, max_context or limit))
+    return LoadedModel(model, tokenizer, min(limit, max_context or limit), fastest_forward(model))
 
 
 def _load_weights(source: str, dtype: str) -> Any:

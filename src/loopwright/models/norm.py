@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 
 SAME = 1e-5
 """How far the replacement may be from the module that it replaces, on random numbers."""
@@ -19,7 +18,7 @@ SAME = 1e-5
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        scale = _scale(x, eps)
         ctx.save_for_backward(x, weight, scale)
         result: torch.Tensor = (x * scale).mul_(weight)
         return result
@@ -47,9 +46,17 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
-            return rms_norm(x, x.shape[-1:], self.weight, self.eps)
+            return self.into(torch.empty_like(x), x)
         result: torch.Tensor = _RmsNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return result
+
+    def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Write the norm of `x` to `out`, which may be `x` itself, without gradients."""
+        return torch.mul(x, _scale(x, self.eps), out=out).mul_(self.weight)
+
+
+def _scale(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ class Batch:
         self._max_context = loaded.max_context
         self._stopping = Stopping(loaded.tokenizer)
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
-        self._forward = Forward(loaded.model)
+        self._forward = Forward(loaded)
 
     @property
     def idle(self) -> bool:

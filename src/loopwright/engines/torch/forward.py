@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import torch
 
 from loopwright.engines.torch.cache import KVCache, Row
 from loopwright.engines.torch.decode import DecodePlan, decode_order
 from loopwright.engines.torch.sequence import Prefix, Sequence
+from loopwright.models.load import LoadedModel
 from loopwright.models.plans import Chunk, ChunkPlan
 
 PROMPT_TOKENS = 4096
@@ -27,9 +27,9 @@ FIRST_ROW = 64
 class Forward:
     """Runs the model. Rows of the cache belong to prefixes and sequences, and are given back with `release`."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._layers = model.config.num_hidden_layers
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.forward
+        self._layers = loaded.model.config.num_hidden_layers
         self.forget()
 
     def forget(self) -> None:
@@ -104,15 +104,8 @@ class Forward:
     def _run(
         self, ids: Seq[int], positions: Iterable[int], plan: ChunkPlan | StepPlan, keep: list[int]
     ) -> torch.Tensor:
-        output = self._model(
-            input_ids=torch.tensor([ids]),
-            position_ids=torch.tensor([list(positions)]),
-            use_cache=False,
-            logits_to_keep=0 if len(keep) == len(ids) else torch.tensor(keep),
-            plan=plan,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        kept = None if len(keep) == len(ids) else torch.tensor(keep)
+        return self._model.logits(torch.tensor(ids), torch.tensor(list(positions)), plan, kept)
 
 
 class StepPlan:

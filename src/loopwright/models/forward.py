@@ -1,0 +1,40 @@
+"""What the engine needs of a model: the logits of packed tokens. Every model gives them by its own modules."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from loopwright.models.attention import AttentionPlan
+
+
+class PackedForward(Protocol):
+    """A forward pass over one packed row of tokens, without gradients."""
+
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[tokens, vocabulary] after the tokens `keep`; None means all."""
+        ...
+
+
+class ModuleForward:
+    """The model's own forward."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @torch.no_grad()
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=0 if keep is None else keep,
+            plan=plan,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits

@@ -1,0 +1,137 @@
+"""Which models the lean forward serves: those for which it computes the same.
+
+Architectures look alike and hide surprises (layers without rotary embedding, factors, another activation), so likeness
+is only where we begin. A model is served if the parts that we know are all it has, down to the last parameter, and if
+every layer's queries, keys and values come out the same, as well as the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopwright.models.forward import ModuleForward, PackedForward
+from loopwright.models.lean import Heads, LeanForward, LeanLayer
+from loopwright.models.linear import Linear
+from loopwright.models.norm import RmsNorm
+from loopwright.models.plans import Chunk, ChunkPlan
+
+BASE = {"embed_tokens", "layers", "norm", "rotary_emb"}
+LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+HEAD_NORMS = {"q_norm", "k_norm"}
+FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+KNOWN = {Linear, RmsNorm, nn.Embedding}
+"""The only modules that may have parameters of their own. The first two exist on a CPU and in float32 alone."""
+
+TOKENS = 12
+SAME = 1e-4
+"""How far a number may be off, in shares of the largest of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a layer hands to attention."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    scaling: float
+    window: int | None
+
+
+class _Recording:
+    """A plan that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self._plan = ChunkPlan([Chunk(0, TOKENS)])
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        # Cloned: whoever asks may overwrite them in its next layer.
+        self.asked.append(Asked((query.clone(), key.clone(), value.clone()), scaling, window))
+        return self._plan.attend(layer, query, key, value, scaling=scaling, window=window)
+
+
+def fastest_forward(model: Any) -> PackedForward:
+    """The lean forward if it computes what the model does, else the model's own."""
+    own = ModuleForward(model)
+    theirs, logits = _probe(own, model)
+    lean = _lean(model, theirs)
+    if lean is None:
+        return own
+    mine, same_logits = _probe(lean, model)
+    pairs = [(same_logits, logits)]
+    for one, other in zip(mine, theirs, strict=True):
+        pairs += zip(one.tensors, other.tensors, strict=True)
+    return lean if all(_is_same(one, other) for one, other in pairs) else own
+
+
+def _probe(forward: PackedForward, model: Any) -> tuple[list[Asked], torch.Tensor]:
+    plan = _Recording()
+    positions = torch.arange(TOKENS, device=model.device)
+    logits = forward.logits((positions + 1) % model.config.vocab_size, positions, plan, None)
+    return plan.asked, logits
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and float((one - other).abs().max()) <= SAME * float(other.abs().max())
+
+
+def _lean(model: Any, asked: list[Asked]) -> LeanForward | None:
+    """The model's parts, if they are those of a Llama and nothing else."""
+    base, head = model.base_model, model.get_output_embeddings()
+    shapes = {tuple(tensor.shape for tensor in one.tensors) for one in asked}
+    if not _looks_like_llama(model) or len(asked) != len(base.layers) or len(shapes) != 1:
+        return None
+    (query, key, value) = shapes.pop()
+    if key != value or query[-1] != key[-1]:
+        return None
+    layers = [_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)]
+    heads = Heads(queries=query[1], keys=key[1], dim=query[-1])
+    return LeanForward(base.embed_tokens.weight, base.rotary_emb, heads, layers, base.norm, head)
+
+
+def _looks_like_llama(model: Any) -> bool:
+    base = model.base_model
+    return (
+        _children(base) == BASE
+        and isinstance(model.get_output_embeddings(), Linear)
+        and all(_children(layer) == LAYER for layer in base.layers)
+        and all(_children(layer.self_attn) in (ATTENTION, ATTENTION | HEAD_NORMS) for layer in base.layers)
+        and all(_children(layer.mlp) == FEED_FORWARD for layer in base.layers)
+        and all(type(module) in KNOWN for module in model.modules() if list(module.parameters(recurse=False)))
+    )
+
+
+def _children(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _layer(layer: Any, asked: Asked) -> LeanLayer:
+    attention, feed_forward = layer.self_attn, layer.mlp
+    return LeanLayer(
+        attention_norm=layer.input_layernorm,
+        query=attention.q_proj,
+        key=attention.k_proj,
+        value=attention.v_proj,
+        query_norm=getattr(attention, "q_norm", None),
+        key_norm=getattr(attention, "k_norm", None),
+        scaling=asked.scaling,
+        window=asked.window,
+        output=attention.o_proj,
+        feed_forward_norm=layer.post_attention_layernorm,
+        gate=feed_forward.gate_proj,
+        up=feed_forward.up_proj,
+        down=feed_forward.down_proj,
+    )
