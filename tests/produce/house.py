@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loopwright.agents import EnginePolicy, SingleTurn
+from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.judgers import IntegerAnswer
-from loopwright.ports import Policy, ResumePlan
-from loopwright.produce import Limits, ProduceSettings, RolloutRunner, SyncProducer, TaskSetRuntime
+from loopwright.ports import Policy, ResumePlan, StalePolicy
+from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import GenerateRequest, GroupStatus, Message, Rollout, Sampling, Task
 
@@ -63,9 +64,22 @@ class House:
     judge_attempts: int = 1
     lockstep: bool = False
     max_context: int = 500
+    policy: StalePolicy = field(default_factory=lambda: StalePolicy(horizon=None))
+    more: dict[str, Any] = field(default_factory=dict)
+    """Further settings of production."""
     seen: list[Rollout] = field(default_factory=list)
 
-    def producer(self, plans: dict[str, ResumePlan] | None = None) -> SyncProducer:
+    def producer(self) -> AgentLoopManager:
+        """One that begins with nothing."""
+        return self._producer(StoredBuffer(self.storage, self.policy), {}, 0)
+
+    async def resumed(self, step: int = 0, next_draws: dict[str, int] | None = None) -> AgentLoopManager:
+        """One that goes on after `step` with what is in the storage."""
+        names = [one.name for one in self.task_sets]
+        buffer, plans = await StoredBuffer.resume(self.storage, self.policy, names, step=step, next_draws=next_draws)
+        return self._producer(buffer, plans, step)
+
+    def _producer(self, buffer: StoredBuffer, plans: Mapping[str, ResumePlan], step: int) -> AgentLoopManager:
         runner = RolloutRunner(
             lambda prefix, sampling, **more: EnginePolicy(
                 self.engine, CharRenderer(), sampling, prefix, self.max_context, **more
@@ -77,7 +91,16 @@ class House:
             lockstep=self.engine if self.lockstep else None,
         )
         chosen = ProduceSettings(self.groups, self.members, self.min_members, self.budget, self.filter_budget)
-        return SyncProducer(self.task_sets, runner, self.storage, chosen, plans=plans, on_rollout=self.seen.append)
+        return AgentLoopManager(
+            self.task_sets,
+            runner,
+            buffer,
+            self.engine,
+            replace(chosen, **self.more),
+            step=step,
+            plans=plans,
+            on_rollout=self.seen.append,
+        )
 
     async def counts(self, name: str = "math") -> dict[GroupStatus, int]:
         return {status: count for status, count in (await self.storage.counts())[name].items() if count}
@@ -112,6 +135,14 @@ class Mortal(MemoryStorage):
         self.write()
         await super().put_rewards(*args)
 
-    async def mark(self, rows: Any, status: GroupStatus, step: int | None = None) -> None:
+    async def take_up(self, *args: Any) -> Any:
         self.write()
-        await super().mark(rows, status, step)
+        return await super().take_up(*args)
+
+    async def mark(self, *args: Any) -> None:
+        self.write()
+        await super().mark(*args)
+
+    async def consume(self, *args: Any) -> None:
+        self.write()
+        await super().consume(*args)

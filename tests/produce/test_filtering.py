@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.errors import BudgetError, ConfigError
-from loopwright.produce import NO_SIGNAL, Filter, SyncProducer, load_filter
+from loopwright.produce import NO_SIGNAL, AgentLoopManager, Filter, load_filter
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import GenerateRequest, Group, GroupStatus
 
@@ -68,7 +68,7 @@ async def test_a_step_that_finds_too_little_trains_with_what_it_has() -> None:
 async def test_a_run_in_which_every_group_is_filtered_stops_and_says_why() -> None:
     house = filtering_house([], filter_budget=7)
     with pytest.raises(BudgetError) as caught:
-        await house.producer().produce_batch(4, 3)
+        await (await house.resumed(step=3)).produce_batch(4, 3)
     for words in ("step 4", "'math'", "9 groups in a row were filtered by no_signal", "rewards of the last one: 1, 1"):
         assert words in caught.value.message
     assert "filter_budget" in caught.value.remedy
@@ -106,10 +106,8 @@ async def test_one_kept_group_makes_it_worth_looking_again() -> None:
 async def test_a_resumed_run_remembers_how_many_were_filtered_in_a_row() -> None:
     house = filtering_house([0], groups=2, filter_budget=5)
     await house.producer().produce_batch(1, 0)
-    plan = await house.storage.resume("math", step=0, next_draw=None)
-    assert plan.filtered == 5
     again = filtering_house([], storage=house.storage, groups=2, filter_budget=5)
-    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    batch = await (await again.resumed()).produce_batch(1, 0)
     assert [group.draw for group in batch.groups] == [0]
     assert len(again.seen) == 2, "one probe, not five"
 
@@ -170,9 +168,8 @@ async def test_every_drawn_group_ends_in_exactly_one_state_whatever_happens(
     except KilledError:
         storage.writes_left = None
     stored = {rollout.key for rollout in first.seen}
-    plan = await storage.resume("math", step=0, next_draw=None)
     second = filtering_house(sorted(draws), storage=storage, filter_budget=100)
-    producer = second.producer({"math": plan})
+    producer = await second.resumed()
     batch = await producer.produce_batch(1, 0)
     assert not stored & {rollout.key for rollout in second.seen}, "no stored rollout is made again"
     kept = [group.draw for group in batch.groups]
@@ -201,7 +198,7 @@ async def test_a_deterministic_run_draws_the_same_groups_whether_or_not_it_was_i
         sets = [task_set("rare", filter=NO_SIGNAL), task_set("plain")]
         return House(engine=teaching(sorted(draws)), storage=storage, task_sets=sets, groups=4, filter_budget=budget)
 
-    async def train(producer: SyncProducer, first: int, last: int) -> list[list[tuple[str, int]]]:
+    async def train(producer: AgentLoopManager, first: int, last: int) -> list[list[tuple[str, int]]]:
         trained = []
         for step in range(first, last + 1):
             batch = await producer.produce_batch(step, step - 1)
@@ -219,8 +216,6 @@ async def test_a_deterministic_run_draws_the_same_groups_whether_or_not_it_was_i
     with suppress(KilledError):
         await producer.produce_batch(kept_steps + 1, kept_steps)
     storage.writes_left = None
-    plans = {
-        name: await storage.resume(name, step=kept_steps, next_draw=next_draw) for name, next_draw in checkpoint.items()
-    }
-    after = await train(house(storage).producer(plans), kept_steps + 1, steps)
+    resumed = await house(storage).resumed(kept_steps, checkpoint)
+    after = await train(resumed, kept_steps + 1, steps)
     assert before + after == whole

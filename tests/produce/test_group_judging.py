@@ -119,10 +119,10 @@ async def test_wherever_it_dies_no_episode_is_made_twice_and_no_ranking_is_mixed
     with suppress(KilledError):
         await first.producer().produce_batch(1, 0)
     storage.writes_left = None
-    plan = await storage.resume("math", step=0, next_draw=None)
-    stored = {rollout.key for draw in range(plan.next_draw) for rollout in await storage.rollouts_of("math", draw)}
     second = ranked(storage=storage)
-    producer = second.producer({"math": plan})
+    producer = await second.resumed()
+    drawn = range(producer.next_draws["math"])
+    stored = {rollout.key for draw in drawn for rollout in await storage.rollouts_of("math", draw)}
     batch = await producer.produce_batch(1, 0)
     made = {request.id.rsplit("/", 1)[0] for request in second.engine.requests}
     assert not made & {str(key) for key in stored}, "a stored episode is sound"

@@ -89,10 +89,9 @@ async def test_when_it_is_back_the_stored_episodes_are_judged_and_none_is_sample
     async with judged_at(server.url) as away:
         with pytest.raises(BudgetError, match="ConnectError"):
             await away.producer().produce_batch(1, 0)
-    plan = await away.storage.resume("math", step=0, next_draw=None)
     with JudgeServer([FINE], port=server.port) as back:
         async with judged_at(back.url, away) as house:
-            producer = house.producer({"math": plan})
+            producer = await house.resumed()
             batches = [await producer.produce_batch(1, 0), await producer.produce_batch(2, 1)]
     assert house.engine.requests == []
     assert [(group.draw, group.rewards) for batch in batches for group in batch.groups] == [
@@ -117,10 +116,9 @@ async def test_an_episode_is_stored_while_its_judge_takes_its_time(monkeypatch: 
             producing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await producing
-    plan = await house.storage.resume("math", step=0, next_draw=None)
     with JudgeServer([FINE]) as back:
         async with judged_at(back.url, house) as again:
-            batch = await again.producer({"math": plan}).produce_batch(1, 0)
+            batch = await (await again.resumed()).produce_batch(1, 0)
     assert batch.groups[0].rewards == (1.0, 1.0)
     assert again.engine.requests == []
     assert [rollout.key.attempt for rollout in batch.groups[0].rollouts] == [0, 0]

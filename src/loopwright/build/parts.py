@@ -16,11 +16,12 @@ from loopwright.config import (
     model_folder,
 )
 from loopwright.core.seeds import derive_seed
+from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure
-from loopwright.ports import AgentLoop, GroupJudger, Judger
+from loopwright.ports import AgentLoop, GroupJudger, Judger, StalePolicy
 from loopwright.produce import (
     NO_SIGNAL,
     Filter,
@@ -33,7 +34,7 @@ from loopwright.produce import (
 )
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.trainers.intervals import Intervals
-from loopwright.types import Sampling, TokenChain
+from loopwright.types import PauseMode, ProduceKind, Sampling, TokenChain, TrainerKind
 
 Judgers = Mapping[str, Judger | GroupJudger]
 
@@ -127,13 +128,33 @@ def make_runner(config: RunConfig, engine: TorchEngine, model: LoadedModel) -> R
 
 
 def produce_settings(config: RunConfig) -> ProduceSettings:
+    produce = config.produce
     return ProduceSettings(
         groups_per_step=config.trainer.groups_per_step,
         samples_per_task=config.rollout.samples_per_task,
-        min_members=config.produce.min_members,
-        failure_budget=config.produce.failure_budget,
-        filter_budget=config.produce.filter_budget,
+        min_members=produce.min_members,
+        failure_budget=produce.failure_budget,
+        filter_budget=produce.filter_budget,
+        kind=produce.kind,
+        horizon=_horizon(config),
+        over_sample=produce.over_sample,
+        tail_batch=produce.tail_batch,
+        in_flight=produce.in_flight if produce.kind is ProduceKind.ASYNC else PauseMode.DRAIN,
+        last_step=config.trainer.steps,
     )
+
+
+def stale_policy(config: RunConfig) -> StalePolicy:
+    """In a sync run every step trains what the newest weights have made; only what a resume left over is older."""
+    produce = config.produce
+    if produce.kind is ProduceKind.SYNC:
+        return StalePolicy(horizon=None)
+    return StalePolicy(produce.stale, _horizon(config), produce.max_expiries)
+
+
+def _horizon(config: RunConfig) -> int:
+    is_colocated = config.trainer.kind is TrainerKind.COLOCATE
+    return horizon(config.produce.max_staleness, 1 if is_colocated else config.trainer.sync_interval)
 
 
 def intervals(config: RunConfig) -> Intervals:

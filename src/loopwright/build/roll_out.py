@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loopwright.buffer.reader import StoredRun
+from loopwright.buffer.replay import StoredBuffer
 from loopwright.build import parts
 from loopwright.build.session import Session, open_session, with_weights
 from loopwright.config import Loaded
-from loopwright.produce import Batch, SyncProducer
+from loopwright.ports import StalePolicy
+from loopwright.produce import AgentLoopManager, Batch
 from loopwright.track.console import Console
 from loopwright.trainers.kept_weights import Weights
-from loopwright.types import GroupStatus
+from loopwright.types import GroupStatus, ProduceKind
 
 VERSION = 0
 
@@ -70,13 +72,17 @@ async def _make(session: Session, groups: int) -> Made:
     return made
 
 
-async def _producer(session: Session, batch: int) -> SyncProducer:
+async def _producer(session: Session, batch: int) -> AgentLoopManager:
     """It goes on after `batch`, with what was drawn and not finished."""
     # What a train step has no use for is still what these weights do.
     sets = [replace(task_set, filter=None) for task_set in session.bench.train_sets]
-    plans = {one.name: await session.storage.resume(one.name, step=batch, next_draw=None) for one in sets}
-    settings = parts.produce_settings(session.bench.config)
-    return SyncProducer(sets, session.runner, session.storage, settings, plans=plans, on_rollout=session.on_rollout)
+    policy = StalePolicy(horizon=None)
+    names = [task_set.name for task_set in sets]
+    buffer, plans = await StoredBuffer.resume(session.storage, policy, names, step=batch)
+    settings = replace(parts.produce_settings(session.bench.config), kind=ProduceKind.SYNC)
+    return AgentLoopManager(
+        sets, session.runner, buffer, session.engine, settings, step=batch, plans=plans, on_rollout=session.on_rollout
+    )
 
 
 async def _count(session: Session) -> int:

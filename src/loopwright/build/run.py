@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.buffer.reader import StoredRun
+from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.eval_plans import eval_modes
@@ -18,8 +19,8 @@ from loopwright.build.sampling import Workbench, open_workbench
 from loopwright.config import Loaded, RunConfig
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.recipe import Recipe
-from loopwright.ports import ResumePlan, Storage, Tracker
-from loopwright.produce import SyncProducer
+from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
+from loopwright.produce import AgentLoopManager
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker, read_jsonl
@@ -85,7 +86,8 @@ class _Begun:
 
     checkpoints: Checkpoints
     latest: Checkpoint | None
-    plans: dict[str, ResumePlan]
+    buffer: ReplayBuffer
+    plans: Mapping[str, ResumePlan]
 
 
 @asynccontextmanager
@@ -121,22 +123,25 @@ async def open_run(
             stack.enter_context(console)
         rollouts = Rollouts(console.on_rollout if console else None)
         runner = bench.runner(engine)
-        producer = SyncProducer(
+        producer = AgentLoopManager(
             bench.train_sets,
             runner,
-            storage,
+            begun.buffer,
+            engine,
             parts.produce_settings(config),
+            step=learner.version,
             plans=begun.plans,
             on_rollout=rollouts.saw,
         )
+        stack.push_async_callback(producer.shutdown)
         evaluator = None
         if bench.eval_sets:
             evaluator = Evaluator(bench.eval_sets, bench.eval_plans, runner, storage, tracker, on_rollout=rollouts.saw)
         watchdog = Watchdog(
             stop=stop,
             seconds=config.trainer.stall_seconds,
-            progress=lambda: (engine.steps, rollouts.count, learner.version),
-            describe=lambda: f"  {rollouts.count} rollouts were finished so far",
+            progress=lambda: (engine.steps, rollouts.count, producer.moves, learner.version),
+            describe=producer.describe,
         )
         upkeep = Upkeep(
             learner=learner, evaluator=evaluator, checkpoints=begun.checkpoints, tracker=tracker, watchdog=watchdog
@@ -161,12 +166,12 @@ async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> _Beg
     checkpoints.clear_unfinished()
     latest = checkpoints.latest()
     step = latest.step if latest else 0
-    draws = latest.state["next_draws"] if latest else {}
-    plans = {}
-    for task_set in config.task_sets:
-        next_draw = draws.get(task_set.name, 0) if config.trainer.deterministic else None
-        plans[task_set.name] = await storage.resume(task_set.name, step=step, next_draw=next_draw)
-    return _Begun(checkpoints, latest, plans)
+    names = [task_set.name for task_set in config.task_sets]
+    drawn = latest.state["next_draws"] if latest else {}
+    next_draws = {name: drawn.get(name, 0) for name in names} if config.trainer.deterministic else None
+    policy = parts.stale_policy(config)
+    buffer, plans = await StoredBuffer.resume(storage, policy, names, step=step, next_draws=next_draws)
+    return _Begun(checkpoints, latest, buffer, plans)
 
 
 def _owes_evaluation(config: RunConfig, folder: RunFolder, step: int) -> bool:

@@ -16,7 +16,7 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build.sampling import Workbench, open_workbench
 from loopwright.config import Loaded
 from loopwright.errors import ConfigChangedError
-from loopwright.ports import Tracker
+from loopwright.ports import Engine, Tracker
 from loopwright.produce import RolloutRunner
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
@@ -32,6 +32,7 @@ class Session:
 
     folder: RunFolder
     bench: Workbench
+    engine: Engine
     runner: RolloutRunner
     storage: SqliteStorage
     tracker: Tracker
@@ -67,6 +68,7 @@ async def open_session(
         yield Session(
             folder,
             bench,
+            engine,
             bench.runner(engine),
             storage,
             Trackers(jsonl, console) if console else jsonl,

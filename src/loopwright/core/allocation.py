@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import count
 
 
 def shares_of_step(step: int, total: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -14,17 +15,22 @@ def shares_of_step(step: int, total: int, weights: Sequence[float]) -> tuple[int
     step that is the largest remainder; over the steps, remainders add up until even the smallest weight gets its turn.
     Weights count as the decimals that were written: 0.1 is a tenth, so that equal remainders are seen as equal.
     """
+    return next(shares_after(step - 1, total, weights))
+
+
+def shares_after(step: int, total: int, weights: Sequence[float]) -> Iterator[tuple[int, ...]]:
+    """The splits of the steps after `step`, one after another: as `shares_of_step`, at a constant cost each."""
     quotas = _whole(weights)
     one = sum(quotas)
     owed = [0] * len(quotas)
-    shares = owed
     # Whenever the exact shares are whole numbers, nobody is owed anything: from there on, the splits repeat.
     period = one // math.gcd(one, total)
-    for _ in range((step - 1) % period + 1):
+    for skipped in count(-(step % period)):
         owed = [debt + total * quota for debt, quota in zip(owed, quotas, strict=True)]
         shares = _pay(owed, total, one)
         owed = [debt - share * one for debt, share in zip(owed, shares, strict=True)]
-    return tuple(shares)
+        if skipped >= 0:
+            yield tuple(shares)
 
 
 def _whole(weights: Sequence[float]) -> list[int]:

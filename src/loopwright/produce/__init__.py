@@ -1,25 +1,28 @@
-"""How groups are made: the boundary around user code, retries, refills and budgets."""
+"""How groups are made: the boundary around user code, retries, refills and budgets, and who starts what when."""
 
 from loopwright.produce.batch import Batch
 from loopwright.produce.failures import FirstFailures
 from loopwright.produce.filtering import NO_SIGNAL, Filter, load_filter
+from loopwright.produce.jobs import Job, Limits, PolicyFactory, TaskSetRuntime
 from loopwright.produce.judging import score
+from loopwright.produce.manager import AgentLoopManager, ManagerState
 from loopwright.produce.rollout import RecordingPolicy, run_rollout
-from loopwright.produce.runner import Job, Limits, PolicyFactory, RolloutRunner, TaskSetRuntime
-from loopwright.produce.sync import ProduceSettings, SyncProducer
+from loopwright.produce.runner import RolloutRunner
+from loopwright.produce.settings import ProduceSettings
 
 __all__ = [
     "NO_SIGNAL",
+    "AgentLoopManager",
     "Batch",
     "Filter",
     "FirstFailures",
     "Job",
     "Limits",
+    "ManagerState",
     "PolicyFactory",
     "ProduceSettings",
     "RecordingPolicy",
     "RolloutRunner",
-    "SyncProducer",
     "TaskSetRuntime",
     "load_filter",
     "run_rollout",

@@ -7,8 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loopwright.produce.settling import Ended
-from loopwright.types import Failed, FailureCause, Group, GroupStatus, Rollout, Scored, StopReason
+import numpy as np
+
+from loopwright.produce.tally import Tally, sum_of
+from loopwright.types import FailureCause, Group, GroupStatus, Scored, StopReason
+
+Stock = Mapping[GroupStatus, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,40 +22,57 @@ class Batch:
     groups: tuple[Group, ...]
     metrics: Mapping[str, float]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether newer weights have to be loaded before there can be one."""
+        return not self.groups
+
+
+EMPTY = Batch((), {})
+
 
 def batch_metrics(
-    task_sets: Sequence[str], groups: Sequence[Group], attempts: Sequence[Rollout], ended: Sequence[Ended]
+    groups: Sequence[Group], tallies: Mapping[str, Tally], stocks: Mapping[str, Stock]
 ) -> dict[str, float]:
-    """Rewards and lengths of what is trained, and what became of all the `ended` groups and `attempts` that it took.
+    """Rewards and lengths of what is trained, what became of all the groups and attempts since the last batch, and the
+    stock that is left after it.
 
     With several task sets, the numbers of each follow under its name: `reward/mean/<task set>`. The names of parts may
     have slashes themselves, so those stand apart: `reward/parts_of/<task set>/<part>`.
     """
-    failures = Counter(r.reward.cause for r in attempts if isinstance(r.reward, Failed))
-    failures.update(f.cause for one in ended for f in one.failures if f.cause is FailureCause.FILTER)
-    metrics = {**_numbers(groups, ended), **_parts(groups, "reward/parts")}
-    metrics |= {f"failures/{cause}": float(failures[cause]) for cause in FailureCause}
-    for task_set in task_sets if len(task_sets) > 1 else ():
+    total: Counter[GroupStatus] = Counter()
+    for stock in stocks.values():
+        total.update(stock)
+    metrics = {**_numbers(groups, sum_of(tallies.values()), total), **_parts(groups, "reward/parts")}
+    for task_set in tallies if len(tallies) > 1 else ():
         own = [group for group in groups if group.task_set == task_set]
-        numbers = _numbers(own, [one for one in ended if one.group.task_set == task_set])
+        numbers = _numbers(own, tallies[task_set], stocks[task_set])
         metrics |= {f"{name}/{task_set}": value for name, value in numbers.items()}
         metrics |= _parts(own, f"reward/parts_of/{task_set}")
     return metrics
 
 
-def _numbers(groups: Sequence[Group], ended: Sequence[Ended]) -> dict[str, float]:
+def _numbers(groups: Sequence[Group], tally: Tally, stock: Stock) -> dict[str, float]:
     """Without groups there is no mean. `reward/drawn` also counts what was filtered."""
-    filtered = [one.group for one in ended if one.status is GroupStatus.FILTERED]
+    filtered, completed = tally.statuses[GroupStatus.FILTERED], tally.statuses[GroupStatus.COMPLETED]
     numbers = {
         "groups/trained": float(len(groups)),
-        "groups/failed": float(sum(one.status is GroupStatus.FAILED for one in ended)),
-        "groups/filtered": float(len(filtered)),
+        "groups/failed": float(tally.statuses[GroupStatus.FAILED]),
+        "groups/filtered": float(filtered),
+        **{f"failures/{cause}": float(tally.causes[cause]) for cause in FailureCause},
+        **{f"groups/left_{status}": float(count) for status, count in stock.items()},
     }
-    if rewards := _rewards(groups):
+    if groups:
+        numbers["groups/size"] = statistics.fmean(len(group.rollouts) for group in groups)
+        numbers["groups/size_min"] = float(min(len(group.rollouts) for group in groups))
+    if rewards := [reward for group in groups for reward in group.rewards]:
         numbers |= {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
-    if drawn := _rewards([*groups, *filtered]):
-        numbers["reward/drawn"] = statistics.fmean(drawn)
-        numbers["groups/filtered_share"] = len(filtered) / (len(groups) + len(filtered))
+    if tally.rewards:
+        numbers["reward/drawn"] = statistics.fmean(tally.rewards)
+        numbers["groups/filtered_share"] = filtered / (completed + filtered)
+    if tally.seconds:
+        p50, p99 = np.percentile(tally.seconds, (50, 99))
+        numbers |= {"time/group": statistics.fmean(tally.seconds), "time/group_p50": p50, "time/group_p99": p99}
     if episodes := [rollout.episode for group in groups for rollout in group.rollouts if rollout.episode]:
         numbers["response/tokens"] = statistics.fmean(episode.sampled_tokens for episode in episodes)
         numbers["response/truncated"] = statistics.fmean(episode.stop is StopReason.BUDGET for episode in episodes)
@@ -65,7 +86,3 @@ def _parts(groups: Iterable[Group], prefix: str) -> dict[str, float]:
         for name, value in rollout.reward.parts.items() if isinstance(rollout.reward, Scored) else ():
             values.setdefault(name, []).append(value)
     return {f"{prefix}/{name}": statistics.fmean(values[name]) for name in sorted(values)}
-
-
-def _rewards(groups: Iterable[Group]) -> list[float]:
-    return [reward for group in groups for reward in group.rewards]

@@ -45,13 +45,13 @@ class FailureLedger:
     def __init__(self, task_set: str, judger: str, budget: int) -> None:
         self._task_set = task_set
         self._judger = judger
-        self._budget = budget
+        self.budget = budget
+        self.in_a_row = 0
         self._causes: Counter[str] = Counter()
         self._first_detail = ""
-        self._in_a_row = 0
 
     def group_scored(self) -> None:
-        self._in_a_row = 0
+        self.in_a_row = 0
         self._causes.clear()
         self._first_detail = ""
 
@@ -60,14 +60,14 @@ class FailureLedger:
         for failed in failures:
             self._first_detail = self._first_detail or failed.detail
             self._causes[f"{failed.cause} {failed.error}"] += 1
-        self._in_a_row += 1
-        if self._in_a_row >= self._budget:
+        self.in_a_row += 1
+        if self.in_a_row >= self.budget:
             raise self._spent(step)
 
     def _spent(self, step: int) -> BudgetError:
         causes = ", ".join(f"{count} x {cause}" for cause, count in self._causes.most_common())
         return BudgetError(
-            f"step {step}, task set {self._task_set!r}, judger {self._judger!r}: {self._in_a_row} groups in a row "
+            f"step {step}, task set {self._task_set!r}, judger {self._judger!r}: {self.in_a_row} groups in a row "
             f"failed ({causes}). The first of them: {self._first_detail}",
             remedy="mend what it names; `produce.failure_budget` says how many groups may fail in a row",
             task_set=self._task_set,

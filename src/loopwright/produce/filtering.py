@@ -65,26 +65,26 @@ class FilterLedger:
     def __init__(self, task_set: str, chosen_by: Filter | None, budget: int, in_a_row: int = 0) -> None:
         self._task_set = task_set
         self._name = chosen_by.name if chosen_by else "nothing"
-        self._budget = budget
-        self._in_a_row = in_a_row if chosen_by else 0
+        self.budget = budget
+        self.in_a_row = in_a_row if chosen_by else 0
         self._last: tuple[float, ...] = ()
 
     def kept(self) -> None:
-        self._in_a_row = 0
+        self.in_a_row = 0
 
     def filtered(self, group: Group) -> None:
-        self._in_a_row += 1
+        self.in_a_row += 1
         self._last = group.rewards
 
     @property
     def is_spent(self) -> bool:
         """Whether it is time to stop looking. One group that is kept makes it worth looking again."""
-        return self._in_a_row >= self._budget
+        return self.in_a_row >= self.budget
 
     def __str__(self) -> str:
         rewards = ", ".join(f"{reward:g}" for reward in self._last)
         return (
-            f"task set {self._task_set!r}: {self._in_a_row} groups in a row were filtered by {self._name}"
+            f"task set {self._task_set!r}: {self.in_a_row} groups in a row were filtered by {self._name}"
             f" (rewards of the last one: {rewards})"
         )
 

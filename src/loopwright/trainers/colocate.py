@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from loopwright.errors import BudgetError, StalledError
 from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
-from loopwright.produce import Batch, SyncProducer
+from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
@@ -27,7 +27,7 @@ class ColocateTrainer:
     def __init__(
         self,
         *,
-        producer: SyncProducer,
+        producer: AgentLoopManager,
         engine: Engine,
         learner: Learner,
         weights: CheckpointEngine,

@@ -1,4 +1,4 @@
-"""The sync producer: full batches, bounded failure, nothing drawn twice or lost (R2, R3, R4, D1)."""
+"""Batches of a colocated run: full, with bounded failure, nothing drawn twice or lost (R2, R3, R4, D1)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_spent_budget_stops_the_run_with_the_reason(caplog: pytest.LogCa
     judger = FlakyJudger(IntegerAnswer("strict"), range(10_000))
     house = House(task_sets=[task_set(judger=judger)], budget=5)
     with caplog.at_level(logging.WARNING, "loopwright"), pytest.raises(BudgetError) as caught:
-        await house.producer().produce_batch(7, 6)
+        await (await house.resumed(step=6)).produce_batch(7, 6)
     message = caught.value.message
     for words in (
         "step 7",
@@ -172,9 +172,8 @@ async def test_after_a_kill_every_draw_is_finished_once(writes: int, faults: set
     except KilledError:
         storage.writes_left = None
     stored = {rollout.key for rollout in first.seen}
-    plan = await storage.resume("math", step=0, next_draw=None)
     second = House(storage=storage)
-    batch = await second.producer({"math": plan}).produce_batch(1, 0)
+    batch = await (await second.resumed()).produce_batch(1, 0)
     assert not stored & {rollout.key for rollout in second.seen}, "no stored rollout is made again"
     draws = [group.draw for group in batch.groups]
     counts = await second.counts()
@@ -192,9 +191,8 @@ async def test_a_resumed_run_puts_a_stored_episode_before_its_judge_again() -> N
     with pytest.raises(KilledError):
         await killed.producer().produce_batch(1, 0)
     storage.writes_left = None
-    plan = await storage.resume("math", step=0, next_draw=None)
     again = House(storage=storage, groups=1, lockstep=True)
-    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    batch = await (await again.resumed()).produce_batch(1, 0)
     assert again.engine.requests == [], "the episodes are sound"
     assert set(again.engine.expected) == {0}, "no agent is to come"
     (group,) = batch.groups
@@ -207,9 +205,8 @@ async def test_a_resumed_run_puts_a_stored_episode_before_its_judge_again() -> N
 async def test_completed_groups_of_a_resumed_run_are_used_before_anything_is_made() -> None:
     house = House()
     await house.producer().produce_batch(1, 0)
-    plan = await house.storage.resume("math", step=0, next_draw=None)
     again = House(storage=house.storage)
-    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    batch = await (await again.resumed()).produce_batch(1, 0)
     assert [group.draw for group in batch.groups] == [0, 1, 2]
     assert again.seen == []
     assert batch.metrics["reward/mean"] == 1.0
@@ -218,9 +215,8 @@ async def test_completed_groups_of_a_resumed_run_are_used_before_anything_is_mad
 async def test_discarded_draws_are_made_again_with_the_same_seeds() -> None:
     house = House()
     await house.producer().produce_batch(1, 0)
-    plan = await house.storage.resume("math", step=0, next_draw=0)
     again = House(storage=house.storage)
-    batch = await again.producer({"math": plan}).produce_batch(1, 0)
+    batch = await (await again.resumed(next_draws={"math": 0})).produce_batch(1, 0)
     assert [group.draw for group in batch.groups] == [0, 1, 2]
     first, second = ({request.sampling.seed for request in h.engine.requests} for h in (house, again))
     assert first == second

@@ -1,0 +1,94 @@
+"""How far production is: absolute, monotone counters per task set, in groups since the run was opened.
+
+The target of a step is added once, however often it is asked for, and what was taken stays counted. So taking a batch
+opens no false deficit, and a group that is lost on the way (failed, filtered, expired) opens a true one by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from loopwright.core.allocation import shares_after, shares_of_step
+
+Counts = Mapping[str, int]
+"""A number per task set."""
+
+
+class ProduceProgress:
+    """The counters of a run whose step `step` is behind it: all targets up to there are met.
+
+    `weights` are those of the task sets, in order; each step has `groups_per_step` groups.
+    """
+
+    def __init__(self, weights: Mapping[str, float], groups_per_step: int, *, step: int = 0) -> None:
+        self._weights = dict(weights)
+        self._shares = shares_after(step, groups_per_step, list(weights.values()))
+        self._targets: deque[dict[str, int]] = deque([dict.fromkeys(weights, 0)])
+        """Up to each step from the last one taken to the last one planned."""
+        self._consumed = dict.fromkeys(weights, 0)
+        self._forgone = dict.fromkeys(weights, 0)
+        self._last_taken = step
+
+    @property
+    def next_consumer_step(self) -> int:
+        """The step whose batch is taken next."""
+        return self._last_taken + 1
+
+    @property
+    def producer_future_step(self) -> int:
+        """The last step whose target is counted in."""
+        return self._last_taken + len(self._targets) - 1
+
+    @property
+    def target(self) -> Counts:
+        """Groups that all steps up to `producer_future_step` need."""
+        return self._targets[-1]
+
+    @property
+    def consumed(self) -> Counts:
+        """Groups that were taken."""
+        return self._consumed
+
+    @property
+    def forgone(self) -> Counts:
+        """Groups that steps went without, because none could be found."""
+        return self._forgone
+
+    def resize(self, size: int) -> None:
+        """Give the next consumer step `size` groups; no later one may be planned yet."""
+        if self.producer_future_step > self.next_consumer_step:
+            raise ValueError(f"steps up to {self.producer_future_step} are planned already")
+        planned = len(self._targets) > 1
+        if planned:
+            self._targets.pop()
+        else:
+            next(self._shares)
+        self._plan(shares_of_step(self.next_consumer_step, size, list(self._weights.values())))
+
+    def target_upto(self, step: int) -> Counts:
+        """Groups that all steps up to `step` need; a step that was taken already counts as the last of those."""
+        while self.producer_future_step < step:
+            self._plan(next(self._shares))
+        return self._targets[max(0, step - self._last_taken)]
+
+    def wanted(self, step: int) -> Counts:
+        """Groups that are still to be taken for the steps up to `step`."""
+        target = self.target_upto(step)
+        return {name: target[name] - self._consumed[name] - self._forgone[name] for name in self._weights}
+
+    def available(self, task_set: str, completed: int) -> int:
+        """What counts towards the target: all that was taken or done without, and what lies `completed`."""
+        return self._consumed[task_set] + self._forgone[task_set] + completed
+
+    def take(self, taken: Counts) -> None:
+        """The batch of the next consumer step was taken. What it lacks is not owed any more."""
+        for name, missing in self.wanted(self.next_consumer_step).items():
+            self._consumed[name] += taken[name]
+            self._forgone[name] += missing - taken[name]
+        self._targets.popleft()
+        self._last_taken += 1
+
+    def _plan(self, shares: tuple[int, ...]) -> None:
+        last = self._targets[-1]
+        self._targets.append({name: last[name] + share for name, share in zip(self._weights, shares, strict=True)})

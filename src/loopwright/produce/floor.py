@@ -1,0 +1,127 @@
+"""The shop floor: the groups that are being made at this moment, and who starts the next ones.
+
+A group starts when its strategy says so, task sets taking turns. Its task settles it in the buffer; here it is claimed,
+exactly once, and counted. Nothing here looks at more than one group at a time, so a group costs the same however many
+are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from loopwright.ports import ReplayBuffer
+from loopwright.produce.context import ProduceContext
+from loopwright.produce.failures import FirstFailures
+from loopwright.produce.filling import Filling, Groups
+from loopwright.produce.line import Line
+from loopwright.produce.making import GroupMaker
+from loopwright.produce.pending import Pending
+from loopwright.produce.runner import RolloutRunner
+from loopwright.produce.settings import ProduceSettings
+from loopwright.produce.settling import Ended
+from loopwright.produce.signal import Signal
+from loopwright.produce.strategies import Source
+from loopwright.types import Rollout
+
+
+class Floor:
+    """`context_of` is what a line's strategy is shown. `signal` is given whenever a rollout or a group has ended."""
+
+    def __init__(
+        self,
+        lines: Mapping[str, Line],
+        runner: RolloutRunner,
+        buffer: ReplayBuffer,
+        settings: ProduceSettings,
+        context_of: Callable[[Line], ProduceContext],
+        on_rollout: Callable[[Rollout], None] | None,
+    ) -> None:
+        self.signal = Signal()
+        self.slots = runner.slots(self._moved)
+        self.moves = 0
+        """Grows whenever something moves."""
+        self._lines = list(lines.values())
+        self._by_name = lines
+        self._in_lockstep = runner.in_lockstep
+        self._context_of = context_of
+        self._on_rollout = on_rollout
+        self._first_failures = FirstFailures()
+        self._pending: Pending[list[Ended]] = Pending(self._moved)
+        samples, least = settings.samples_per_task, settings.least
+        filling = Filling(runner, self.slots, buffer, samples=samples, least=least, saw=self._saw)
+        self._maker = GroupMaker(filling, buffer, least)
+        self._starting = asyncio.Lock()
+        self._turn = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is being made, started or left to be claimed."""
+        return not (self._pending or self._pending.unclaimed or self._starting.locked())
+
+    @property
+    def slot_is_free(self) -> bool:
+        """In lockstep all groups of a step start together, and their agents wait for slots in order."""
+        return self._in_lockstep or self.slots.is_free
+
+    @property
+    def may_start(self) -> bool:
+        """Whether some strategy wants to start a group."""
+        return self._choose() is not None
+
+    async def start(self, version: int, is_open: Callable[[], bool]) -> None:
+        """Start all groups that may start, as long as production `is_open`."""
+        async with self._starting:
+            if self._in_lockstep and self._pending:
+                return
+            wave = []
+            while is_open() and (chosen := self._choose()):
+                place, source = chosen
+                line, self._turn = self._lines[place], place + 1
+                group = (await line.start(source, version), line.task_set)
+                if self._in_lockstep:
+                    wave.append(group)
+                else:
+                    self._make([group])
+            if wave:
+                order = list(self._by_name)
+                self._make(sorted(wave, key=lambda group: (order.index(group[1].name), group[0].row.draw)))
+
+    def claim(self, step: int) -> None:
+        """Count the groups that have ended. Raises what their making raised, and when a budget is spent."""
+        while (ended := self._pending.claim()) is not None:
+            for one in ended:
+                self._first_failures.filter_failed(one.group.task_set, one.failures)
+                self._by_name[one.group.task_set].count(one, step)
+
+    async def drain(self) -> None:
+        """Wait until all groups in flight have ended. Nothing starts meanwhile."""
+        async with self._starting:
+            while self._pending:
+                await self.signal.news.wait()
+
+    async def abandon(self) -> None:
+        """Cancel all groups in flight: they go back to the buffer as far as they got."""
+        await self._pending.cancel()
+
+    def _choose(self) -> tuple[int, Source] | None:
+        """The next line in turn that may start a group, and where it comes from."""
+        for offset in range(len(self._lines)):
+            place = (self._turn + offset) % len(self._lines)
+            if source := self._lines[place].choose(self._context_of(self._lines[place])):
+                return place, source
+        return None
+
+    def _make(self, groups: Groups) -> None:
+        self.slots.announce(self._maker.agents(groups))
+        self._pending.schedule(self._maker.make(groups))
+
+    def _moved(self) -> None:
+        self.moves += 1
+        self.signal.notify()
+
+    def _saw(self, rollout: Rollout) -> None:
+        self._by_name[rollout.key.task_set].tally.saw(rollout)
+        self._first_failures.saw(rollout)
+        if self._on_rollout is not None:
+            self._on_rollout(rollout)

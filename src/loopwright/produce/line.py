@@ -1,0 +1,130 @@
+"""One task set in production: where its groups come from, which strategy chooses, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loopwright.core.progress import ProduceProgress
+from loopwright.ports import ReplayBuffer, ResumePlan, Started
+from loopwright.produce.context import ProduceContext
+from loopwright.produce.draws import Draws
+from loopwright.produce.failures import FailureLedger
+from loopwright.produce.filtering import FilterLedger
+from loopwright.produce.jobs import TaskSetRuntime
+from loopwright.produce.ordering import InOrder
+from loopwright.produce.settings import ProduceSettings
+from loopwright.produce.settling import Ended
+from loopwright.produce.strategies import Source, strategy_of
+from loopwright.produce.tally import Tally
+from loopwright.types import GroupStatus
+
+IN_STOCK = (GroupStatus.PENDING, GroupStatus.ABORTED, GroupStatus.EXPIRED, GroupStatus.COMPLETED)
+"""Where a group may be between its draw and its end."""
+
+
+class Line:
+    """The production of one task set. `progress` is shared by all of them."""
+
+    def __init__(
+        self,
+        task_set: TaskSetRuntime,
+        buffer: ReplayBuffer,
+        progress: ProduceProgress,
+        settings: ProduceSettings,
+        plan: ResumePlan,
+    ) -> None:
+        self.task_set = task_set
+        self.filtering = FilterLedger(task_set.name, task_set.filter, settings.filter_budget, plan.filtered)
+        self.tally = Tally()
+        self._buffer = buffer
+        self._progress = progress
+        self._draws = Draws(task_set.name, task_set.sampler, buffer, plan)
+        self._failures = FailureLedger(task_set.name, task_set.judger.name, settings.failure_budget)
+        self._strategy = strategy_of(settings)
+        self._order = InOrder()
+        self._probes_left = 0
+
+    @property
+    def name(self) -> str:
+        return self.task_set.name
+
+    @property
+    def next_draw(self) -> int:
+        return self._draws.next_draw
+
+    @property
+    def stock(self) -> Mapping[GroupStatus, int]:
+        """Groups that are on their way to a train step."""
+        return {status: self._buffer.count(self.name, status) for status in IN_STOCK}
+
+    def context(self, version: int, ahead: int | None, *, slot_is_free: bool) -> ProduceContext:
+        """What the strategy is shown."""
+        step, stock = self._progress.next_consumer_step, self.stock
+        return ProduceContext(
+            step=step,
+            version=version,
+            target=self._progress.target_upto(step)[self.name],
+            batch=self._progress.wanted(step)[self.name],
+            ahead=ahead,
+            available=self._progress.available(self.name, stock[GroupStatus.COMPLETED]),
+            pending=stock[GroupStatus.PENDING],
+            aborted=stock[GroupStatus.ABORTED],
+            expired=stock[GroupStatus.EXPIRED],
+            slot_is_free=slot_is_free,
+            may_look=self._may_look,
+        )
+
+    @property
+    def _may_look(self) -> bool:
+        """Whether another draw is worth it. While it depends on groups under way if a budget is spent, they are waited
+        for: a task set that always fails must not fail faster than it is noticed."""
+        failed, filtered = self._order.early(GroupStatus.FAILED), self._order.early(GroupStatus.FILTERED)
+        if self._failures.in_a_row + failed >= self._failures.budget:
+            return False
+        if self.filtering.in_a_row + filtered >= self.filtering.budget:
+            return self._probes_left > 0
+        return True
+
+    def begin_step(self, context: ProduceContext) -> None:
+        """Another step is taken next. A task set whose filter drops everything is probed in each."""
+        self._probes_left = context.batch - self._buffer.count(self.name, GroupStatus.COMPLETED)
+        self._strategy.begin(context)
+
+    def choose(self, context: ProduceContext) -> Source | None:
+        """Where its next group comes from, or None while none may start."""
+        return self._strategy.choose(context)
+
+    async def start(self, source: Source, version: int) -> Started:
+        started = await self._draws.start(source, version)
+        self._order.start(started.row.draw)
+        self._strategy.started(source)
+        self._probes_left -= source is Source.NEW
+        return started
+
+    def lacks(self, step: int) -> int:
+        """Groups of the batch of `step` that are not ready."""
+        return max(0, self._progress.wanted(step)[self.name] - self._buffer.ready(self.name, step))
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether a step has to do without more of its groups: it has looked long enough, and nothing is under way."""
+        stock = self.stock
+        may_come = self._order.is_busy or stock[GroupStatus.ABORTED] or stock[GroupStatus.EXPIRED]
+        return self.filtering.is_spent and self._probes_left <= 0 and not may_come
+
+    def count(self, ended: Ended, step: int) -> None:
+        """Keep the numbers and the budgets; raises when too many groups in a row have failed."""
+        self.tally.ended(ended)
+        for one in self._order.end(ended):
+            self._spend(one, step)
+
+    def _spend(self, ended: Ended, step: int) -> None:
+        match ended.status:
+            case GroupStatus.FAILED:
+                self._failures.group_failed(ended.failures, step)
+            case GroupStatus.FILTERED:
+                self._failures.group_scored()
+                self.filtering.filtered(ended.group)
+            case GroupStatus.COMPLETED:
+                self._failures.group_scored()
+                self.filtering.kept()

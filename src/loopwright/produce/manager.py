@@ -1,0 +1,288 @@
+"""The manager of all production: it knows flow, and no strategy's private state.
+
+    NORMAL ──pause──► UPDATING ──continue_(v)──► NORMAL        any ──shutdown──► FINISHED
+
+It begins in UPDATING: whoever trains says with which weights to begin, and only they leave a paused state.
+
+    who                     waits for                             woken by
+    produce_loop            room in a gate, a free slot           a rollout or a group that ends, take, continue_
+    take                    a ready batch                         a group that ends, a producer that crashes
+    pause (drain), save     the groups in flight                  their end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from loopwright.core.admission import horizon_limit
+from loopwright.core.progress import ProduceProgress
+from loopwright.errors import RunError, StalledError
+from loopwright.ports import Engine, ReplayBuffer, ResumePlan
+from loopwright.produce.batch import EMPTY, Batch, batch_metrics
+from loopwright.produce.context import ProduceContext
+from loopwright.produce.describe import describe_line, describe_slots
+from loopwright.produce.draws import FRESH
+from loopwright.produce.filtering import nothing_kept
+from loopwright.produce.floor import Floor
+from loopwright.produce.jobs import TaskSetRuntime
+from loopwright.produce.line import Line
+from loopwright.produce.meter import Meter
+from loopwright.produce.runner import RolloutRunner
+from loopwright.produce.settings import ProduceSettings
+from loopwright.produce.tally import Tally
+from loopwright.types import Group, PauseMode, Rollout
+
+
+class ManagerState(StrEnum):
+    """What production is doing."""
+
+    NORMAL = "normal"
+    """Groups start whenever the gate lets them."""
+    UPDATING = "updating"
+    """No group starts: the weights change."""
+    FINISHED = "finished"
+
+
+class AgentLoopManager:
+    """Makes groups of one or several task sets: `produce_batch` for a colocated run; `produce_loop`, `take`, `pause`
+    and `continue_` for a disaggregated one.
+
+    `step` is the last one that was trained; `plans` say what a resumed run left over, beside what is in the buffer.
+    """
+
+    def __init__(
+        self,
+        task_sets: Sequence[TaskSetRuntime],
+        runner: RolloutRunner,
+        buffer: ReplayBuffer,
+        engine: Engine,
+        settings: ProduceSettings,
+        *,
+        step: int = 0,
+        plans: Mapping[str, ResumePlan] | None = None,
+        on_rollout: Callable[[Rollout], None] | None = None,
+    ) -> None:
+        self._buffer = buffer
+        self._engine = engine
+        self._settings = settings
+        weights = {task_set.name: task_set.weight for task_set in task_sets}
+        self._progress = ProduceProgress(weights, settings.groups_per_step, step=step)
+        left_over = plans or {}
+        self._lines = {
+            one.name: Line(one, buffer, self._progress, settings, left_over.get(one.name, FRESH)) for one in task_sets
+        }
+        self._floor = Floor(self._lines, runner, buffer, settings, self._context, on_rollout)
+        self._meter = Meter(self._floor.slots)
+        self._state = ManagerState.UPDATING
+        self._version = step
+        self._makes_ahead = False
+        self._crash: Exception | None = None
+
+    @property
+    def next_draws(self) -> dict[str, int]:
+        """Per task set, the first draw that was never made; a checkpoint keeps it."""
+        return {name: line.next_draw for name, line in self._lines.items()}
+
+    @property
+    def state(self) -> ManagerState:
+        return self._state
+
+    @property
+    def moves(self) -> int:
+        """Grows whenever a rollout or a group ends: while it does not, nothing moves."""
+        return self._floor.moves
+
+    async def produce_batch(self, step: int, version: int, size: int | None = None) -> Batch:
+        """The groups of train step `step`, made by weights `version`; `size` of them, or `groups_per_step`."""
+        self._version, self._makes_ahead, self._state = version, False, ManagerState.NORMAL
+        if size is not None:
+            self._progress.resize(size)
+        self._floor.slots.open()
+        try:
+            await self._begin(step)
+            await self._until_ready(step)
+            await self._finish_step(step)
+        except BaseException:
+            await self._floor.abandon()
+            raise
+        finally:
+            self._state = ManagerState.UPDATING
+        return await self._hand_out(step)
+
+    async def produce_loop(self) -> None:
+        """Make groups until `shutdown`. What ends it early, a spent budget for one, is also raised in `take`."""
+        try:
+            while self._state is not ManagerState.FINISHED:
+                news = self._floor.signal.news
+                self._floor.claim(self._progress.next_consumer_step)
+                await self._start_groups()
+                await news.wait()
+        except Exception as error:
+            self._crash = error
+            raise
+        finally:
+            self._state = ManagerState.FINISHED
+            self._floor.signal.notify()
+            await self._floor.abandon()
+
+    async def take(self, step: int) -> Batch:
+        """The groups of train step `step`. An empty batch says: load the newest weights, then ask for the same step."""
+        await self._begin(step)
+        while True:
+            news = self._floor.signal.news
+            if self._crash is not None:
+                raise self._crash
+            if self._is_ready(step):
+                batch = await self._hand_out(step)
+                # What has become too old for the next step is made again while this one is trained.
+                await self._begin(step + 1)
+                return batch
+            if self._is_closed:
+                if self._version < step - 1:
+                    return EMPTY
+                raise self._stuck(step)
+            await news.wait()
+
+    async def consume(self, groups: Sequence[Group], step: int) -> None:
+        """Record that `groups` were trained at `step`."""
+        await self._buffer.consume(groups, step)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Let no group start, bring what is in flight to rest as `mode` says, and the engine with it."""
+        self._check_running("pause")
+        self._state = ManagerState.UPDATING
+        self._meter.pause()
+        self._floor.signal.notify()
+        if mode is PauseMode.DRAIN:
+            # Groups first: an agent that asks several times would wait for an engine that waits for it.
+            await self._floor.drain()
+        await self._interrupt(mode)
+        if self._crash is not None:
+            raise self._crash
+
+    async def continue_(self, version: int) -> None:
+        """Go on with weights `version`, which the engine has loaded."""
+        self._check_running("continue")
+        self._version, self._makes_ahead = version, True
+        self._floor.slots.open()
+        await self._engine.resume()
+        self._state = ManagerState.NORMAL
+        self._meter.go_on()
+        self._floor.signal.notify()
+
+    async def save(self) -> dict[str, Any]:
+        """What a checkpoint keeps of production. Groups in flight are waited for, or refused, as `in_flight` says;
+        while production is paused they have come to rest."""
+        if self._state is ManagerState.NORMAL and not self._floor.is_quiet:
+            if self._settings.in_flight is not PauseMode.DRAIN:
+                raise RunError(
+                    f"production cannot be saved while groups are in flight (in_flight: {self._settings.in_flight})\n"
+                    f"{self.describe()}",
+                    remedy="pause it first",
+                )
+            await self._floor.drain()
+        return {"next_draws": self.next_draws, "consumed": dict(self._progress.consumed)}
+
+    async def shutdown(self) -> None:
+        """End production. What is in flight goes back to the buffer, as far as it got."""
+        self._state = ManagerState.FINISHED
+        self._floor.signal.notify()
+        await self._floor.abandon()
+
+    def describe(self) -> str:
+        """Who waits on whom, the counters of every task set, and the oldest rollouts in flight."""
+        step = self._progress.next_consumer_step
+        lines = [describe_line(line, self._context(line), line.lacks(step)) for line in self._lines.values()]
+        head = f"  production is {self._state} with weights {self._version}; step {step} is taken next"
+        return "\n".join([head, *lines, describe_slots(self._floor.slots)])
+
+    async def _begin(self, step: int) -> None:
+        """Step `step` is taken next."""
+        if step != self._progress.next_consumer_step:
+            raise RunError(
+                f"step {step} was asked for, but step {self._progress.next_consumer_step} is next",
+                remedy="take the steps one by one",
+            )
+        self._meter.start()
+        await self._buffer.expire(step)
+        for line in self._lines.values():
+            line.begin_step(self._context(line))
+        self._floor.signal.notify()
+
+    async def _until_ready(self, step: int) -> None:
+        while True:
+            news = self._floor.signal.news
+            self._floor.claim(step)
+            if self._is_ready(step):
+                return
+            await self._start_groups()
+            if self._is_closed:
+                raise self._stuck(step)
+            await news.wait()
+
+    async def _finish_step(self, step: int) -> None:
+        """What a step has started beyond its needs is for the next one."""
+        if self._settings.in_flight is PauseMode.ABORT and not self._floor.is_quiet:
+            await self._interrupt(PauseMode.ABORT)
+        else:
+            await self._floor.drain()
+        self._floor.claim(step)
+
+    async def _start_groups(self) -> None:
+        await self._floor.start(self._version, lambda: self._state is ManagerState.NORMAL)
+
+    async def _interrupt(self, mode: PauseMode) -> None:
+        """Bring what is in flight to rest."""
+        if mode is PauseMode.ABORT:
+            self._floor.slots.interrupt()
+        await self._engine.pause(mode)
+
+    def _is_ready(self, step: int) -> bool:
+        """Whether every task set has its groups, or has looked for them long enough."""
+        return all(not line.lacks(step) or line.is_excused for line in self._lines.values())
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether nothing is in flight, and nothing may start."""
+        may_start = self._state is ManagerState.NORMAL and self._floor.may_start
+        return self._floor.is_quiet and not may_start
+
+    async def _hand_out(self, step: int) -> Batch:
+        wanted = self._progress.wanted(step)
+        found = {name: min(count, self._buffer.ready(name, step)) for name, count in wanted.items()}
+        if not any(found.values()):
+            raise nothing_kept(step, [line.filtering for line in self._lines.values() if line.filtering.is_spent])
+        # Counted before they leave the buffer: in between, a gate would see a deficit that is none.
+        self._progress.take(found)
+        groups = sorted(await self._buffer.take(step, found), key=self._place)
+        tallies = {name: line.tally for name, line in self._lines.items()}
+        stocks = {name: line.stock for name, line in self._lines.items()}
+        metrics = batch_metrics(groups, tallies, stocks) | self._meter.read()
+        for line in self._lines.values():
+            line.tally = Tally()
+        return Batch(tuple(groups), metrics)
+
+    def _place(self, group: Group) -> tuple[int, int]:
+        return list(self._lines).index(group.task_set), group.draw
+
+    def _context(self, line: Line) -> ProduceContext:
+        ahead = None
+        if self._makes_ahead:
+            horizon, last_step = self._settings.horizon, self._settings.last_step
+            ahead = horizon_limit(self._progress, line.name, self._version, horizon, last_step)
+        return line.context(self._version, ahead, slot_is_free=self._floor.slot_is_free)
+
+    def _check_running(self, verb: str) -> None:
+        if self._crash is not None:
+            raise self._crash
+        if self._state is ManagerState.FINISHED:
+            raise RunError(f"production cannot {verb}: it has ended", remedy="open the run again")
+
+    def _stuck(self, step: int) -> StalledError:
+        return StalledError(
+            f"step {step} lacks groups, none is in flight, and none may start\n{self.describe()}",
+            remedy="continue production if it is paused; otherwise this is a bug of ours: please report it",
+            waits_for=f"the batch of step {step}",
+        )

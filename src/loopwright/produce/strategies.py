@@ -1,0 +1,102 @@
+"""Strategies decide which group of a task set comes next, if any. They decide only: others draw, run and count.
+
+Retry order: what expired, then what was interrupted, then new tasks.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from loopwright.core.admission import has_room, tail_of, window_limit
+from loopwright.produce.context import ProduceContext
+from loopwright.produce.settings import ProduceSettings
+from loopwright.types import ProduceKind
+
+
+class Source(StrEnum):
+    """Where the next group comes from."""
+
+    EXPIRED = "expired"
+    ABORTED = "aborted"
+    NEW = "new"
+    """Draws that were rolled back, then tasks that were never drawn."""
+
+
+class ProduceStrategy(Protocol):
+    """One task set's strategy."""
+
+    def begin(self, context: ProduceContext) -> None:
+        """Another step is taken next."""
+        ...
+
+    def choose(self, context: ProduceContext) -> Source | None:
+        """Where the next group comes from, or None while none may start. Asking changes nothing."""
+        ...
+
+    def started(self, source: Source) -> None:
+        """A group from `source` was started."""
+        ...
+
+
+def strategy_of(settings: ProduceSettings) -> ProduceStrategy:
+    """A strategy for one task set."""
+    if settings.kind is ProduceKind.SYNC:
+        return SyncStrategy()
+    at_least = settings.tail_batch if isinstance(settings.tail_batch, int) else None
+    return AsyncStrategy(settings.over_sample, at_least)
+
+
+class SyncStrategy:
+    """Makes what the next step needs, and no more."""
+
+    def begin(self, context: ProduceContext) -> None: ...
+
+    def choose(self, context: ProduceContext) -> Source | None:
+        limit = context.target if context.ahead is None else min(context.target, context.ahead)
+        return _first(context, limit, with_expired=True)
+
+    def started(self, source: Source) -> None: ...
+
+
+class AsyncStrategy:
+    """Makes groups ahead of their step: as far as the horizon reaches or, in a colocated run, a window of the batch and
+    `over_sample` of it.
+
+    Expired groups are mixed in first or, with `tail_batch`, made in a step of their own once so many of them wait: a
+    step without oversampling, in which nothing else is started before them.
+    """
+
+    def __init__(self, over_sample: float = 0.0, tail_batch: int | None = None) -> None:
+        self._over_sample = over_sample
+        self._tail_batch = tail_batch
+        self._tail_left = 0
+        self._is_tail_step = False
+
+    def begin(self, context: ProduceContext) -> None:
+        if self._tail_batch is not None and not self._tail_left:
+            self._tail_left = tail_of(context.expired, context.batch, self._tail_batch)
+        self._is_tail_step = self._tail_left > 0
+
+    def choose(self, context: ProduceContext) -> Source | None:
+        over_sample = 0.0 if self._is_tail_step else self._over_sample
+        limit = window_limit(context.target, context.batch, over_sample) if context.ahead is None else context.ahead
+        if self._tail_left and context.expired:
+            return Source.EXPIRED if context.slot_is_free and has_room(context.in_hand, limit) else None
+        return _first(context, limit, with_expired=self._tail_batch is None)
+
+    def started(self, source: Source) -> None:
+        if source is Source.EXPIRED:
+            self._tail_left = max(0, self._tail_left - 1)
+
+
+def _first(context: ProduceContext, limit: int, *, with_expired: bool) -> Source | None:
+    """The first source in retry order that has something, within `limit`. What was interrupted is within it already."""
+    has_place = has_room(context.in_hand, limit)
+    if not context.slot_is_free:
+        return None
+    if has_place and with_expired and context.expired:
+        return Source.EXPIRED
+    if context.aborted:
+        return Source.ABORTED
+    return Source.NEW if has_place and context.may_look else None
