@@ -56,27 +56,26 @@ class Hand:
         self._finished = asyncio.Event()
 
     async def produce_loop(self) -> None:
-        broken = asyncio.create_task(self.breaks.wait())
-        finished = asyncio.create_task(self._finished.wait())
-        try:
-            while not broken.done() and not finished.done():
-                await self.running.wait()
-                self.turns += 1
-                await asyncio.wait({broken, finished}, timeout=0.001, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            broken.cancel()
-            finished.cancel()
-        if not self._finished.is_set():
-            raise BudgetError("every group fails", remedy="mend the judger")
+        while not self._finished.is_set():
+            await self.running.wait()
+            self.turns += 1
+            await asyncio.sleep(0.001)
+            self._check()
 
     async def take(self, step: int) -> Batch:
         self.log.append(f"take {step}")
+        self._check()
         scripted = self.batches.get(step)
         batch = scripted.pop(0) if scripted else Batch((group(step, self.version or 0),), {"reward/mean": 1.0})
         if batch is None:
-            await asyncio.Event().wait()
+            await self.breaks.wait()
+            self._check()
         assert batch is not None
         return batch
+
+    def _check(self) -> None:
+        if self.breaks.is_set():
+            raise BudgetError("every group fails", remedy="mend the judger")
 
     async def consume(self, groups: Sequence[Group], step: int) -> None:
         self.log.append(f"consume {step}")
@@ -207,8 +206,9 @@ class Apart:
             tracker=self.notes,
             watchdog=watchdog,
         )
+        production: Any = self.production
         return DisaggregatedTrainer(
-            production=self.production,
+            production=production,
             engine=self.engine,
             learner=self.learner,
             weights=self.wire,
@@ -272,7 +272,7 @@ async def test_a_producer_that_breaks_fails_training_at_once_with_its_own_error(
     asyncio.get_running_loop().call_later(0.01, run.production.breaks.set)
     with pytest.raises(BudgetError, match="every group fails"):
         await asyncio.wait_for(run.trainer().train(), 5)
-    assert run.log[-2:] == ["save 2", "shutdown"]
+    assert run.log[-2:] == ["shutdown", "save 2"]
 
 
 async def test_a_producer_that_breaks_during_a_train_step_ends_the_run_after_it_and_the_step_is_kept(tmp_path):
@@ -285,9 +285,22 @@ async def test_a_producer_that_breaks_during_a_train_step_ends_the_run_after_it_
     run.learner.lesson = breaks
     with pytest.raises(BudgetError):
         await run.trainer().train()
-    assert run.log[-2:] == ["save 1", "shutdown"]
+    assert run.log[-2:] == ["shutdown", "save 1"]
     assert "consume 1" in run.log
     assert "train 2" not in run.log
+    assert run.checkpoints.latest().step == 1
+
+
+async def test_a_producer_that_breaks_in_the_last_step_is_not_passed_over(tmp_path):
+    run = Apart(tmp_path, steps=1)
+
+    async def breaks() -> None:
+        run.production.breaks.set()
+        await asyncio.sleep(0.01)
+
+    run.learner.lesson = breaks
+    with pytest.raises(BudgetError):
+        await run.trainer().train()
     assert run.checkpoints.latest().step == 1
 
 
@@ -314,7 +327,7 @@ async def test_a_run_in_which_nothing_moves_saves_and_says_who_waits_on_whom(tmp
     with pytest.raises(StalledError) as caught:
         await run.trainer().train()
     assert "the trainer waits for a batch for step 3\n  1 rollout in flight" in caught.value.message
-    assert run.log[-2:] == ["save 2", "shutdown"]
+    assert run.log[-2:] == ["shutdown", "save 2"]
 
 
 async def test_rollouts_that_never_drain_end_the_run_too(tmp_path):

@@ -14,43 +14,17 @@ for again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from loopwright.core.ages import staleness_numbers
 from loopwright.errors import CheckpointError, LearnerError
 from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
-from loopwright.produce import Batch
+from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
-from loopwright.types import Group, PauseMode
-
-T = TypeVar("T")
-
-
-class Production(Protocol):
-    """What a trainer asks of whoever makes groups beside it. It begins paused."""
-
-    async def produce_loop(self) -> None:
-        """Make groups, as far ahead as staleness allows, until `shutdown`."""
-        ...
-
-    async def take(self, step: int) -> Batch:
-        """The batch of a step, when it is ready. An empty one: publish the newest weights, and ask again."""
-        ...
-
-    async def consume(self, groups: Sequence[Group], step: int) -> None: ...
-
-    async def pause(self, mode: PauseMode) -> None: ...
-
-    async def continue_(self, version: int) -> None: ...
-
-    async def save(self) -> Mapping[str, Any]: ...
-
-    async def shutdown(self) -> None:
-        """Start nothing more; what is under way is stored and goes on in the next run."""
-        ...
+from loopwright.types import PauseMode
 
 
 class DisaggregatedTrainer:
@@ -62,7 +36,7 @@ class DisaggregatedTrainer:
     def __init__(
         self,
         *,
-        production: Production,
+        production: AgentLoopManager,
         engine: Engine,
         learner: Learner,
         weights: CheckpointEngine,
@@ -87,33 +61,42 @@ class DisaggregatedTrainer:
 
     async def train(self) -> bool:
         """Train. True when the last step was reached, False when the run was to stop before."""
-        producing = asyncio.create_task(self._production.produce_loop(), name="production")
         try:
-            reached = await self._begin() and await self._train(producing)
+            async with self._produced_beside():
+                reached = await self._begin() and await self._train()
         except (LearnerError, CheckpointError):
             raise
         except Exception:
             # Whatever broke, the learner is sound: what it learned since the last checkpoint is kept.
             await self._checkpoint()
             raise
-        finally:
-            await self._production.shutdown()
-            producing.cancel()
-            await asyncio.wait({producing})
         if not reached:
             await self._checkpoint()
         return reached
+
+    @asynccontextmanager
+    async def _produced_beside(self) -> AsyncIterator[None]:
+        """Have groups made until the block ends. What is under way then is stored, and goes on in the next run."""
+        producing = asyncio.create_task(self._production.produce_loop(), name="production")
+        try:
+            yield
+        finally:
+            await self._production.shutdown()
+            (broken,) = await asyncio.gather(producing, return_exceptions=True)
+        # If the block has failed, that was first, or the same: what breaks production is raised by `take`, too.
+        if broken is not None:
+            raise broken
 
     async def _begin(self) -> bool:
         """Bring the engines to the learner's weights before anything is sampled. False when the run is to stop."""
         await self._publish()
         return not self._owes_evaluation or await self._evaluate()
 
-    async def _train(self, producing: asyncio.Task[None]) -> bool:
+    async def _train(self) -> bool:
         if self._learner.version < self._intervals.steps:
             await self._continue()
         while (step := self._learner.version + 1) <= self._intervals.steps:
-            batch = await self._take(step, producing)
+            batch = await self._take(step)
             if batch is None:
                 return False
             await self._learn(step, batch)
@@ -121,15 +104,13 @@ class DisaggregatedTrainer:
                 return False
         return True
 
-    async def _take(self, step: int, producing: asyncio.Task[None]) -> Batch | None:
+    async def _take(self, step: int) -> Batch | None:
         """The batch of the step, or None when the run is to stop. A producer that broke ends it with its own error."""
         waited = 0.0
         while True:
             started = self._now()
             with self._tracker.span("wait", step=step):
-                batch = await self._watchdog.wait_or_stop(
-                    f"a batch for step {step}", _unless_broken(producing, self._production.take(step))
-                )
+                batch = await self._watchdog.wait_or_stop(f"a batch for step {step}", self._production.take(step))
             waited += self._now() - started
             if batch is None:
                 return None
@@ -202,16 +183,3 @@ class DisaggregatedTrainer:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-async def _unless_broken(producing: asyncio.Task[None], work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, or the error of a producer that broke before or meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task, producing}, return_when=asyncio.FIRST_COMPLETED)
-        if producing.done():
-            producing.result()
-        return await task
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
