@@ -15,7 +15,7 @@ test: check  ## Everything, with real components
 	$(BIN)/pytest -m real
 
 check: lint  ## Lint, types, layers and the fast tests
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-full: test  ## Long runs: trainings and kills. Run it before an issue is resolved
 	$(BIN)/pytest -m long

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -279,13 +279,10 @@ def test_a_typo_is_reported_in_under_a_second():
         EXAMPLE,
         "rollout.temprature=1",
     ]
-    seconds = []
-    for _ in range(5):  # the machine may be busy: one quick answer shows what the program needs
-        started = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        seconds.append(time.perf_counter() - started)
-        assert done.returncode == 2
-        assert "did you mean 'temperature'?" in done.stderr
-        if seconds[-1] < 1:
-            return
-    pytest.fail(f"it took {min(seconds):.2f} s")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 2
+    assert "did you mean 'temperature'?" in done.stderr
+    # Computing time: other tests may keep the machine busy.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1

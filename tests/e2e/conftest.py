@@ -22,9 +22,10 @@ def heldout():
     return [Task.ask(f"e{i}", f"What is {i}+1?", truth=i + 1) for i in range(5)]
 """
 
-# Random weights never give the right sum; what they can learn is to use certain letters.
+# Random weights never give the right sum; what they can learn is to use certain letters. It is async because a function
+# that is not runs in a process of its own, which takes a second to start.
 JUDGER = """
-def judge(task, episode):
+async def judge(task, episode):
     return sum(letter in "aeiou" for letter in episode.answer) / 4
 """
 

@@ -25,7 +25,7 @@ Command = Callable[..., tuple[int, str, str]]
 JUDGER = """
 from loopwright import Scored
 
-def judge(task, episode):
+async def judge(task, episode):
     vowels = "".join(letter for letter in episode.answer if letter in "aeiou")
     return Scored(min(1.0, len(vowels) / 2), answer=vowels[:1] or None)
 """

@@ -189,18 +189,31 @@ def sample_of(told: Told) -> Sample:
     return Sample(sequence.request, sequence.ids, sequence.logprobs, weights)
 
 
-@given(events=lives)
-@settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow, HealthCheck.large_base_example],
-)
-def test_every_token_is_exact_whatever_happens_around_it(
-    world: World, events: list[Submit | Step | Abort | Swap]
-) -> None:
+def lives_of(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        database=None,
+        suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow, HealthCheck.large_base_example],
+    )
+
+
+def live(world: World, events: list[Submit | Step | Abort | Swap]) -> None:
     life = Life(world)
     for event in events:
         life.happen(event)
     life.finish()
+
+
+@given(events=lives)
+@lives_of(10)
+def test_every_token_is_exact_whatever_happens_around_it(
+    world: World, events: list[Submit | Step | Abort | Swap]
+) -> None:
+    live(world, events)
+
+
+@pytest.mark.real
+@given(events=lives)
+@lives_of(50)
+def test_every_token_is_exact_in_many_lives(world: World, events: list[Submit | Step | Abort | Swap]) -> None:
+    live(world, events)

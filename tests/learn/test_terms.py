@@ -118,21 +118,27 @@ def plain_policy(name: str, row: Row, new: torch.Tensor, was: torch.Tensor) -> t
     return -torch.min(ratio * row.advantage, ratio.clip(low, high) * row.advantage)
 
 
+def with_all_terms(loaded: LoadedModel, reference: Path, sft: SftTerm, name: str, **more: Any) -> TorchLearner:
+    return learner_of(
+        loaded,
+        loss=LOSSES[name],
+        kl=kl_term(reference),
+        sft=sft,
+        # One weight per chain: with several, GSPO's tokens have no common function to differentiate.
+        importance=Importance(level=Level.SEQUENCE),
+        mini_batches=2,
+        **more,
+    )
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("micro_batch_tokens", [1, 4096])
 def test_all_terms_packed_equal_all_terms_padded(
     loaded: LoadedModel, llama_folder: Path, other_folder: Path, name: str, micro_batch_tokens: int
 ) -> None:
     groups, sft = simple_groups(count=4), sft_term()
-    learner = learner_of(
-        loaded,
-        loss=LOSSES[name],
-        kl=kl_term(other_folder),
-        sft=sft,
-        importance=Importance(level=Level.SEQUENCE),
-        temperature=TEMPERATURE,
-        mini_batches=2,
-        micro_batch_tokens=micro_batch_tokens,
+    learner = with_all_terms(
+        loaded, other_folder, sft, name, temperature=TEMPERATURE, micro_batch_tokens=micro_batch_tokens
     )
     batches = learner._mini_batches(groups)
     moved(loaded.model)
@@ -151,16 +157,7 @@ def test_the_gradient_of_all_terms_is_that_of_finite_differences(
 ) -> None:
     """Along the gradient itself, where the slope is its norm. Tokens on both sides of the clip are among them."""
     groups, sft = simple_groups(count=4), sft_term()
-    learner = learner_of(
-        loaded,
-        loss=LOSSES[name],
-        kl=kl_term(other_folder),
-        sft=sft,
-        # One weight per chain: with several, GSPO's tokens have no common function to differentiate.
-        importance=Importance(level=Level.SEQUENCE),
-        clip=Clip(0.01, 0.02, Level.SEQUENCE),
-        mini_batches=2,
-    )
+    learner = with_all_terms(loaded, other_folder, sft, name, clip=Clip(0.01, 0.02, Level.SEQUENCE))
     batches, examples = learner._mini_batches(groups), sft.at(1)
     moved(loaded.model)
     metrics = evaluate(learner, batches, examples)
