@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from loopwright.errors import EngineError
 from loopwright.ports import PauseMode
 from loopwright.testing.chars import encode_chars
-from loopwright.types import FinishReason, GenerateRequest, Generation
+from loopwright.types import FinishReason, GenerateRequest, Generation, WeightFile
 
 Answer = str | Sequence[int]
 """A text, which the engine encodes, or the exact ids."""
@@ -27,7 +28,8 @@ class ScriptedEngine:
 
     `answers` is a function of the request, or a sequence that is repeated in the order of the calls. `faults` are the
     numbers of the calls (from 0) that raise EngineError. Each token takes `steps` turns of the event loop, so that
-    concurrent requests really overlap. `requests` and `expected` record what the engine was asked.
+    concurrent requests really overlap; `seconds` says how long the whole answer to a request takes. A request that goes
+    on from earlier tokens gets the rest of its answer. `requests` and `expected` record what the engine was asked.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class ScriptedEngine:
         encode: Callable[[str], Sequence[int]] = encode_chars,
         faults: Collection[int] = (),
         steps: int = 0,
+        seconds: Callable[[GenerateRequest], float] | None = None,
         version: int = 0,
     ) -> None:
         self._answers = answers
         self._encode = encode
         self._faults = frozenset(faults)
         self._steps = steps
+        self._seconds = seconds
         self._version = version
         self._running = asyncio.Event()
         self._running.set()
@@ -70,7 +74,7 @@ class ScriptedEngine:
         self._idle.clear()
         self.most_live = max(self.most_live, len(self._live))
         try:
-            return await self._sample(request, self._answer(number, request))
+            return await self._sample(request, number)
         finally:
             self._live.discard(request.id)
             self._aborted.discard(request.id)
@@ -94,7 +98,7 @@ class ScriptedEngine:
         self._thawed.set()
         self._running.set()
 
-    async def load(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
+    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
         self._version = version
 
     def expect(self, callers: int) -> None:
@@ -104,19 +108,28 @@ class ScriptedEngine:
         answer = self._answers(request) if callable(self._answers) else self._answers[number % len(self._answers)]
         return tuple(self._encode(answer) if isinstance(answer, str) else answer)
 
-    async def _sample(self, request: GenerateRequest, script: tuple[int, ...]) -> Generation:
-        versions: list[int] = []
-        finish = FinishReason.STOP
+    async def _sample(self, request: GenerateRequest, number: int) -> Generation:
+        before = request.sampled_before
+        first = replace(request, prompt_ids=request.prompt_ids[: len(request.prompt_ids) - before], sampled_before=0)
+        whole = self._answer(number, first)
+        pace = self._seconds(first) / len(whole) if self._seconds else None
+        script, versions, finish = whole[before:], list[int](), FinishReason.STOP
         for _ in script:
             if len(versions) == request.sampling.max_new_tokens:
                 finish = FinishReason.LENGTH
                 break
-            for _ in range(self._steps):
-                await asyncio.sleep(0)
-            await self._thawed.wait()
+            await self._wait(pace)
             if request.id in self._aborted:
                 finish = FinishReason.ABORT
                 break
             versions.append(self._version)
         count = len(versions)
         return Generation(script[:count], (LOGPROB,) * count, tuple(versions), finish)
+
+    async def _wait(self, pace: float | None) -> None:
+        """One token's time, and longer while the engine is frozen."""
+        for _ in range(self._steps):
+            await asyncio.sleep(0)
+        if pace is not None:
+            await asyncio.sleep(pace)
+        await self._thawed.wait()
