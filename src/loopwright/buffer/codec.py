@@ -24,7 +24,15 @@ FORMAT = 1
 _HEADER = struct.Struct("<BI")
 """A chain's start and length; also the blob's format and number of chains."""
 _CHECKSUM = struct.Struct("<I")
-_START_CODES = {ChainStart.FIRST: 0, ChainStart.REWRITTEN: 1, ChainStart.BRANCH: 2}
+_START_CODES = {
+    ChainStart.FIRST: 0,
+    ChainStart.REWRITTEN: 1,
+    ChainStart.BRANCH: 2,
+    ChainStart.SEPARATE: 3,
+    ChainStart.COMPACTED: 4,
+    ChainStart.TOOLS: 5,
+    ChainStart.TEMPLATE: 6,
+}
 _STARTS = {code: start for start, code in _START_CODES.items()}
 
 

@@ -35,9 +35,17 @@ class ChainStart(StrEnum):
     FIRST = "first"
     """The rollout's first model call."""
     REWRITTEN = "rewritten"
-    """The prompt did not extend any chain: the history was edited, compacted, or belongs to a sub-agent."""
+    """The prompt did not extend any chain: its history was edited. A direct policy says no more than this."""
     BRANCH = "branch"
     """The prompt went back to an earlier point of a chain and continued differently."""
+    SEPARATE = "separate"
+    """Another conversation, such as that of a sub-agent: no more than a system message is shared."""
+    COMPACTED = "compacted"
+    """The history was replaced by a summary of it, which the model had written."""
+    TOOLS = "tools"
+    """The history is a recorded one, but the model is offered other tools."""
+    TEMPLATE = "template"
+    """The history is a recorded one, but the chat template would write it differently now."""
 
 
 @dataclass(frozen=True, slots=True)
