@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from served_engine import served
 
+from loopwright.engines.controller import RolloutController
 from loopwright.engines.torch.engine import TorchEngine
+from loopwright.engines.worker import embedded
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.ports import Engine, PauseMode
@@ -19,19 +23,24 @@ LONG = 900
 EVERY_TOKEN = tuple(range(300))
 
 
-@pytest.fixture(params=["torch", "scripted"])
+@pytest.fixture(params=["torch", "scripted", "http", "controller", "controller over http"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     if request.param == "scripted":
         yield ScriptedEngine([tuple(range(LONG))], steps=3)
         return
     loaded: LoadedModel = request.getfixturevalue("loaded")
-    with ComputeThread() as compute:
-        async with TorchEngine(loaded, compute) as torch_engine:
-            yield torch_engine
+    async with AsyncExitStack() as stack:
+        compute = stack.enter_context(ComputeThread())
+        engine: Any = await stack.enter_async_context(TorchEngine(loaded, compute))
+        if "http" in request.param:
+            engine = await stack.enter_async_context(served(engine))
+        if "controller" in request.param:
+            engine = await stack.enter_async_context(RolloutController.open([embedded(engine)]))
+        yield engine
 
 
-def ask(id: str = "r", **sampling: Any) -> GenerateRequest:
-    return GenerateRequest(id, (5, 6, 7), Sampling(**({"max_new_tokens": 6} | sampling)))
+def ask(id: str = "r", *, resumable: bool = False, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(id, (5, 6, 7), Sampling(**({"max_new_tokens": 6} | sampling)), resumable)
 
 
 async def started(engine: Engine, *requests: GenerateRequest) -> list[asyncio.Task[Generation]]:
@@ -122,8 +131,8 @@ async def test_drain_waits_for_the_running_and_holds_the_new_back(engine: Engine
     assert (await ended(held)).versions == (4,) * 6
 
 
-async def test_pause_by_abort_returns_the_running_at_once(engine: Engine) -> None:
-    tasks = await started(engine, *(ask(str(i), max_new_tokens=LONG, seed=i) for i in range(3)))
+async def test_pause_by_abort_returns_those_who_can_go_on_themselves_at_once(engine: Engine) -> None:
+    tasks = await started(engine, *(ask(str(i), max_new_tokens=LONG, seed=i, resumable=True) for i in range(3)))
     await engine.pause(PauseMode.ABORT)
     generations = [await ended(task) for task in tasks]
     assert {generation.finish for generation in generations} == {FinishReason.ABORT}

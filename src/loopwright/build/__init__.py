@@ -6,11 +6,13 @@ from loopwright.build.recipe import rehearse_learner
 from loopwright.build.replay import replay_step
 from loopwright.build.roll_out import Made, roll_out
 from loopwright.build.run import Run, open_run
+from loopwright.build.serving import ServedModel, serve_engine
 
 __all__ = [
     "ChatModel",
     "Made",
     "Run",
+    "ServedModel",
     "evaluate_weights",
     "open_chat",
     "open_run",
@@ -18,4 +20,5 @@ __all__ = [
     "replay_step",
     "roll_out",
     "run_renderer",
+    "serve_engine",
 ]

@@ -9,6 +9,7 @@ from loopwright.cli.chat import chat
 from loopwright.cli.check import check
 from loopwright.cli.config_command import config
 from loopwright.cli.doctor import doctor
+from loopwright.cli.engine import engine
 from loopwright.cli.eval import evaluate
 from loopwright.cli.migrate import migrate
 from loopwright.cli.replay import replay
@@ -34,4 +35,5 @@ app.command("doctor")(doctor)
 app.command("show")(show)
 app.command("replay")(replay)
 app.command("chat")(chat)
+app.command("engine")(engine)
 app.command("bench")(bench)

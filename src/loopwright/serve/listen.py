@@ -37,12 +37,8 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def listening(app: App, *, host: str = "127.0.0.1", port: int = 0, key: str | None) -> AsyncIterator[int]:
     """Serve `app` behind a guard, and give the port: the one asked for, or a free one for 0."""
+    check_bind(host, key)
     hosts = LOOPBACK_NAMES if is_loopback(host) else None
-    if hosts is None and key is None:
-        raise ConfigError(
-            f"a server at {host} can be reached from other machines, and has no key",
-            remedy="give it a key, or bind it to 127.0.0.1",
-        )
     config = uvicorn.Config(
         Guard(app, key=key, hosts=hosts),
         lifespan="off",
@@ -63,6 +59,15 @@ async def listening(app: App, *, host: str = "127.0.0.1", port: int = 0, key: st
         finally:
             server.should_exit = True
             await serving
+
+
+def check_bind(host: str, key: str | None) -> None:
+    """A server that others can reach needs a key (S3)."""
+    if key is None and not is_loopback(host):
+        raise ConfigError(
+            f"a server at {host} can be reached from other machines, and has no key",
+            remedy="give it a key, or bind it to 127.0.0.1",
+        )
 
 
 def is_loopback(host: str) -> bool:

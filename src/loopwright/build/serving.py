@@ -1,0 +1,42 @@
+"""Serving a model's engine to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import load_model
+from loopwright.models.runtime import configure
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Which model is served, and how it is computed."""
+
+    model: str
+    cache: Path
+    dtype: str
+    max_context: int | None
+    threads: int | None
+    max_batch: int
+
+
+@asynccontextmanager
+async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | None) -> AsyncIterator[int]:
+    """Serve the embedded engine, and give the port. Weights are version 0 until others are loaded."""
+    from loopwright.engines.http.server import engine_app
+    from loopwright.serve.listen import check_bind, listening
+
+    check_bind(host, key)
+    async with AsyncExitStack() as stack:
+        compute = stack.enter_context(ComputeThread())
+        await compute.run(configure, threads=served.threads, deterministic=False)
+        loaded = await compute.run(
+            load_model, served.model, cache=served.cache, dtype=served.dtype, max_context=served.max_context
+        )
+        engine = await stack.enter_async_context(TorchEngine(loaded, compute, max_batch=served.max_batch))
+        yield await stack.enter_async_context(listening(engine_app(engine), host=host, port=port, key=key))

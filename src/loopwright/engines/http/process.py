@@ -1,0 +1,45 @@
+"""The embedded engine in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from loopwright.config.extras import require
+from loopwright.engines.worker import Worker
+from loopwright.serve.child import child_environment, child_process
+from loopwright.serve.keys import new_key
+
+KEY_VARIABLE = "LOOPWRIGHT_ENGINE_KEY"
+START_SECONDS = 600.0
+
+
+def engine_command(
+    model: str, *, dtype: str = "float32", max_context: int | None = None, threads: int | None = None, max_batch: int
+) -> list[str]:
+    """`loopwright engine`, as this very Python runs it."""
+    command = [sys.executable, "-m", "loopwright.cli", "engine", "--with-parent"]
+    command += ["--model", model, "--dtype", dtype, "--max-batch", str(max_batch)]
+    for option, value in (("--max-context", max_context), ("--threads", threads)):
+        command += [] if value is None else [option, str(value)]
+    return command
+
+
+@asynccontextmanager
+async def engine_process(
+    command: Sequence[str], *, env: Mapping[str, str], log: Path, start_seconds: float = START_SECONDS
+) -> AsyncIterator[Worker]:
+    """Start the engine, with a key that only the two of us know, and connect to it. Of `env`, which is the caller's
+    own environment, it sees what is on the list. Leaving the context ends it."""
+    require("serve")
+    from loopwright.engines.http.client import HttpEngine
+
+    key = new_key()
+    with_key = child_environment(env) | {KEY_VARIABLE: key}
+    async with (
+        child_process(command, env=with_key, log=log, ready_seconds=start_seconds) as child,
+        HttpEngine.connect(f"http://127.0.0.1:{child.ready['port']}", key) as engine,
+    ):
+        yield Worker(engine, child.wait)

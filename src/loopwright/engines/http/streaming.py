@@ -1,0 +1,113 @@
+"""Answers that are written while they are sampled, for as long as somebody reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from loopwright.engines.http.wire import generation_to_json
+from loopwright.errors import EngineError
+from loopwright.ports import StreamingEngine
+from loopwright.serve.errors import error_body
+from loopwright.types import GenerateRequest, Generation
+
+BEAT_SECONDS = 5.0
+"""A stream without tokens shows a sign of life this often: a paused engine is not a dead one."""
+
+BEAT = b":\n\n"
+DONE = b"data: [DONE]\n\n"
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+async def write_whole(engine: StreamingEngine, request: GenerateRequest, write: Write) -> None:
+    """The answer as one JSON object."""
+    await write(_dumps(generation_to_json(await engine.generate(request))))
+
+
+async def write_parts(engine: StreamingEngine, request: GenerateRequest, beat_seconds: float, write: Write) -> None:
+    """The answer as server-sent events. The last tokens come in one event with the reason for the end."""
+    arrived: asyncio.Queue[Generation | None] = asyncio.Queue()
+    generating = asyncio.ensure_future(engine.generate(request, arrived.put_nowait))
+    generating.add_done_callback(lambda _: arrived.put_nowait(None))
+    shown = 0
+    try:
+        while (part := await _next(arrived, beat_seconds, write)) is not None:
+            shown += len(part.ids)
+            await write(_event(generation_to_json(part, ended=False)))
+        await write(_event(generation_to_json(_rest(generating.result(), shown))))
+    except EngineError as error:
+        if not shown:
+            raise
+        await write(_event(error_body(error)))
+    finally:
+        generating.cancel()
+    await write(DONE)
+
+
+async def _next(arrived: asyncio.Queue[Generation | None], seconds: float, write: Write) -> Generation | None:
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                return await arrived.get()
+        except TimeoutError:
+            await write(BEAT)
+
+
+def _rest(whole: Generation, shown: int) -> Generation:
+    return Generation(whole.ids[shown:], whole.logprobs[shown:], whole.versions[shown:], whole.finish)
+
+
+class WhileConnected(Response):
+    """A response whose `work` writes its body, and is cancelled when the client goes away.
+
+    The status is sent with the first bytes, so that an error before them is answered as one.
+    """
+
+    def __init__(self, work: Callable[[Write], Awaitable[None]], media_type: str) -> None:
+        super().__init__(media_type=media_type)
+        del self.headers["content-length"]
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        working = asyncio.ensure_future(self._run(send))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.wait((working, leaving))
+        if not working.cancelled():
+            working.result()
+
+    async def _run(self, send: Send) -> None:
+        started = False
+
+        async def write(body: bytes) -> None:
+            nonlocal started
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        await self._work(write)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + _dumps(body) + b"\n\n"
+
+
+def _dumps(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()

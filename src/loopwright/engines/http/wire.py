@@ -1,0 +1,194 @@
+"""Requests and generations as vLLM's generate route spells them. What is encoded here decodes to an equal value.
+
+Logprobs keep every bit, because JSON numbers are written as Python reads them. Versions travel as spans of tokens. What
+does not fit the protocol is refused with the name of the field; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from loopwright.errors import ConfigError, RefusedError
+from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling, TensorSpec, WeightFile
+
+GENERATE = "/inference/v1/generate"
+
+Json = Mapping[str, Any]
+
+
+def request_to_json(request: GenerateRequest) -> Json:
+    sampling = request.sampling
+    return {
+        "request_id": request.id,
+        "token_ids": request.prompt_ids,
+        "sampling_params": {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stop": sampling.stop,
+            "stop_token_ids": sampling.stop_token_ids,
+            "logprobs": 1,
+        },
+        "sampled_before": request.sampled_before,
+    }
+
+
+def request_from_json(body: Any) -> GenerateRequest:
+    """Only `token_ids` must be there; what is missing is as in `Sampling`."""
+    fields = _Fields(body, "the body")
+    asked = _Fields(body.get("sampling_params", {}), "sampling_params")
+    default = Sampling()
+    try:
+        sampling = Sampling(
+            temperature=asked.number("temperature", default.temperature),
+            max_new_tokens=asked.integer("max_tokens", default.max_new_tokens),
+            # vLLM switches top-k off with -1.
+            top_k=max(0, asked.integer("top_k", default.top_k)),
+            top_p=asked.number("top_p", default.top_p),
+            stop_token_ids=asked.integers("stop_token_ids", ()),
+            stop=asked.strings("stop", ()),
+            seed=asked.integer("seed", default.seed),
+        )
+    except ConfigError as error:
+        raise RefusedError(error.message, remedy=error.remedy, status=400) from error
+    prompt, before = fields.integers("token_ids"), fields.integer("sampled_before", 0)
+    if not 0 <= before <= len(prompt):
+        raise _malformed("the body", "sampled_before", before, f"a number from 0 to {len(prompt)}")
+    return GenerateRequest(fields.string("request_id", ""), prompt, sampling, sampled_before=before)
+
+
+def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
+    """One answer, or, if it has not `ended`, a part of one."""
+    choice = {
+        "index": 0,
+        "token_ids": generation.ids,
+        "logprobs": {
+            "content": [
+                {"token_id": token, "logprob": logprob}
+                for token, logprob in zip(generation.ids, generation.logprobs, strict=True)
+            ]
+        },
+        "weight_versions": spans_of(generation.versions),
+        "finish_reason": generation.finish if ended else None,
+    }
+    return {"choices": [choice]}
+
+
+def generation_from_json(body: Any) -> tuple[Generation, bool]:
+    """The answer or part, and whether it has ended. A part is one that was cut short (`finish = abort`)."""
+    choices = body.get("choices") if isinstance(body, Mapping) else None
+    if not isinstance(choices, Sequence) or len(choices) != 1:
+        raise _malformed("the answer", "choices", choices, "a list of one choice")
+    choice = _Fields(choices[0], "the choice")
+    ids = choice.integers("token_ids")
+    content = choice.mapping("logprobs").get("content")
+    if not isinstance(content, Sequence) or len(content) != len(ids):
+        raise _malformed("the choice", "logprobs", content, f"{len(ids)} entries, one for each token")
+    logprobs = tuple(_Fields(entry, "logprobs").number("logprob") for entry in content)
+    finish = choices[0].get("finish_reason")
+    if finish is not None and finish not in tuple(FinishReason):
+        raise _malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
+    versions = _versions(choices[0].get("weight_versions"), len(ids))
+    return Generation(ids, logprobs, versions, FinishReason(finish or FinishReason.ABORT)), finish is not None
+
+
+def spans_of(versions: Sequence[int]) -> list[Json]:
+    spans, start = [], 0
+    for version, run in groupby(versions):
+        end = start + sum(1 for _ in run)
+        spans.append({"version": version, "start": start, "end": end})
+        start = end
+    return spans
+
+
+def weights_to_json(version: int, file: WeightFile | None) -> Json:
+    if file is None:
+        return {"version": version}
+    tensors = {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in file.tensors.items()}
+    manifest = {"path": file.path, "bytes": file.bytes, "tensors": tensors}
+    return {"version": version, "manifest": manifest, "checksum": file.checksum}
+
+
+def weights_from_json(body: Any) -> tuple[int, WeightFile | None]:
+    """The version, and the file with its weights; None when the engine's parameters were changed in place."""
+    fields = _Fields(body, "the body")
+    version = fields.integer("version")
+    if "manifest" not in body:
+        return version, None
+    manifest = _Fields(fields.mapping("manifest"), "the manifest")
+    tensors = {
+        name: TensorSpec(tensor.string("dtype"), tensor.integers("shape"))
+        for name, described in manifest.mapping("tensors").items()
+        for tensor in [_Fields(described, f"tensor {name!r}")]
+    }
+    path, size = manifest.string("path"), manifest.integer("bytes")
+    return version, WeightFile(path, size, fields.string("checksum"), tensors)
+
+
+def _versions(spans: Any, tokens: int) -> tuple[int, ...]:
+    versions: list[int] = []
+    for span in spans if isinstance(spans, Sequence) else ():
+        fields = _Fields(span, "weight_versions")
+        if fields.integer("start") != len(versions):
+            break
+        versions += [fields.integer("version")] * (fields.integer("end") - len(versions))
+    if len(versions) != tokens:
+        raise _malformed("the choice", "weight_versions", spans, f"spans that cover {tokens} tokens")
+    return tuple(versions)
+
+
+_MISSING: Any = object()
+
+
+class _Fields:
+    """The fields of a JSON object, each of the type that the protocol says."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            raise RefusedError(f"{where} is no JSON object", remedy="send an object", status=400)
+        self._values = value
+        self._where = where
+
+    def integer(self, name: str, default: int = _MISSING) -> int:
+        return self._get(name, default, lambda v: isinstance(v, int) and not isinstance(v, bool), "a whole number")
+
+    def number(self, name: str, default: float = _MISSING) -> float:
+        return float(
+            self._get(name, default, lambda v: isinstance(v, int | float) and not isinstance(v, bool), "a number")
+        )
+
+    def string(self, name: str, default: str = _MISSING) -> str:
+        return self._get(name, default, lambda v: isinstance(v, str), "a string")
+
+    def mapping(self, name: str) -> Json:
+        return self._get(name, _MISSING, lambda v: isinstance(v, Mapping), "an object")
+
+    def integers(self, name: str, default: tuple[int, ...] = _MISSING) -> tuple[int, ...]:
+        return tuple(self._get(name, default, lambda v: _all(v, int), "a list of whole numbers"))
+
+    def strings(self, name: str, default: tuple[str, ...] = _MISSING) -> tuple[str, ...]:
+        return tuple(self._get(name, default, lambda v: _all(v, str), "a list of strings"))
+
+    def _get(self, name: str, default: Any, fits: Any, expected: str) -> Any:
+        value = self._values.get(name)
+        if value is None and default is not _MISSING:
+            return default
+        if not fits(value):
+            raise _malformed(self._where, name, value, expected)
+        return value
+
+
+def _all(values: Any, kind: type) -> bool:
+    return isinstance(values, list | tuple) and all(type(value) is kind for value in values)
+
+
+def _malformed(where: str, name: str, value: Any, expected: str) -> RefusedError:
+    return RefusedError(
+        f"{name} in {where} must be {expected}, got {str(value)[:80]!r}",
+        remedy="see docs/engines.md for the protocol",
+        status=400,
+    )

@@ -1,0 +1,78 @@
+"""One place in a pool of engines, kept filled.
+
+An engine that died is started again, within a budget (R4): after so many deaths in a row without an answer in between,
+the place is given up, with the last words of the last one. A new engine serves only when it has joined the pool, which
+brings it to the current weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from loopwright.engines.worker import Launch, Worker
+from loopwright.errors import BudgetError, EngineError
+from loopwright.ports import StreamingEngine
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 10.0
+LAST_WORDS_SECONDS = 1.0
+"""How long an engine that is lost gets to say what happened, before it is ended."""
+
+
+class Supervised:
+    """`engine` is the one that fills the place now, if any; `busy` counts the calls that it has."""
+
+    def __init__(
+        self, launch: Launch, join: Callable[[Supervised, StreamingEngine], Awaitable[None]], *, max_restarts: int
+    ) -> None:
+        self.engine: StreamingEngine | None = None
+        self.busy = 0
+        self._launch = launch
+        self._join = join
+        self._max_restarts = max_restarts
+        self._deaths = 0
+        self._lost = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Runs until it is cancelled, or raises when the budget is spent."""
+        while True:
+            words = await self._live()
+            self._deaths += 1
+            if self._deaths > self._max_restarts:
+                raise BudgetError(
+                    f"an engine died {self._deaths} times without answering in between: {words}",
+                    remedy="mend what its last words say; if memory ran out, lower rollout.engine.max_batch",
+                )
+            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (self._deaths - 1), LONGEST_PAUSE_SECONDS))
+
+    def answered(self) -> None:
+        self._deaths = 0
+
+    def lose(self, engine: StreamingEngine) -> None:
+        """`engine` cannot be reached: it is ended, if it still runs, and replaced."""
+        if engine is self.engine:
+            self.engine = None
+            self._lost.set()
+
+    async def _live(self) -> str:
+        """The life of one engine; returns its last words."""
+        self._lost.clear()
+        try:
+            async with self._launch() as worker:
+                await self._join(self, worker.engine)
+                return await self._death(worker)
+        except EngineError as error:
+            return error.message
+        finally:
+            self.engine = None
+
+    async def _death(self, worker: Worker) -> str:
+        dying, losing = (asyncio.ensure_future(wait) for wait in (worker.died(), self._lost.wait()))
+        try:
+            await asyncio.wait((dying, losing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((dying,), timeout=LAST_WORDS_SECONDS)
+            return str(dying.result()) if dying.done() else "it did not answer any more"
+        finally:
+            dying.cancel()
+            losing.cancel()
