@@ -10,6 +10,7 @@
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
     ├── AgentError                 the user's agent loop raised
+    │   └── ConversationError      it asked with messages that the model's chat template refuses
     ├── JudgeError                 the user's judger raised, timed out or returned no number
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
@@ -87,6 +88,10 @@ class ContextError(LoopwrightError):
 
 class AgentError(LoopwrightError):
     """The user's agent loop raised."""
+
+
+class ConversationError(AgentError):
+    """Messages that the model's chat template refuses: say, roles in an order that it does not know."""
 
 
 class JudgeError(LoopwrightError):

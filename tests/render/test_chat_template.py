@@ -17,9 +17,7 @@ RENDERER: Renderer = ChatTemplateRenderer(TOKENIZER)
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 
 texts = st.text(max_size=20) | st.sampled_from(["The answer is 19.", " 12+7", "loopwright-reply", "naïve €\n\n"])
-others = st.lists(
-    st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "tool"]), texts)
-)
+others = st.lists(st.builds(lambda text: {"role": "user", "content": text}, texts))
 prompts = st.builds(lambda text, rest: [{"role": "system", "content": text}, *rest], texts, others)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 """Bytes that stand for themselves; the others are written as the characters from U+0100 on, in order."""
 
@@ -15,3 +17,8 @@ def byte_level(token: str) -> str:
     if not all(character in BYTES for character in token):
         return token
     return bytes(BYTES[character] for character in token).decode("utf-8", errors="backslashreplace")
+
+
+def is_byte_token(token: str) -> bool:
+    """Whether the token is one raw byte of a vocabulary that falls back to bytes, like `<0xE2>`."""
+    return re.fullmatch(r"<0x[0-9A-F]{2}>", token) is not None

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loopwright.types import Message
+from loopwright.render.detokenize import Detokenizer
+from loopwright.render.hermes import Syntax
+from loopwright.render.hermes_stream import HermesStream
+from loopwright.render.plain_tools import plain_messages
+from loopwright.types import Message, Parsed, Tool, parsed_of
 
 END = 0
 """The token that ends a turn."""
@@ -16,19 +20,30 @@ def encode_chars(text: str) -> tuple[int, ...]:
 
 
 class CharRenderer:
-    """A `Renderer` that writes `role: content` and an end token for each message."""
+    """A `Renderer` that writes `role: content` and an end token for each message, and tools in Hermes' way."""
 
     stop_token_ids = (END,)
 
-    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        said = (encode_chars(f"{message['role']}: {message['content']}") for message in messages)
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+        plain = plain_messages(messages, tools, result_role="tool")
+        said = (encode_chars(f"{message['role']}: {message['content']}") for message in plain)
         return (*(token for message in said for token in message), *_OPENING)
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message]
+        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...] | None:
         closed = stream if stream[-1:] == (END,) else (*stream, END)
         return (*closed, *self.render(new))
+
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None
+    ) -> Parsed:
+        parser = self.parser(tools, prompt)
+        return parsed_of([*parser.feed(ids), *parser.finish()])
+
+    def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> HermesStream:
+        calls = tools is None or len(tools) > 0
+        return HermesStream(Detokenizer(self.text, lambda token: False), Syntax(calls=calls))
 
     def text(self, ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in ids if token != END)

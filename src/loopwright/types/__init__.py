@@ -15,6 +15,7 @@ from loopwright.types.choices import (
     Schedule,
     Stale,
     TailBatch,
+    Thinking,
     TrainerKind,
 )
 from loopwright.types.evaluation import TaskResult
@@ -76,6 +77,7 @@ __all__ = [
     "Task",
     "TaskResult",
     "TensorSpec",
+    "Thinking",
     "Timing",
     "TokenChain",
     "Tool",

@@ -133,3 +133,12 @@ class BufferKind(StrEnum):
     SQLITE = "sqlite"
     MEMORY = "memory"
     """Gone with the process: a run that is killed goes on from its checkpoint, without what came after it."""
+
+
+class Thinking(StrEnum):
+    """What becomes of the thoughts of earlier turns when a conversation goes on."""
+
+    KEEP = "keep"
+    """They stay in the model's context as they were sampled, so that one conversation is one chain."""
+    TEMPLATE = "template"
+    """What the model's chat template does. Most drop them at the next question, and then a new chain begins."""

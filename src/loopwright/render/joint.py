@@ -1,0 +1,100 @@
+"""The joint between a sampled reply and what follows it, as the template writes it.
+
+A joint exists only where the template leaves what came before as the model saw it (T6): the messages before the reply
+to the letter, and in the reply the same content, thoughts and calls, however they are spelled there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from loopwright.render.hermes import CALL_END, THINK_END, Syntax, parse_text
+from loopwright.render.template import ChatTemplate
+from loopwright.types import Message, Thinking, Tool
+
+
+class Joints:
+    """Finds joints by rendering a conversation with a mark in place of the reply.
+
+    With `Thinking.KEEP`, what the template does to thoughts is no matter: the stream has them, and keeps them.
+    """
+
+    def __init__(self, template: ChatTemplate, thinking: Thinking) -> None:
+        self._template = template
+        self._keeps_thoughts = thinking is Thinking.KEEP and template.thoughts
+
+    def between(self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]) -> str | None:
+        """The text after the last reply of `history`, or None if the template rewrites what is before."""
+        if self._keeps_thoughts:
+            history = [_without_thought(message) for message in history]
+        *earlier, reply = history
+        if (joint := self._after(earlier, reply, new, tools)) is None:
+            return None
+        before = self._before(earlier, tools)
+        real = self._template.write([*history, *new], tools)
+        if not (real.startswith(before) and real.endswith(joint)):
+            return None
+        kept = real.removeprefix(before).removesuffix(joint)
+        return joint if self._says_the_same(kept, reply) else None
+
+    def _after(
+        self, earlier: Sequence[Message], reply: Message, new: Sequence[Message], tools: Sequence[Tool]
+    ) -> str | None:
+        mark = _mark([*earlier, reply, *new])
+        marked = self._template.write([*earlier, _marked(reply, mark), *new], tools)
+        if marked.count(mark) != 1:
+            return None
+        after = marked.partition(mark)[2]
+        if not reply.get("tool_calls"):
+            return after
+        _, end, joint = after.partition(CALL_END)
+        return joint if end else None
+
+    def _before(self, earlier: Sequence[Message], tools: Sequence[Tool]) -> str:
+        if not self._keeps_thoughts:
+            return self._template.write(earlier, tools)
+        return self._template.write(earlier, tools, opening=False) + self._template.header
+
+    def _says_the_same(self, kept: str, reply: Message) -> bool:
+        content = str(reply.get("content") or "")
+        calls = reply.get("tool_calls") or ()
+        thoughts = self._template.thoughts and THINK_END not in content
+        thinking = thoughts and self._template.opens_thought and not self._keeps_thoughts
+        read = parse_text(kept, Syntax(calls=bool(calls), thoughts=thoughts, thinking=thinking))
+        said = [(call["name"], _value(call["arguments"])) for call in calls]
+        return (
+            read.content.strip() == content.strip()
+            and read.reasoning.strip() == str(reply.get("reasoning") or "").strip()
+            and [(call.name, _value(call.arguments)) for call in read.tool_calls] == said
+        )
+
+
+def _without_thought(message: Message) -> Message:
+    """The message without its thought; one that stands in the content is no matter of the template's fields."""
+    return {key: value for key, value in message.items() if key != "reasoning"}
+
+
+def _marked(reply: Message, mark: str) -> Message:
+    """The reply with a mark at its end: in the last call, or in place of the content."""
+    if calls := reply.get("tool_calls"):
+        *others, last = calls
+        return {**reply, "tool_calls": (*others, {**last, "arguments": json.dumps({"mark": mark})})}
+    return {**reply, "content": mark}
+
+
+def _mark(messages: Sequence[Message]) -> str:
+    """A text that occurs in none of the messages, and that no template has a reason to change."""
+    mark = "loopwright-reply"
+    texts = [str(message) for message in messages]
+    while any(mark in text for text in texts):
+        mark += "-x"
+    return mark
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments

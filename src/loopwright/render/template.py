@@ -1,0 +1,145 @@
+"""A model's chat template: conversations as text, and what the template knows of tools and thoughts.
+
+What it knows is found out by rendering small conversations, not by its name. Its own way of writing tools is used if a
+call that it writes can be read back; otherwise tools are written in Hermes' way into plain messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from loopwright.errors import ConversationError, ModelError
+from loopwright.render.hermes import THINK, THINK_END, Syntax, parse_text
+from loopwright.render.plain_tools import plain_messages
+from loopwright.types import Message, Tool
+
+ASKED: Message = {"role": "user", "content": "loopwright-question"}
+ANSWERED: Message = {"role": "assistant", "content": "loopwright-answer"}
+CALLED: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": ({"id": "call00000", "name": "loopwright_tool", "arguments": '{"text": "loopwright-argument"}'},),
+}
+RESULT: Message = {
+    "role": "tool",
+    "content": "loopwright-result",
+    "tool_call_id": "call00000",
+    "name": "loopwright_tool",
+}
+TOOL: Tool = {
+    "name": "loopwright_tool",
+    "description": "loopwright-description",
+    "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+}
+
+
+class TemplateTokenizer(Protocol):
+    """What is asked of a transformers tokenizer here."""
+
+    @property
+    def chat_template(self) -> Any: ...
+    def apply_chat_template(
+        self, conversation: Any, /, *, tools: Any, add_generation_prompt: bool, tokenize: bool
+    ) -> Any: ...
+
+
+class ChatTemplate:
+    """Writes canonical conversations."""
+
+    def __init__(self, tokenizer: TemplateTokenizer) -> None:
+        if not tokenizer.chat_template:
+            raise ModelError(
+                "the tokenizer has no chat template, so messages cannot be turned into a prompt",
+                remedy="use an instruct or chat model, or put a chat_template.jinja into the model's folder",
+            )
+        self._tokenizer = tokenizer
+        self.thoughts = THINK_END in str(tokenizer.chat_template)
+        self._native = self._writes_tools()
+        self._result_role = "tool" if self._writes([ASKED, ANSWERED, RESULT], "loopwright-result") else "user"
+        before = self.write([ASKED], opening=False)
+        self.opening = self.write([ASKED]).removeprefix(before)
+        """What stands before an assistant's first own word."""
+        answered = self.write([ASKED, ANSWERED], opening=False)
+        self.closing = answered.partition(str(ANSWERED["content"]))[2]
+        """What stands after an assistant's last own word."""
+
+    @property
+    def header(self) -> str:
+        """The opening without a thought that it may begin."""
+        return self.opening.partition(THINK)[0] if self.opens_thought else self.opening
+
+    @property
+    def opens_thought(self) -> bool:
+        """Whether the model begins inside a thought."""
+        return self.thoughts and self.opening.rstrip().endswith(THINK)
+
+    def write(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opening: bool = True) -> str:
+        """The conversation as text; with `opening`, ready for the assistant's next word."""
+        try:
+            if not self._native:
+                messages, tools = plain_messages(messages, tools, self._result_role), ()
+            return self._apply(messages, tools, opening=opening)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ConversationError(
+                f"the model's chat template refuses a conversation of {roles}: {error}",
+                remedy="send text contents, calls with name and arguments, and roles in an order that the model knows",
+            ) from error
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[Tool], *, opening: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [_in_template_shape(message) for message in messages],
+                tools=[{"type": "function", "function": dict(tool)} for tool in tools] or None,
+                add_generation_prompt=opening,
+                tokenize=False,
+            )
+        )
+
+    def _writes_tools(self) -> bool:
+        """Whether the template shows tools and results, and writes calls that can be read back."""
+        if not self._writes([ASKED], "loopwright-description", tools=[TOOL]):
+            return False
+        if not self._writes([ASKED, CALLED, RESULT], "loopwright-result", tools=[TOOL]):
+            return False
+        before, after = self._tried([ASKED], [TOOL]), self._tried([ASKED, CALLED], [TOOL])
+        read = parse_text(after.removeprefix(before), Syntax()).tool_calls
+        return [(call.name, _object(call.arguments)) for call in read] == [
+            (call["name"], _object(call["arguments"])) for call in CALLED["tool_calls"]
+        ]
+
+    def _writes(self, messages: Sequence[Message], words: str, tools: Sequence[Tool] = ()) -> bool:
+        return words in self._tried(messages, tools)
+
+    def _tried(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        try:
+            return self._apply(messages, tools, opening=False)
+        except (TemplateError, TypeError, ValueError, KeyError):
+            return ""
+
+
+def _in_template_shape(message: Message) -> dict[str, Any]:
+    """A canonical message as the templates of the field expect it: OpenAI's nesting, arguments as objects."""
+    shaped = dict(message)
+    shaped["content"] = message.get("content") or ""
+    if "reasoning" in message:
+        shaped["reasoning_content"] = shaped.pop("reasoning") or ""
+    if calls := message.get("tool_calls"):
+        shaped["tool_calls"] = [_in_template_call(call) for call in calls]
+    return shaped
+
+
+def _in_template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": _object(call["arguments"])}
+    return {"id": call.get("id", ""), "type": "function", "function": function}
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments

@@ -1,0 +1,61 @@
+"""A transformers tokenizer as renderers use it: text in, text out, and nothing added or tidied up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+from loopwright.render.bytes import byte_level, is_byte_token
+from loopwright.render.detokenize import UNKNOWN, Detokenizer
+from loopwright.render.template import TemplateTokenizer
+
+
+class ChatTokenizer(TemplateTokenizer, Protocol):
+    """What is asked of a transformers tokenizer."""
+
+    @property
+    def eos_token_id(self) -> Any: ...
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]: ...
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> Any: ...
+    def decode(self, ids: Any, /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any: ...
+    def convert_ids_to_tokens(self, ids: Any, /) -> Any: ...
+
+
+class Vocabulary:
+    """Encodes and decodes. Special tokens are those that stand in the text, because the template writes them."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Siblings are asked the same: their prompt is encoded once.
+        self.encode = lru_cache(maxsize=128)(self._encode)
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._decode(ids, skip_special_tokens=True)
+
+    def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self._piece(int(token)) for token in ids)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.text, self._is_byte)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def _piece(self, token: int) -> str:
+        piece = self._decode([token])
+        if UNKNOWN not in piece:
+            return piece
+        # Part of a character: on its own it is no text, so its bytes are shown.
+        return byte_level(str(self._tokenizer.convert_ids_to_tokens(token)))
+
+    def _is_byte(self, token: int) -> bool:
+        return is_byte_token(str(self._tokenizer.convert_ids_to_tokens(token)))
