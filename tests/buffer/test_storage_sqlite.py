@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
+from loopwright.buffer.archive import Archive, GroupKey
 from loopwright.buffer.reader import Evaluation, StoredRun
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.sqlite import SqliteStorage
@@ -172,9 +173,11 @@ async def test_rollouts_of_a_status_are_read_no_further_than_asked_for(
         read: list[int] = []
         members_of = ledger.members_of
 
-        def counted(db: sqlite3.Connection, task_set: str, draw: int, round: int, task: Task) -> tuple[Rollout, ...]:
-            read.append(draw)
-            return members_of(db, task_set, draw, round, task)
+        def counted(
+            db: sqlite3.Connection, archive: Archive, group: GroupKey, task: Task, step: int | None
+        ) -> tuple[Rollout, ...]:
+            read.append(group[1])
+            return members_of(db, archive, group, task, step)
 
         monkeypatch.setattr(ledger, "members_of", counted)
         first_two = islice(StoredRun(path).rollouts_in(GroupStatus.FILTERED), 2)

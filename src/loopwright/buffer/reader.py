@@ -5,14 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from loopwright.buffer.archive import Archive, GroupKey
 from loopwright.buffer.codec import decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, reading, storage_error
+from loopwright.core.staleness import without_stale
 from loopwright.errors import RunError
 from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored
 
@@ -39,6 +40,7 @@ class StoredRun:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._archive = Archive.beside(path)
 
     def steps(self) -> tuple[int, ...]:
         """The train steps that consumed groups, in order."""
@@ -52,10 +54,22 @@ class StoredRun:
 
     def trained(self, step: int) -> tuple[Group, ...]:
         """The groups that train step `step` consumed, as the learner was given them and in that order."""
-        members = self._members("step = ? ORDER BY task_set, draw", step)
-        by_group = groupby(members, key=lambda rollout: (rollout.key.task_set, rollout.key.draw))
-        scored = ((name, tuple(one for one in all_of if isinstance(one.reward, Scored))) for name, all_of in by_group)
-        return tuple(Group(task_set, draw, rollouts[0].task, rollouts) for (task_set, draw), rollouts in scored)
+        with self._reading() as db:
+            found = db.execute(
+                "SELECT task_set, draw, round, task, horizon, max(place) FROM trail AS t"
+                " JOIN groups USING (task_set, draw, round, step) LEFT JOIN lineages AS l ON l.lineage = t.lineage"
+                " WHERE event = 'consumed' AND t.step = ? GROUP BY task_set, draw, round ORDER BY max(place)",
+                (step,),
+            ).fetchall()
+            return tuple(
+                without_stale(self._trained(db, (name, draw, round), task, step), step, horizon)[0]
+                for name, draw, round, task, horizon, _ in found
+            )
+
+    def _trained(self, db: sqlite3.Connection, group: GroupKey, task: str, step: int) -> Group:
+        decoded = decode_task(task)
+        members = ledger.members_of(db, self._archive, group, decoded, step, in_time=True)
+        return Group(*group[:2], decoded, tuple(one for one in members if isinstance(one.reward, Scored)))
 
     def rollouts_in(self, status: GroupStatus) -> Iterator[Rollout]:
         """The rollouts of the groups in `status`, the latest draws first; group by group, because they may be many."""
@@ -69,21 +83,23 @@ class StoredRun:
                 " FROM rollouts JOIN groups USING (task_set, draw, round)"
                 " ORDER BY task_set, draw, round, member, attempt"
             ):
-                rollout = from_row(RolloutRow._make(columns), task_set, draw, decode_task(task))
+                row = self._archive.restored((task_set, draw, round), step, RolloutRow._make(columns))
+                rollout = from_row(row, task_set, draw, decode_task(task))
                 yield Attempt(rollout, round, GroupStatus(status), step)
 
     def find(self, key: RolloutKey) -> Rollout | None:
         """One train rollout of any group, trained or not; None when there is none of that name."""
         with self._reading() as db:
             found = db.execute(
-                f"SELECT task, {ROLLOUT_COLUMNS} FROM rollouts JOIN groups USING (task_set, draw, round)"
+                f"SELECT round, step, task, {ROLLOUT_COLUMNS} FROM rollouts JOIN groups USING (task_set, draw, round)"
                 " WHERE task_set = ? AND draw = ? AND member = ? AND attempt = ? ORDER BY round DESC LIMIT 1",
                 (key.task_set, key.draw, key.member, key.attempt),
             ).fetchone()
         if found is None:
             return None
-        task, *columns = found
-        return from_row(RolloutRow._make(columns), key.task_set, key.draw, decode_task(task))
+        round, step, task, *columns = found
+        row = self._archive.restored((key.task_set, key.draw, round), step, RolloutRow._make(columns))
+        return from_row(row, key.task_set, key.draw, decode_task(task))
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """Every evaluation that is stored, in the order of their steps."""
@@ -111,9 +127,9 @@ class StoredRun:
     def _members(self, chosen: str, value: int | str) -> Iterator[Rollout]:
         """The rollouts of the groups that `chosen`, SQL with one parameter, selects and orders."""
         with self._reading() as db:
-            groups = db.execute(f"SELECT task_set, draw, round, task FROM groups WHERE {chosen}", (value,))
-            for task_set, draw, round, task in groups:
-                yield from ledger.members_of(db, task_set, draw, round, decode_task(task))
+            groups = db.execute(f"SELECT task_set, draw, round, task, step FROM groups WHERE {chosen}", (value,))
+            for task_set, draw, round, task, step in groups:
+                yield from ledger.members_of(db, self._archive, (task_set, draw, round), decode_task(task), step)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -123,3 +123,8 @@ class Storage(Protocol):
     async def counts(self) -> Mapping[str, Mapping[GroupStatus, int]]:
         """Groups by task set and status: the conservation table (R3)."""
         ...
+
+    async def archive(self, step: int) -> None:
+        """Move the tokens and transcripts of groups that were consumed up to `step`, which has a checkpoint, to where
+        they are out of the way. They can still be read."""
+        ...

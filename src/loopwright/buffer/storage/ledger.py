@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
+from loopwright.buffer.archive import Archive, GroupKey
 from loopwright.buffer.codec import decode_reward, decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage.refusals import (
@@ -108,7 +109,7 @@ def consume_groups(db: sqlite3.Connection, rows: Iterable[tuple[str, int, int | 
         note(db, TrailEvent.CONSUMED, group, version=oldest, step=step)
 
 
-def _move(db: sqlite3.Connection, group: tuple[str, int, int], status: GroupStatus, step: int | None = None) -> None:
+def _move(db: sqlite3.Connection, group: GroupKey, status: GroupStatus, step: int | None = None) -> None:
     once_more = int(status is GroupStatus.EXPIRED)
     touched = db.execute(
         f"UPDATE groups SET status = ?, step = ?, expiries = expiries + ? {_OF_GROUP}",
@@ -137,29 +138,32 @@ def put_evaluation(
     )
 
 
-def members_of(db: sqlite3.Connection, task_set: str, draw: int, round: int, task: Task) -> tuple[Rollout, ...]:
-    """The latest attempt of each stored member of one group."""
-    return _members(db, (task_set, draw, round), task, _IS_LATEST)
+def members_of(
+    db: sqlite3.Connection, archive: Archive, group: GroupKey, task: Task, step: int | None, *, in_time: bool = False
+) -> tuple[Rollout, ...]:
+    """The latest attempt of each stored member of one group; `step` is the train step that consumed it.
+
+    With `in_time`, members that were made before the group expired are left out.
+    """
+    found = db.execute(
+        f"SELECT {ROLLOUT_COLUMNS} FROM rollouts AS r WHERE task_set = ? AND draw = ? AND round = ?"
+        f" AND {_IS_LATEST}{f' AND {_IS_IN_TIME}' if in_time else ''} ORDER BY member",
+        group,
+    )
+    rows = (archive.restored(group, step, RolloutRow._make(row)) for row in found)
+    return tuple(from_row(row, *group[:2], task) for row in rows)
 
 
-def current_members(db: sqlite3.Connection, task_set: str, draw: int) -> tuple[Rollout, ...]:
-    """The same of the draw's current round, without members that were made before it expired."""
+def current_members(db: sqlite3.Connection, archive: Archive, task_set: str, draw: int) -> tuple[Rollout, ...]:
+    """Those of the draw's current round that are in time."""
     group = db.execute(
-        "SELECT round, task FROM groups WHERE task_set = ? AND draw = ? ORDER BY round DESC LIMIT 1", (task_set, draw)
+        "SELECT round, task, step FROM groups WHERE task_set = ? AND draw = ? ORDER BY round DESC LIMIT 1",
+        (task_set, draw),
     ).fetchone()
     if group is None:
         raise never_drawn(task_set, draw)
-    round, task = group
-    return _members(db, (task_set, draw, round), decode_task(task), f"{_IS_LATEST} AND {_IS_IN_TIME}")
-
-
-def _members(db: sqlite3.Connection, group: tuple[str, int, int], task: Task, which: str) -> tuple[Rollout, ...]:
-    found = db.execute(
-        f"SELECT {ROLLOUT_COLUMNS} FROM rollouts AS r"
-        f" WHERE task_set = ? AND draw = ? AND round = ? AND {which} ORDER BY member",
-        group,
-    )
-    return tuple(from_row(RolloutRow._make(row), *group[:2], task) for row in found)
+    round, task, step = group
+    return members_of(db, archive, (task_set, draw, round), decode_task(task), step, in_time=True)
 
 
 def count_groups(db: sqlite3.Connection) -> dict[str, dict[GroupStatus, int]]:

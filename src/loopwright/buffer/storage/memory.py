@@ -111,6 +111,9 @@ class MemoryStorage:
                 row[group.row.status] += 1
         return table
 
+    async def archive(self, step: int) -> None:
+        """Nothing to do: memory has no place that is further out of the way."""
+
     def eval_rollouts(self, step: int, task_set: str, mode: str) -> tuple[Rollout, ...]:
         """The rollouts of one evaluation, as `StoredRun.eval_rollouts` gives them for a database."""
         rows = sorted(self._evals.get((step, task_set, mode), []), key=lambda row: (row[0], row[2][:2]))

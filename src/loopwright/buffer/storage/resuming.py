@@ -10,8 +10,10 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loopwright.buffer.archive import Archive
 from loopwright.buffer.codec import decode_reward, decode_task
 from loopwright.buffer.storage import ledger
+from loopwright.buffer.storage.archiving import bring_back
 from loopwright.buffer.storage.trail import TrailEvent, begin_lineage, note_all
 from loopwright.ports import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy
 from loopwright.types import GroupStatus, Scored
@@ -25,6 +27,7 @@ _HELD = "('aborted', 'expired', 'completed')"
 
 def resume_at(
     db: sqlite3.Connection,
+    archive: Archive,
     task_sets: Sequence[str],
     step: int,
     next_draws: Mapping[str, int] | None,
@@ -32,12 +35,13 @@ def resume_at(
 ) -> dict[str, ResumePlan]:
     """Undo what came after `step`, then say what is left to do."""
     begin_lineage(db, step, policy)
+    bring_back(db, step, archive)
     db.execute("DELETE FROM eval_rollouts WHERE step > ?", (step,))
     plans = {}
     for task_set in task_sets:
         next_draw = None if next_draws is None else next_draws.get(task_set, 0)
         _undo(db, task_set, step, next_draw)
-        _reopen(db, task_set)
+        _reopen(db, archive, task_set)
         plans[task_set] = _plan(db, task_set, next_draw)
     return plans
 
@@ -53,7 +57,7 @@ def _undo(db: sqlite3.Connection, task_set: str, step: int, next_draw: int | Non
     _move_all(db, TrailEvent.ABORTED, GroupStatus.ABORTED, "task_set = ? AND status = 'pending'", (task_set,))
 
 
-def _reopen(db: sqlite3.Connection, task_set: str) -> None:
+def _reopen(db: sqlite3.Connection, archive: Archive, task_set: str) -> None:
     """Groups that failed for want of a judge since the last one that was consumed."""
     failed = db.execute(
         "SELECT draw, round, task FROM groups WHERE task_set = ?1 AND status = 'failed' AND draw > ("
@@ -61,7 +65,7 @@ def _reopen(db: sqlite3.Connection, task_set: str) -> None:
         (task_set,),
     ).fetchall()
     for draw, round, task in failed:
-        members = ledger.members_of(db, task_set, draw, round, decode_task(task))
+        members = ledger.members_of(db, archive, (task_set, draw, round), decode_task(task), None)
         if any(rollout.awaits_judge for rollout in members):
             named = ("(task_set, draw, round) = (?, ?, ?)", (task_set, draw, round))
             _move_all(db, TrailEvent.REOPENED, GroupStatus.ABORTED, *named)

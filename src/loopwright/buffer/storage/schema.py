@@ -78,6 +78,7 @@ CREATE TABLE trail (
     lineage  INTEGER NOT NULL,
     at       REAL    NOT NULL
 );
+CREATE INDEX trail_of_steps ON trail (step) WHERE event = 'consumed';
 
 CREATE TABLE lineages (
     lineage      INTEGER PRIMARY KEY,

@@ -6,15 +6,17 @@ neither.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from loopwright.buffer.archive import REMEDY, Archive
 from loopwright.buffer.codec import encode_task
 from loopwright.buffer.rows import newest_version, to_row
-from loopwright.buffer.storage import ledger
+from loopwright.buffer.storage import archiving, ledger
 from loopwright.buffer.storage.refusals import check_belongs, check_evaluates, check_markable
 from loopwright.buffer.storage.resuming import resume_at
 from loopwright.buffer.storage.schema import reading, writing
@@ -22,13 +24,18 @@ from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy
 from loopwright.types import Group, GroupStatus, Rollout, Task
 
+log = logging.getLogger(__name__)
+
 
 class SqliteStorage:
     """The storage port over the file at `path`. Use it as `async with SqliteStorage(path) as storage`, once."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._writer = SqliteThread("loopwright-storage-writer", path, writing)
         self._reader = SqliteThread("loopwright-storage-reader", path, reading)
+        self._archive = Archive.beside(path)
+        self._archived = 0
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> SqliteStorage:
@@ -82,10 +89,22 @@ class SqliteStorage:
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
-        return await self._writer.do(lambda db: resume_at(db, task_sets, step, next_draws, policy))
+        # One of its own: an archive keeps what it read last, and the reader's is at home in another thread.
+        archive, self._archived = Archive.beside(self._path), 0
+        return await self._writer.do(lambda db: resume_at(db, archive, task_sets, step, next_draws, policy))
 
     async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
-        return await self._reader.do(lambda db: ledger.current_members(db, task_set, draw))
+        return await self._reader.do(lambda db: ledger.current_members(db, self._archive, task_set, draw))
 
     async def counts(self) -> Mapping[str, Mapping[GroupStatus, int]]:
         return await self._reader.do(ledger.count_groups)
+
+    async def archive(self, step: int) -> None:
+        if not Archive.is_possible():
+            if not self._archived:
+                log.warning("without pyarrow, the tokens of trained groups stay in the database: %s", REMEDY)
+        else:
+            for due in await self._reader.do(lambda db: archiving.steps_to_move(db, self._archived, step)):
+                await self._reader.do(lambda db, due=due: archiving.copy_out(db, due, self._archive))
+                await self._writer.do(lambda db, due=due: archiving.let_go(db, due))
+        self._archived = step
