@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from loopwright.ports import Learner, Tracker
+from loopwright.ports import Learner, Storage, Tracker
 from loopwright.trainers.checkpoint import Checkpoints
 from loopwright.trainers.evaluator import Evaluator
 from loopwright.trainers.watchdog import Watchdog
@@ -15,7 +15,10 @@ log = logging.getLogger("loopwright")
 
 
 class Upkeep:
-    """Evaluates and saves the learner's weights. When that is due is for the trainer to say."""
+    """Evaluates and saves the learner's weights. When that is due is for the trainer to say.
+
+    What was trained up to a checkpoint is moved out of the way of `archive`, if there is one.
+    """
 
     def __init__(
         self,
@@ -25,12 +28,14 @@ class Upkeep:
         checkpoints: Checkpoints,
         tracker: Tracker,
         watchdog: Watchdog,
+        archive: Storage | None = None,
     ) -> None:
         self._learner = learner
         self._evaluator = evaluator
         self._checkpoints = checkpoints
         self._tracker = tracker
         self._watchdog = watchdog
+        self._archive = archive
 
     async def evaluate(self) -> bool:
         """False when the run is to stop meanwhile: the evaluation is then made when it goes on."""
@@ -52,3 +57,5 @@ class Upkeep:
         if step > 0:
             with self._tracker.span("checkpoint", step=step):
                 await self._checkpoints.write(step, self._learner.save, state)
+                if self._archive is not None:
+                    await self._archive.archive(step)

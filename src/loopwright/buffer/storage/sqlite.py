@@ -105,6 +105,9 @@ class SqliteStorage:
                 log.warning("without pyarrow, the tokens of trained groups stay in the database: %s", REMEDY)
         else:
             for due in await self._reader.do(lambda db: archiving.steps_to_move(db, self._archived, step)):
-                await self._reader.do(lambda db, due=due: archiving.copy_out(db, due, self._archive))
-                await self._writer.do(lambda db, due=due: archiving.let_go(db, due))
+                await self._move_out(due)
         self._archived = step
+
+    async def _move_out(self, step: int) -> None:
+        await self._reader.do(lambda db: archiving.copy_out(db, step, self._archive))
+        await self._writer.do(lambda db: archiving.let_go(db, step))
