@@ -48,11 +48,20 @@ class _Call:
 
 
 class RolloutController:
-    """An `Engine` over the engines that `launches` start. Made by `open`, which also supervises them."""
+    """An `Engine` over the engines that `launches` start. Made by `open`, which also supervises them.
 
-    def __init__(self, launches: Sequence[Launch], *, max_restarts: int = MAX_RESTARTS) -> None:
+    `on_death` hears the last words of each engine that is lost.
+    """
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        *,
+        max_restarts: int = MAX_RESTARTS,
+        on_death: Callable[[str], object] = lambda words: None,
+    ) -> None:
         self._bell = Bell()
-        self._members = [Supervised(launch, self._join, max_restarts=max_restarts) for launch in launches]
+        self._members = [Supervised(launch, self._join, on_death, max_restarts=max_restarts) for launch in launches]
         self._keepers: list[asyncio.Task[None]] = []
         self._router = Router()
         self._calls: set[_Call] = set()
@@ -60,12 +69,19 @@ class RolloutController:
         self._loading = asyncio.Lock()
         self._weights: Mapping[str, Any] | WeightFile | None = None
         self._version: int | None = None
+        self._steps = 0
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, launches: Sequence[Launch], *, max_restarts: int = MAX_RESTARTS) -> AsyncIterator[Self]:
+    async def open(
+        cls,
+        launches: Sequence[Launch],
+        *,
+        max_restarts: int = MAX_RESTARTS,
+        on_death: Callable[[str], object] = lambda words: None,
+    ) -> AsyncIterator[Self]:
         """Start all engines, and give the controller when they serve. Leaving ends them."""
-        controller = cls(launches, max_restarts=max_restarts)
+        controller = cls(launches, max_restarts=max_restarts, on_death=on_death)
         try:
             await controller._start()
             yield controller
@@ -75,6 +91,11 @@ class RolloutController:
     @property
     def version(self) -> int:
         return self._version or 0
+
+    @property
+    def steps(self) -> int:
+        """How often tokens came: while this grows, some engine is at work."""
+        return self._steps
 
     async def generate(self, request: GenerateRequest) -> Generation:
         call = _Call(request)
@@ -153,6 +174,7 @@ class RolloutController:
 
         def keep(part: Generation) -> None:
             call.part = call.part.then(part)
+            self._steps += 1
 
         call.asking = asyncio.ensure_future(engine.generate(call.request.after(before), keep))
         member.busy += 1

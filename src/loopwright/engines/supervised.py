@@ -24,12 +24,18 @@ class Supervised:
     """`engine` is the one that fills the place now, if any; `busy` counts the calls that it has."""
 
     def __init__(
-        self, launch: Launch, join: Callable[[Supervised, StreamingEngine], Awaitable[None]], *, max_restarts: int
+        self,
+        launch: Launch,
+        join: Callable[[Supervised, StreamingEngine], Awaitable[None]],
+        on_death: Callable[[str], object],
+        *,
+        max_restarts: int,
     ) -> None:
         self.engine: StreamingEngine | None = None
         self.busy = 0
         self._launch = launch
         self._join = join
+        self._on_death = on_death
         self._max_restarts = max_restarts
         self._deaths = 0
         self._lost = asyncio.Event()
@@ -38,6 +44,7 @@ class Supervised:
         """Runs until it is cancelled, or raises when the budget is spent."""
         while True:
             words = await self._live()
+            self._on_death(words)
             self._deaths += 1
             if self._deaths > self._max_restarts:
                 raise BudgetError(
