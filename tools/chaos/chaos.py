@@ -1,0 +1,126 @@
+"""A run that is killed at random moments, and audited after every one of them.
+
+A life is `loopwright train` in a session of its own, killed as a whole with SIGKILL. The next one is the same command.
+A run that comes to its end before it was killed often enough starts over, so every kill hits a run at work.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from loopwright.track.jsonl import read_jsonl
+from loopwright.trainers.run_folder import RunFolder
+from tools.chaos.life import Life
+
+STARTING_SECONDS = 120.0
+"""How long a life may take until it works."""
+FINISHING_SECONDS = 600.0
+"""How long the last life may take to finish the run."""
+EARLY = 0.15
+"""The share of kills that come before the run works: while it loads, or brings back what the last life left."""
+
+
+class ChaosError(Exception):
+    """Something was lost, doubled or left behind, or the run does not go on."""
+
+
+class Chaos:
+    """Kills the run of `config` in `folder`. `say` is told of every life."""
+
+    def __init__(
+        self,
+        config: Path,
+        folder: Path,
+        chance: random.Random,
+        *,
+        longest: float = 3.0,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._config = config
+        self._folder = RunFolder(folder)
+        self._output = config.parent / "chaos.txt"
+        self._chance = chance
+        self._longest = longest
+        self._say = say
+
+    def run(self, kills: int) -> None:
+        """Kill it so often, then let it finish."""
+        self._start_over()
+        for number in range(1, kills + 1):
+            started = time.monotonic()
+            while not self._kill_one():
+                self._say("     it had finished, and starts over")
+                self._start_over()
+            self._audit()
+            seconds = time.monotonic() - started
+            self._say(f"{number:4d} killed after step {self._last_step()}; {seconds:.1f} s with the audit, clean")
+        with self._life() as life:
+            code = life.wait(FINISHING_SECONDS)
+        if code != 0:
+            raise self._error(f"the last life ended with exit code {code}")
+        self._audit()
+        self._check_steps()
+        self._say(f"done: {kills} kills, {self._last_step()} steps, nothing lost and nothing doubled")
+
+    def _kill_one(self) -> bool:
+        """Live until a random moment. False when the run finished before."""
+        early = self._chance.random() < EARLY
+        seconds = self._chance.uniform(0, self._longest)
+        before = self._traces()
+        with self._life() as life:
+            if not early:
+                self._until(lambda: self._traces() != before or not life.is_alive, "the run begins to work")
+            time.sleep(seconds)
+            if life.is_alive:
+                life.kill()
+                return True
+        if life.code != 0:
+            raise self._error(f"the run ended by itself with exit code {life.code}")
+        return False
+
+    def _audit(self) -> None:
+        """After a kill before the first commit there is nothing to audit yet."""
+        if not self._folder.rollouts.exists():
+            return
+        command = [sys.executable, "-m", "loopwright.cli", "audit", str(self._folder.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise self._error(f"the audit failed:\n{done.stdout}{done.stderr}")
+
+    def _check_steps(self) -> None:
+        """Every step was trained, and its numbers were recorded once."""
+        trained = [record["step"] for record in read_jsonl(self._folder.metrics) if "learner/loss" in record]
+        if trained != list(range(1, len(trained) + 1)):
+            raise self._error(f"the recorded train steps are {trained}")
+
+    def _last_step(self) -> int:
+        return max((record["step"] for record in read_jsonl(self._folder.metrics)), default=0)
+
+    def _start_over(self) -> None:
+        shutil.rmtree(self._folder.path, ignore_errors=True)
+
+    def _life(self) -> Life:
+        return Life([sys.executable, "-m", "loopwright.cli", "train", str(self._config)], self._output)
+
+    def _traces(self) -> tuple[int, ...]:
+        """Changes when the run does something that lasts."""
+        wal = self._folder.rollouts.with_name(f"{self._folder.rollouts.name}-wal")
+        found = [path.stat() for path in (wal, self._folder.events) if path.exists()]
+        return tuple(number for stat in found for number in (stat.st_mtime_ns, stat.st_size))
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + STARTING_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                raise self._error(f"waited {STARTING_SECONDS:g} s until {what}")
+            time.sleep(0.01)
+
+    def _error(self, what: str) -> ChaosError:
+        said = self._output.read_text(errors="replace")[-4000:] if self._output.exists() else ""
+        return ChaosError(f"{what}\nthe run in {self._folder.path} is left as it is; its last words:\n{said}")
