@@ -59,4 +59,4 @@ def test_a_scripted_answer_takes_its_seconds_and_goes_on_where_it_was_cut() -> N
 
     part, rest, seconds = run_virtually(main())
     assert (part, rest) == ("abc", "defg\0")
-    assert seconds == pytest.approx(4 + 5)
+    assert seconds == pytest.approx(3.5 + 5)

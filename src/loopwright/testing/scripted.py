@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +55,8 @@ class ScriptedEngine:
         self._thawed.set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._aborted: set[str] = set()
-        self._live: set[str] = set()
+        self._live: dict[str, asyncio.Event] = {}
+        """The requests that run, and whether they were aborted."""
         self.requests: list[GenerateRequest] = []
         self.expected: list[int] = []
         self.most_live = 0
@@ -70,25 +71,25 @@ class ScriptedEngine:
         await self._running.wait()
         if number in self._faults:
             raise EngineError(f"scripted fault at call {number}", remedy="none: the test asked for it")
-        self._live.add(request.id)
+        aborted = self._live[request.id] = asyncio.Event()
         self._idle.clear()
         self.most_live = max(self.most_live, len(self._live))
         try:
-            return await self._sample(request, number)
+            return await self._sample(request, number, aborted)
         finally:
-            self._live.discard(request.id)
-            self._aborted.discard(request.id)
+            del self._live[request.id]
             if not self._live:
                 self._idle.set()
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._live:
-            self._aborted.add(request_id)
+            self._live[request_id].set()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         self._running.clear()
         if mode is PauseMode.ABORT:
-            self._aborted |= self._live
+            for aborted in self._live.values():
+                aborted.set()
         if mode is PauseMode.KEEP:
             self._thawed.clear()
         else:
@@ -108,7 +109,7 @@ class ScriptedEngine:
         answer = self._answers(request) if callable(self._answers) else self._answers[number % len(self._answers)]
         return tuple(self._encode(answer) if isinstance(answer, str) else answer)
 
-    async def _sample(self, request: GenerateRequest, number: int) -> Generation:
+    async def _sample(self, request: GenerateRequest, number: int, aborted: asyncio.Event) -> Generation:
         before = request.sampled_before
         first = replace(request, prompt_ids=request.prompt_ids[: len(request.prompt_ids) - before], sampled_before=0)
         whole = self._answer(number, first)
@@ -118,18 +119,20 @@ class ScriptedEngine:
             if len(versions) == request.sampling.max_new_tokens:
                 finish = FinishReason.LENGTH
                 break
-            await self._wait(pace)
-            if request.id in self._aborted:
+            await self._wait(pace, aborted)
+            if aborted.is_set():
                 finish = FinishReason.ABORT
                 break
             versions.append(self._version)
         count = len(versions)
         return Generation(script[:count], (LOGPROB,) * count, tuple(versions), finish)
 
-    async def _wait(self, pace: float | None) -> None:
-        """One token's time, and longer while the engine is frozen."""
+    async def _wait(self, pace: float | None, aborted: asyncio.Event) -> None:
+        """One token's time: longer while the engine is frozen, shorter when the request is aborted."""
         for _ in range(self._steps):
             await asyncio.sleep(0)
         if pace is not None:
-            await asyncio.sleep(pace)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pace):
+                    await aborted.wait()
         await self._thawed.wait()
