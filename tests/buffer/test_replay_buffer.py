@@ -111,6 +111,15 @@ async def test_a_group_expires_as_often_as_allowed_and_is_masked_then(storage: S
     assert group.oldest_version is None
 
 
+async def test_a_group_that_is_too_old_when_it_is_completed_expires_at_once(storage: Storage) -> None:
+    buffer = StoredBuffer(storage, RETRY)
+    slow = await buffer.draw("train", 0, TASK, 0)
+    await buffer.put(slow.row, make_rollout(0))
+    assert await buffer.expire(3) == {"train": 0}
+    await buffer.settle(slow.row, GroupStatus.COMPLETED)
+    assert (buffer.ready("train", 3), buffer.count("train", GroupStatus.EXPIRED)) == (0, 1)
+
+
 async def test_only_retry_lets_groups_expire(storage: Storage) -> None:
     for policy in (MASK, WAIT):
         buffer = StoredBuffer(MemoryStorage(), policy)

@@ -28,6 +28,7 @@ class StoredBuffer:
         self._shelves: dict[str, Shelf] = {}
         self._taken: set[tuple[str, int]] = set()
         self._masked = 0
+        self._due_step = 0
 
     @staticmethod
     async def resume(
@@ -102,8 +103,12 @@ class StoredBuffer:
         group = self._pending(row)
         await self._storage.mark([(row.task_set, row.draw)], status)
         self._shelf(row.task_set).move(group, status)
+        if status is GroupStatus.COMPLETED:
+            # It may have become too old while it was made.
+            await self.expire(self._due_step)
 
     async def expire(self, step: int) -> Mapping[str, int]:
+        self._due_step = max(self._due_step, step)
         due = {name: self._pop_expiring(shelf, step) for name, shelf in self._shelves.items()}
         try:
             named = [(name, group.row.draw) for name, groups in due.items() for group in groups]

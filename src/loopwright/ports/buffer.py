@@ -73,7 +73,8 @@ class ReplayBuffer(Protocol):
         ...
 
     async def expire(self, step: int) -> Mapping[str, int]:
-        """Apply the policy to completed groups that are too old for train step `step`; how many expired, by set."""
+        """Apply the policy to completed groups that are too old for train step `step`, and from now on to those that
+        will be completed so; how many expired at once, by set."""
         ...
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:

@@ -17,7 +17,7 @@ log = logging.getLogger("loopwright")
 class Upkeep:
     """Evaluates and saves the learner's weights. When that is due is for the trainer to say.
 
-    What was trained up to a checkpoint is moved out of the way of `archive`, if there is one.
+    After a checkpoint, `archive`, if there is one, moves what was trained out of the way.
     """
 
     def __init__(
