@@ -15,9 +15,12 @@ from benchmarks.workers.port import Port
 async def main(port: Port) -> None:
     from loopwright.build import open_run
     from loopwright.config import load
+    from loopwright.trainers.colocate import ColocateTrainer
 
     loaded = load(Path(port.spec["config"]), files=True)
     async with open_run(loaded, cache=Path(port.spec["cache"]), stop=asyncio.Event()) as run:
+        if not isinstance(run.trainer, ColocateTrainer):
+            raise TypeError("only a colocated run can be driven step by step")
         port.ready("loopwright", "torch", "transformers")
         for watch in port.rounds():
             await run.trainer.advance()

@@ -180,6 +180,7 @@ class Apart:
     sync: int = 1
     in_flight: PauseMode = PauseMode.ABORT
     stall: float = 5.0
+    restarts: int = 0
     log: list[str] = field(default_factory=list)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     notes: Notes = field(default_factory=Notes)
@@ -206,9 +207,9 @@ class Apart:
             tracker=self.notes,
             watchdog=watchdog,
         )
-        production: Any = self.production
+        manager: Any = self.production
         return DisaggregatedTrainer(
-            production=production,
+            manager=manager,
             engine=self.engine,
             learner=self.learner,
             weights=self.wire,
@@ -217,6 +218,7 @@ class Apart:
             intervals=Intervals(self.steps, self.evaluate, self.checkpoint, self.sync),
             in_flight=self.in_flight,
             watchdog=watchdog,
+            restarts=lambda: self.restarts,
             owes_evaluation=evaluates,
         )
 
@@ -356,6 +358,17 @@ async def test_a_train_step_that_went_wrong_is_not_saved(tmp_path):
         await run.trainer().train()
     assert run.checkpoints.latest() is None
     assert run.log[-1] == "shutdown"
+
+
+async def test_a_step_counts_the_restarts_since_the_one_before(tmp_path):
+    run = Apart(tmp_path, steps=3)
+
+    async def loses_an_engine() -> None:
+        run.restarts += 2 if run.learner.version == 1 else 0
+
+    run.learner.lesson = loses_an_engine
+    await run.trainer().train()
+    assert [run.notes.logged[step]["engine/restarts"] for step in (1, 2, 3)] == [0.0, 2.0, 0.0]
 
 
 async def test_every_step_says_how_old_its_tokens_were_and_where_the_time_went(tmp_path):

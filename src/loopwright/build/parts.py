@@ -18,10 +18,9 @@ from loopwright.config import (
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
-from loopwright.engines.torch.engine import TorchEngine
 from loopwright.models.load import LoadedModel, load_model
-from loopwright.models.runtime import configure
-from loopwright.ports import AgentLoop, GroupJudger, Judger, StalePolicy
+from loopwright.models.runtime import configure, half_of_the_threads
+from loopwright.ports import AgentLoop, Engine, GroupJudger, Judger, Lockstep, StalePolicy
 from loopwright.produce import (
     NO_SIGNAL,
     Filter,
@@ -96,18 +95,34 @@ def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:
 def make_model(loaded: Loaded, cache: Path, path: str | None = None) -> LoadedModel:
     """The model at `path`, or else that of the config, in a process that computes as the config says."""
     model = loaded.config.model
-    configure(threads=model.threads, deterministic=loaded.config.trainer.deterministic)
+    configure(threads=_threads(loaded.config, model.threads), deterministic=loaded.config.trainer.deterministic)
     return model_at(loaded, path or model.path, cache)
+
+
+def engine_threads(config: RunConfig) -> int | None:
+    """Those of the engine's process, if it has one. To be asked before the model is made."""
+    return _threads(config, config.rollout.engine.threads)
+
+
+def _threads(config: RunConfig, wanted: int | None) -> int | None:
+    """Learner and engine share the machine when they compute at the same time."""
+    is_shared = config.trainer.kind is TrainerKind.DISAGGREGATED
+    return half_of_the_threads() if wanted is None and is_shared else wanted
 
 
 def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
     """The model at `path`, with the numbers and the context of the run's own."""
-    model, folder = loaded.config.model, model_folder(path, loaded.base)
-    source = path if folder is None else str(folder)
-    return load_model(source, cache=cache, dtype=model.dtype, max_context=model.max_context)
+    model = loaded.config.model
+    return load_model(model_source(loaded, path), cache=cache, dtype=model.dtype, max_context=model.max_context)
 
 
-def make_runner(config: RunConfig, engine: TorchEngine, model: LoadedModel) -> RolloutRunner:
+def model_source(loaded: Loaded, path: str) -> str:
+    """A model as `load_model` knows it: the folder that `path` leads to, or else its name."""
+    folder = model_folder(path, loaded.base)
+    return path if folder is None else str(folder)
+
+
+def make_runner(config: RunConfig, engine: Engine, model: LoadedModel, lockstep: Lockstep | None) -> RolloutRunner:
     renderer = ChatTemplateRenderer(model.tokenizer)
 
     def policy(
@@ -123,7 +138,7 @@ def make_runner(config: RunConfig, engine: TorchEngine, model: LoadedModel) -> R
         limits=Limits(config.produce.agent_timeout_seconds, config.produce.judge_attempts),
         concurrency=config.rollout.concurrency,
         max_attempts=config.produce.max_attempts,
-        lockstep=engine if config.trainer.deterministic else None,
+        lockstep=lockstep,
     )
 
 

@@ -20,7 +20,7 @@ from loopwright.ports import StalePolicy
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.track.console import Console
 from loopwright.trainers.kept_weights import Weights
-from loopwright.types import GroupStatus, ProduceKind
+from loopwright.types import GroupStatus
 
 VERSION = 0
 
@@ -79,7 +79,7 @@ async def _producer(session: Session, batch: int) -> AgentLoopManager:
     policy = StalePolicy(horizon=None)
     names = [task_set.name for task_set in sets]
     buffer, plans = await StoredBuffer.resume(session.storage, policy, names, step=batch)
-    settings = replace(parts.produce_settings(session.bench.config), kind=ProduceKind.SYNC)
+    settings = parts.produce_settings(session.bench.config)
     return AgentLoopManager(
         sets, session.runner, buffer, session.engine, settings, step=batch, plans=plans, on_rollout=session.on_rollout
     )

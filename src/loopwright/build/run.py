@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
-from loopwright.build.eval_plans import eval_modes
+from loopwright.build.engines import Engines, colocated, disaggregated
 from loopwright.build.recipe import gather, make_recipe
 from loopwright.build.sampling import Workbench, open_workbench
+from loopwright.build.training import Begun, Opened, Trainer, make_trainer
 from loopwright.config import Loaded, RunConfig
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.recipe import Recipe
-from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
-from loopwright.produce import AgentLoopManager
+from loopwright.ports import Storage, Tracker
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker, read_jsonl
 from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
-from loopwright.trainers.colocate import ColocateTrainer
 from loopwright.trainers.durable import draft_of
-from loopwright.trainers.evaluator import Evaluator
 from loopwright.trainers.report import write_report
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.trainers.upkeep import Upkeep
-from loopwright.trainers.watchdog import Watchdog
-from loopwright.types import Rollout
-from loopwright.weights.in_process import SharedWeights
+from loopwright.types import TrainerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +38,7 @@ class Run:
     folder: RunFolder
     config: RunConfig
     learner: TorchLearner
-    trainer: ColocateTrainer
+    trainer: Trainer
     tracker: Tracker
 
     async def train(self) -> bool:
@@ -67,29 +61,6 @@ class Run:
             draft.rename(self.folder.export)
 
 
-class Rollouts:
-    """Counts the rollouts that finish, and hands each on."""
-
-    def __init__(self, on_rollout: Callable[[Rollout], None] | None) -> None:
-        self._on_rollout = on_rollout
-        self.count = 0
-
-    def saw(self, rollout: Rollout) -> None:
-        self.count += 1
-        if self._on_rollout is not None:
-            self._on_rollout(rollout)
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """Where a run stands when it is opened."""
-
-    checkpoints: Checkpoints
-    latest: Checkpoint | None
-    buffer: ReplayBuffer
-    plans: Mapping[str, ResumePlan]
-
-
 @asynccontextmanager
 async def open_run(
     loaded: Loaded,
@@ -99,10 +70,12 @@ async def open_run(
     fresh: bool = False,
     allow_config_change: bool = False,
     console: Console | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Run]:
     """Open the run that a config describes. Setting `stop` ends its training after a checkpoint.
 
-    `cache` is where converted models are kept. The run folder is opened after the user's code and the model: a mistake
+    `cache` is where converted models are kept; `env` is the environment, of which processes that are started see what
+    holds no secret. The run folder is opened after the user's code and the model: a mistake
     in them costs an earlier run in that folder nothing.
     """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
@@ -111,56 +84,31 @@ async def open_run(
         bench = await stack.enter_async_context(open_workbench(loaded, cache))
         recipe = await bench.compute.run(make_recipe, loaded, ingredients, bench.model, cache)
         path = Path(config.trainer.run_dir)
-        opened = RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
-        folder = stack.enter_context(opened)
+        folder = stack.enter_context(
+            RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
+        )
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         begun = await _begin(config, folder, storage)
         learner = await _learner(bench, recipe, folder, begun.latest)
         folder.adopt(snapshot, loaded.base)
-        engine = await stack.enter_async_context(bench.engine(learner.version))
         tracker = _tracker(config, folder, learner.version, console)
+        opened = Opened(bench, folder, storage, begun, learner, tracker)
+        engines = await stack.enter_async_context(_engines(opened, env or {}))
         if console is not None:
             stack.enter_context(console)
-        rollouts = Rollouts(console.on_rollout if console else None)
-        runner = bench.runner(engine)
-        producer = AgentLoopManager(
-            bench.train_sets,
-            runner,
-            begun.buffer,
-            engine,
-            parts.produce_settings(config),
-            step=learner.version,
-            plans=begun.plans,
-            on_rollout=rollouts.saw,
-        )
-        stack.push_async_callback(producer.shutdown)
-        evaluator = None
-        if bench.eval_sets:
-            evaluator = Evaluator(bench.eval_sets, bench.eval_plans, runner, storage, tracker, on_rollout=rollouts.saw)
-        watchdog = Watchdog(
-            stop=stop,
-            seconds=config.trainer.stall_seconds,
-            progress=lambda: (engine.steps, rollouts.count, producer.moves, learner.version),
-            describe=producer.describe,
-        )
-        upkeep = Upkeep(
-            learner=learner, evaluator=evaluator, checkpoints=begun.checkpoints, tracker=tracker, watchdog=watchdog
-        )
-        trainer = ColocateTrainer(
-            producer=producer,
-            engine=engine,
-            learner=learner,
-            weights=SharedWeights(engine),
-            upkeep=upkeep,
-            tracker=tracker,
-            intervals=parts.intervals(config),
-            watchdog=watchdog,
-            owes_evaluation=_owes_evaluation(config, folder, learner.version),
-        )
+        trainer, manager = make_trainer(opened, engines, stop=stop, on_rollout=console.on_rollout if console else None)
+        stack.push_async_callback(manager.shutdown)
         yield Run(folder, config, learner, trainer, tracker)
 
 
-async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> _Begun:
+def _engines(opened: Opened, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
+    bench, learner = opened.bench, opened.learner
+    if bench.config.trainer.kind is TrainerKind.COLOCATE:
+        return colocated(bench, learner)
+    return disaggregated(bench, learner, opened.folder, opened.tracker, env)
+
+
+async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begun:
     """Find the latest checkpoint and bring the ledger back to it (D1, D3)."""
     checkpoints = Checkpoints(folder.checkpoints, config.trainer.keep_checkpoints)
     checkpoints.clear_unfinished()
@@ -171,15 +119,7 @@ async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> _Beg
     next_draws = {name: drawn.get(name, 0) for name in names} if config.trainer.deterministic else None
     policy = parts.stale_policy(config)
     buffer, plans = await StoredBuffer.resume(storage, policy, names, step=step, next_draws=next_draws)
-    return _Begun(checkpoints, latest, buffer, plans)
-
-
-def _owes_evaluation(config: RunConfig, folder: RunFolder, step: int) -> bool:
-    """Whether the weights after `step` were to be evaluated, and were not, or not in every way."""
-    if config.eval is None or not parts.intervals(config).evaluates(step):
-        return False
-    wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
-    return not wanted <= {tuple(stored) for stored in StoredRun(folder.rollouts).evaluations()}
+    return Begun(checkpoints, latest, buffer, plans)
 
 
 async def _learner(bench: Workbench, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:

@@ -18,6 +18,7 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
+from loopwright.ports import Engine, Lockstep
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import Plan
 
@@ -32,17 +33,22 @@ class Workbench:
     eval_plans: Sequence[Plan]
     model: LoadedModel
     compute: ComputeThread
+    engine_threads: int | None = None
+    """Those of an engine that has a process of its own."""
 
     @property
     def config(self) -> RunConfig:
         return self.loaded.config
 
-    def engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
-        """The engine that `rollout.engine` describes; its first tokens are sampled by weights `version`."""
+    def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
+        """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
         return TorchEngine(self.model, self.compute, max_batch=self.config.rollout.engine.max_batch, version=version)
 
-    def runner(self, engine: TorchEngine) -> RolloutRunner:
-        return parts.make_runner(self.config, engine, self.model)
+    def runner(self, engine: Engine, lockstep: Lockstep | None = None) -> RolloutRunner:
+        """`lockstep` makes a deterministic run repeatable."""
+        return parts.make_runner(
+            self.config, engine, self.model, lockstep if self.config.trainer.deterministic else None
+        )
 
 
 @asynccontextmanager
@@ -56,5 +62,6 @@ async def open_workbench(loaded: Loaded, cache: Path) -> AsyncIterator[Workbench
         train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
         plans = eval_plans(loaded)
         compute = stack.enter_context(ComputeThread())
+        threads = await compute.run(parts.engine_threads, config)
         model = await compute.run(parts.make_model, loaded, cache)
-        yield Workbench(loaded, train_sets, eval_sets, plans, model, compute)
+        yield Workbench(loaded, train_sets, eval_sets, plans, model, compute, threads)

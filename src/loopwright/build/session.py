@@ -23,7 +23,7 @@ from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker
 from loopwright.trainers.kept_weights import Weights
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import Rollout
+from loopwright.types import ProduceKind, Rollout, TrainerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,12 @@ class Session:
 
 
 def with_weights(loaded: Loaded, weights: Weights, out: Path) -> Loaded:
-    """The config for a session in `out` that samples from `weights`."""
+    """The config for a session in `out` that samples from `weights`: without a learner, in this process alone."""
     config = loaded.config
     changes = {
         "model": config.model.model_copy(update={"path": weights.path}),
-        "trainer": config.trainer.model_copy(update={"run_dir": str(out)}),
+        "trainer": config.trainer.model_copy(update={"run_dir": str(out), "kind": TrainerKind.COLOCATE}),
+        "produce": config.produce.model_copy(update={"kind": ProduceKind.SYNC}),
     }
     return replace(loaded, config=config.model_copy(update=changes))
 
@@ -61,7 +62,7 @@ async def open_session(
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         folder.adopt(snapshot, loaded.base)
         bench.model.tokenizer.save_pretrained(folder.tokenizer)
-        engine = await stack.enter_async_context(bench.engine(version))
+        engine = await stack.enter_async_context(bench.embedded_engine(version))
         jsonl = JsonlTracker(folder.path)
         if console is not None:
             stack.enter_context(console)
@@ -69,7 +70,7 @@ async def open_session(
             folder,
             bench,
             engine,
-            bench.runner(engine),
+            bench.runner(engine, engine),
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,

@@ -58,6 +58,7 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
         fresh=fresh,
         allow_config_change=allow_config_change,
         console=console,
+        env=os.environ,
     )
     async with opened as run:
         finished = await run.train()

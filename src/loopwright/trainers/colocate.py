@@ -27,7 +27,7 @@ class ColocateTrainer:
     def __init__(
         self,
         *,
-        producer: AgentLoopManager,
+        manager: AgentLoopManager,
         engine: Engine,
         learner: Learner,
         weights: CheckpointEngine,
@@ -37,7 +37,7 @@ class ColocateTrainer:
         watchdog: Watchdog,
         owes_evaluation: bool = True,
     ) -> None:
-        self._producer = producer
+        self._manager = manager
         self._engine = engine
         self._learner = learner
         self._weights = weights
@@ -47,7 +47,7 @@ class ColocateTrainer:
         self._watchdog = watchdog
         self._owes_evaluation = owes_evaluation
         # As of the learner's latest step: a batch that is stopped half-way has drawn more already.
-        self._next_draws = producer.next_draws
+        self._next_draws = manager.next_draws
 
     async def train(self) -> bool:
         """Train. True when the last step was reached, False when the run was to stop before."""
@@ -78,7 +78,7 @@ class ColocateTrainer:
         try:
             with self._tracker.span("rollout", step=step):
                 batch = await self._watchdog.wait_or_stop(
-                    f"the rollouts of step {step}", self._producer.produce_batch(step, self._learner.version)
+                    f"the rollouts of step {step}", self._manager.produce_batch(step, self._learner.version)
                 )
         except (BudgetError, StalledError):
             # What these weights sampled can be judged when the cause is mended, if the next run still has them.
@@ -98,8 +98,8 @@ class ColocateTrainer:
         with self._tracker.span("sync", step=step):
             await self._weights.publish(report.version)
             await self._engine.resume()
-        await self._producer.consume(batch.groups, step)
-        self._next_draws = self._producer.next_draws
+        await self._manager.consume(batch.groups, step)
+        self._next_draws = self._manager.next_draws
         times = {"time/train": trained - started, "time/sync": time.monotonic() - trained}
         return {**{f"learner/{name}": value for name, value in report.metrics.items()}, **times}
 

@@ -14,7 +14,7 @@ for again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from loopwright.core.ages import staleness_numbers
@@ -30,13 +30,14 @@ from loopwright.types import PauseMode
 class DisaggregatedTrainer:
     """Trains up to step `intervals.steps`, from wherever the learner is. A run that is to stop ends with a checkpoint.
 
-    `owes_evaluation`: the weights that the learner has now are to be evaluated before it goes on.
+    `owes_evaluation`: the weights that the learner has now are to be evaluated before it goes on. `restarts` counts how
+    often an engine had to be started again.
     """
 
     def __init__(
         self,
         *,
-        production: AgentLoopManager,
+        manager: AgentLoopManager,
         engine: Engine,
         learner: Learner,
         weights: CheckpointEngine,
@@ -45,9 +46,10 @@ class DisaggregatedTrainer:
         intervals: Intervals,
         in_flight: PauseMode,
         watchdog: Watchdog,
+        restarts: Callable[[], int],
         owes_evaluation: bool = True,
     ) -> None:
-        self._production = production
+        self._manager = manager
         self._engine = engine
         self._learner = learner
         self._weights = weights
@@ -57,6 +59,8 @@ class DisaggregatedTrainer:
         self._in_flight = in_flight
         self._watchdog = watchdog
         self._owes_evaluation = owes_evaluation
+        self._restarts = restarts
+        self._restarts_before = 0
         self._sync_seconds = 0.0
 
     async def train(self) -> bool:
@@ -77,11 +81,11 @@ class DisaggregatedTrainer:
     @asynccontextmanager
     async def _produced_beside(self) -> AsyncIterator[None]:
         """Have groups made until the block ends. What is under way then is stored, and goes on in the next run."""
-        producing = asyncio.create_task(self._production.produce_loop(), name="production")
+        producing = asyncio.create_task(self._manager.produce_loop(), name="production")
         try:
             yield
         finally:
-            await self._production.shutdown()
+            await self._manager.shutdown()
             (broken,) = await asyncio.gather(producing, return_exceptions=True)
         # If the block has failed, that was first, or the same: what breaks production is raised by `take`, too.
         if broken is not None:
@@ -110,7 +114,7 @@ class DisaggregatedTrainer:
         while True:
             started = self._now()
             with self._tracker.span("wait", step=step):
-                batch = await self._watchdog.wait_or_stop(f"a batch for step {step}", self._production.take(step))
+                batch = await self._watchdog.wait_or_stop(f"a batch for step {step}", self._manager.take(step))
             waited += self._now() - started
             if batch is None:
                 return None
@@ -124,9 +128,9 @@ class DisaggregatedTrainer:
         started = self._now()
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
-        await self._production.consume(batch.groups, step)
+        await self._manager.consume(batch.groups, step)
         train, sync, wait = self._now() - started, self._sync_seconds, batch.metrics["time/wait"]
-        self._sync_seconds = 0.0
+        restarts = self._restarts()
         self._tracker.log(
             step,
             {
@@ -136,8 +140,10 @@ class DisaggregatedTrainer:
                 "time/train": train,
                 "time/sync": sync,
                 "time/idle_share": 1 - train / (wait + train + sync),
+                "engine/restarts": float(restarts - self._restarts_before),
             },
         )
+        self._sync_seconds, self._restarts_before = 0.0, restarts
 
     async def _sync(self) -> bool:
         """New weights for the engines, and what else is due after this step. False when the run is to stop."""
@@ -156,7 +162,7 @@ class DisaggregatedTrainer:
         """Stop production and give the engines the newest weights. False when the run is to stop."""
         started = self._now()
         with self._tracker.span("sync", step=self._learner.version):
-            pausing = self._production.pause(self._in_flight)
+            pausing = self._manager.pause(self._in_flight)
             await self._watchdog.wait_or_stop(f"the rollouts under way to {self._in_flight}", pausing)
             if self._watchdog.is_stopping:
                 return False
@@ -176,10 +182,10 @@ class DisaggregatedTrainer:
         return await self._upkeep.evaluate()
 
     async def _continue(self) -> None:
-        await self._watchdog.wait("production to go on", self._production.continue_(self._learner.version))
+        await self._watchdog.wait("production to go on", self._manager.continue_(self._learner.version))
 
     async def _checkpoint(self) -> None:
-        await self._upkeep.checkpoint(await self._production.save())
+        await self._upkeep.checkpoint(await self._manager.save())
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -56,6 +56,11 @@ class RunFolder:
         return self.path / EVENTS
 
     @property
+    def engine_log(self) -> Path:
+        """What an engine in a process of its own has said."""
+        return self.path / "engine.log"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / TENSORBOARD
 

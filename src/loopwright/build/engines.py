@@ -1,0 +1,74 @@
+"""Where the tokens of a run are sampled: in this process, on the learner's own parameters, or in one beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from loopwright.build import parts
+from loopwright.build.sampling import Workbench
+from loopwright.engines.controller import RolloutController
+from loopwright.engines.http.process import engine_command, engine_process
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.ports import CheckpointEngine, Learner, Tracker
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.weights.in_process import SharedWeights
+from loopwright.weights.shared_memory import SharedMemoryWeights, weights_folder
+
+log = logging.getLogger("loopwright")
+
+
+class Deaths:
+    """Counts the engines that were lost, and writes down when and with which last words."""
+
+    def __init__(self, learner: Learner, tracker: Tracker) -> None:
+        self._learner = learner
+        self._tracker = tracker
+        self.count = 0
+
+    def saw(self, words: str) -> None:
+        self.count += 1
+        log.warning("the engine is lost and started again: %s", words)
+        with self._tracker.span("engine_lost", step=self._learner.version, last_words=words):
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines of a run as one, and how new weights reach them. `lockstep` is there if they can keep step."""
+
+    engine: TorchEngine | RolloutController
+    weights: CheckpointEngine
+    lockstep: TorchEngine | None = None
+    restarts: Callable[[], int] = lambda: 0
+
+
+@asynccontextmanager
+async def colocated(bench: Workbench, learner: Learner) -> AsyncIterator[Engines]:
+    """An engine on the learner's own parameters: a weight update copies nothing."""
+    async with bench.embedded_engine(learner.version) as engine:
+        yield Engines(engine, SharedWeights(engine), engine)
+
+
+@asynccontextmanager
+async def disaggregated(
+    bench: Workbench, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
+) -> AsyncIterator[Engines]:
+    """An engine in a process of its own, which is started again when it dies; weights go through shared memory."""
+    model, engine = bench.config.model, bench.config.rollout.engine
+    command = engine_command(
+        parts.model_source(bench.loaded, model.path),
+        dtype=model.dtype,
+        max_context=model.max_context,
+        threads=bench.engine_threads,
+        max_batch=engine.max_batch,
+    )
+    deaths = Deaths(learner, tracker)
+    launch = partial(engine_process, command, env=env, log=folder.engine_log)
+    with weights_folder(folder.path) as weights:
+        async with RolloutController.open([launch], on_death=deaths.saw) as controller:
+            shared = SharedMemoryWeights(learner, controller, weights)
+            yield Engines(controller, shared, restarts=lambda: deaths.count)

@@ -1,0 +1,125 @@
+"""The trainer of a run that is open, put together from its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.build import parts
+from loopwright.build.engines import Engines
+from loopwright.build.eval_plans import eval_modes
+from loopwright.build.sampling import Workbench
+from loopwright.learn.learner import TorchLearner
+from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
+from loopwright.produce import AgentLoopManager
+from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
+from loopwright.trainers.colocate import ColocateTrainer
+from loopwright.trainers.disaggregated import DisaggregatedTrainer
+from loopwright.trainers.evaluator import Evaluator
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.trainers.upkeep import Upkeep
+from loopwright.trainers.watchdog import Watchdog
+from loopwright.types import Rollout, TrainerKind
+
+Trainer = ColocateTrainer | DisaggregatedTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where a run stands when it is opened."""
+
+    checkpoints: Checkpoints
+    latest: Checkpoint | None
+    buffer: ReplayBuffer
+    plans: Mapping[str, ResumePlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """All that a run has before anything is sampled."""
+
+    bench: Workbench
+    folder: RunFolder
+    storage: Storage
+    begun: Begun
+    learner: TorchLearner
+    tracker: Tracker
+
+
+class Rollouts:
+    """Counts the rollouts that finish, and hands each on."""
+
+    def __init__(self, on_rollout: Callable[[Rollout], None] | None) -> None:
+        self._on_rollout = on_rollout
+        self.count = 0
+
+    def saw(self, rollout: Rollout) -> None:
+        self.count += 1
+        if self._on_rollout is not None:
+            self._on_rollout(rollout)
+
+
+def make_trainer(
+    opened: Opened, engines: Engines, *, stop: asyncio.Event, on_rollout: Callable[[Rollout], None] | None
+) -> tuple[Trainer, AgentLoopManager]:
+    """The trainer that `trainer.kind` names, and the manager of its production."""
+    bench, learner, tracker = opened.bench, opened.learner, opened.tracker
+    config, rollouts = bench.config, Rollouts(on_rollout)
+    runner = bench.runner(engines.engine, engines.lockstep)
+    manager = AgentLoopManager(
+        bench.train_sets,
+        runner,
+        opened.begun.buffer,
+        engines.engine,
+        parts.produce_settings(config),
+        step=learner.version,
+        plans=opened.begun.plans,
+        on_rollout=rollouts.saw,
+    )
+    watchdog = Watchdog(
+        stop=stop,
+        seconds=config.trainer.stall_seconds,
+        progress=lambda: (engines.engine.steps, rollouts.count, manager.moves, learner.version),
+        describe=manager.describe,
+    )
+    evaluator = None
+    if bench.eval_sets:
+        sets, plans = bench.eval_sets, bench.eval_plans
+        evaluator = Evaluator(sets, plans, runner, opened.storage, tracker, on_rollout=rollouts.saw)
+    trainer = _kind(opened, engines)(
+        manager=manager,
+        engine=engines.engine,
+        learner=learner,
+        weights=engines.weights,
+        upkeep=Upkeep(
+            learner=learner,
+            evaluator=evaluator,
+            checkpoints=opened.begun.checkpoints,
+            tracker=tracker,
+            watchdog=watchdog,
+        ),
+        tracker=tracker,
+        intervals=parts.intervals(config),
+        watchdog=watchdog,
+        owes_evaluation=_owes_evaluation(opened),
+    )
+    return trainer, manager
+
+
+def _kind(opened: Opened, engines: Engines) -> Callable[..., Trainer]:
+    config = opened.bench.config
+    if config.trainer.kind is TrainerKind.COLOCATE:
+        return ColocateTrainer
+    return partial(DisaggregatedTrainer, in_flight=config.produce.in_flight, restarts=engines.restarts)
+
+
+def _owes_evaluation(opened: Opened) -> bool:
+    """Whether the weights of now were to be evaluated, and were not, or not in every way."""
+    config, step = opened.bench.config, opened.learner.version
+    if config.eval is None or not parts.intervals(config).evaluates(step):
+        return False
+    wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
+    return not wanted <= {tuple(stored) for stored in StoredRun(opened.folder.rollouts).evaluations()}
