@@ -150,6 +150,7 @@ class RolloutController:
                     raise
                 continue
             member.answered()
+            self._steps += 1
             if call.part.finish is not FinishReason.ABORT or call.ends or call.request.resumable:
                 break
         return call.part

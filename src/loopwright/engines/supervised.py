@@ -1,8 +1,8 @@
 """One place in a pool of engines, kept filled.
 
 An engine that died is started again, within a budget (R4): after so many deaths in a row without an answer in between,
-the place is given up, with the last words of the last one. A new engine serves only when it has joined the pool, which
-brings it to the current weights.
+the place is given up, with the last words of the last one. An engine that never served is not tried again: a wrong
+model stays wrong. A new engine serves only when it has joined the pool, which brings it to the current weights.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Supervised:
         self._on_death = on_death
         self._max_restarts = max_restarts
         self._deaths = 0
+        self._served = False
         self._lost = asyncio.Event()
 
     async def keep(self) -> None:
@@ -46,6 +47,8 @@ class Supervised:
             words = await self._live()
             self._on_death(words)
             self._deaths += 1
+            if not self._served:
+                raise BudgetError(f"an engine did not start: {words}", remedy="mend what its last words say")
             if self._deaths > self._max_restarts:
                 raise BudgetError(
                     f"an engine died {self._deaths} times without answering in between: {words}",
@@ -68,6 +71,7 @@ class Supervised:
         try:
             async with self._launch() as worker:
                 await self._join(self, worker.engine)
+                self._served = True
                 return await self._death(worker)
         except EngineError as error:
             return error.message

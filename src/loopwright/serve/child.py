@@ -40,9 +40,10 @@ def _secret(name: str) -> bool:
 class Child:
     """A process that is running. `ready` is the line with which it said so."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log: Path, log_start: int) -> None:
         self._process = process
         self._log = log
+        self._log_start = log_start
         self.ready: Mapping[str, Any] = {}
 
     @property
@@ -92,7 +93,7 @@ class Child:
     def _last_words(self) -> str:
         try:
             with self._log.open("rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - LAST_WORDS_BYTES))
+                log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - LAST_WORDS_BYTES))
                 words = log.read().decode(errors="replace").strip()
         except OSError:
             return ""
@@ -105,6 +106,7 @@ async def child_process(
 ) -> AsyncIterator[Child]:
     """Start a program and wait until it is ready. It is stopped when the context is left."""
     with log.open("ab") as words:
+        log_start = words.tell()
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -113,7 +115,7 @@ async def child_process(
             env=dict(env),
             start_new_session=True,
         )
-    child = Child(process, log)
+    child = Child(process, log, log_start)
     try:
         await child.become_ready(ready_seconds)
         yield child
