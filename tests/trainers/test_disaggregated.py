@@ -371,13 +371,11 @@ async def test_a_step_counts_the_restarts_since_the_one_before(tmp_path):
     assert [run.notes.logged[step]["engine/restarts"] for step in (1, 2, 3)] == [0.0, 2.0, 0.0]
 
 
-async def test_every_step_says_how_old_its_tokens_were_and_where_the_time_went(tmp_path):
+async def test_every_step_says_where_the_time_went(tmp_path):
     run = Apart(tmp_path, steps=3, sync=2)
     await run.trainer().train()
-    assert [run.notes.logged[step]["staleness/max"] for step in (1, 2, 3)] == [0.0, 1.0, 0.0]
     for step in (1, 2, 3):
         numbers = run.notes.logged[step]
-        assert numbers["staleness/mean"] == numbers["staleness/max"]
         assert {"time/wait", "time/train", "time/sync", "learner/loss", "reward/mean"} <= set(numbers)
         assert 0 <= numbers["time/idle_share"] <= 1
     assert {"wait", "train", "sync"} <= set(run.notes.spans)

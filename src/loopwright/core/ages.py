@@ -10,12 +10,16 @@ from loopwright.core.staleness import staleness
 from loopwright.types import Group
 
 
-def staleness_numbers(groups: Iterable[Group], step: int) -> dict[str, float]:
-    """Mean and largest staleness of the tokens that train step `step` learns from; nothing if there are none."""
+def staleness_numbers(groups: Iterable[Group], step: int, *, masked: int) -> dict[str, float]:
+    """Mean and largest staleness of the tokens that train step `step` learns from, and the share of sampled tokens,
+    `masked` of them, that were too old for it. Without tokens there is nothing to tell."""
     episodes = (rollout.episode for group in groups for rollout in group.rollouts)
     versions = [chain.versions[chain.mask] for episode in episodes if episode for chain in episode.chains]
     tokens = np.concatenate(versions) if versions else np.empty(0)
-    if not tokens.size:
+    if not tokens.size + masked:
         return {}
-    oldest = int(tokens.min())
-    return {"staleness/mean": step - 1 - float(tokens.mean()), "staleness/max": float(staleness(oldest, step))}
+    numbers = {"staleness/masked": masked / (tokens.size + masked)}
+    if tokens.size:
+        numbers["staleness/mean"] = step - 1 - float(tokens.mean())
+        numbers["staleness/max"] = float(staleness(int(tokens.min()), step))
+    return numbers

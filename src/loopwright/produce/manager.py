@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from loopwright.core.admission import horizon_limit
+from loopwright.core.ages import staleness_numbers
 from loopwright.core.progress import ProduceProgress
 from loopwright.errors import RunError, StalledError
 from loopwright.ports import Engine, ReplayBuffer, ResumePlan
@@ -32,7 +33,7 @@ from loopwright.produce.meter import Meter
 from loopwright.produce.runner import RolloutRunner
 from loopwright.produce.settings import ProduceSettings
 from loopwright.produce.tally import Tally
-from loopwright.types import Group, PauseMode, Rollout
+from loopwright.types import Group, PauseMode, ProduceKind, Rollout
 
 
 class ManagerState(StrEnum):
@@ -256,10 +257,13 @@ class AgentLoopManager:
             raise nothing_kept(step, [line.filtering for line in self._lines.values() if line.filtering.is_spent])
         # Counted before they leave the buffer: in between, a gate would see a deficit that is none.
         self._progress.take(found)
+        masked_before = self._buffer.masked_tokens
         groups = sorted(await self._buffer.take(step, found), key=self._place)
         tallies = {name: line.tally for name, line in self._lines.items()}
         stocks = {name: line.stock for name, line in self._lines.items()}
         metrics = batch_metrics(groups, tallies, stocks) | self._meter.read()
+        if self._settings.kind is ProduceKind.ASYNC:
+            metrics |= staleness_numbers(groups, step, masked=self._buffer.masked_tokens - masked_before)
         for line in self._lines.values():
             line.tally = Tally()
         return Batch(tuple(groups), metrics)

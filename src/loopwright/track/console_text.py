@@ -84,8 +84,8 @@ def _remarks(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         yield f"engine restarted {restarts} x", "red"
     if masked := metrics.get("staleness/masked"):
         yield f"{masked:.0%} too old", "yellow"
-    if "staleness/mean" in metrics:
-        yield f"staleness {metrics['staleness/mean']:.1f}", "dim"
+    if age := metrics.get("staleness/mean"):
+        yield f"staleness {age:.1f}", "dim"
     for name, label in (("time/rollout", "rollouts"), ("time/wait", "waited"), ("time/train", "training")):
         if name in metrics:
             yield f"{label} {duration(metrics[name])}", "dim"

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from loopwright.core.ages import staleness_numbers
 from loopwright.errors import CheckpointError, LearnerError
 from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
 from loopwright.produce import AgentLoopManager, Batch
@@ -136,7 +135,6 @@ class DisaggregatedTrainer:
             {
                 **batch.metrics,
                 **{f"learner/{name}": value for name, value in report.metrics.items()},
-                **staleness_numbers(batch.groups, step),
                 "time/train": train,
                 "time/sync": sync,
                 "time/idle_share": 1 - train / (wait + train + sync),
