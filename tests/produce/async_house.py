@@ -63,12 +63,15 @@ class Learning:
 
     async def run(self, steps: int) -> None:
         """Train so many steps more, production running beside."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.manager.produce_loop())
+        producing = asyncio.create_task(self.manager.produce_loop())
+        try:
             await self.manager.continue_(self.version)
             for _ in range(steps):
                 await self.step()
+        finally:
             await self.manager.shutdown()
+            await asyncio.wait({producing})
+        await producing
 
     async def step(self) -> None:
         step = self.version + 1

@@ -10,7 +10,7 @@ from loopwright.agents import EnginePolicy, SingleTurn
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.judgers import IntegerAnswer
-from loopwright.ports import Policy, ResumePlan, StalePolicy
+from loopwright.ports import Engine, Policy, ResumePlan, StalePolicy
 from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import GenerateRequest, GroupStatus, Message, Rollout, Sampling, Task
@@ -52,6 +52,8 @@ class House:
     """A producer with everything it needs."""
 
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(echo, steps=1))
+    pool: Engine | None = None
+    """Between agents and engine, if there is anything."""
     storage: MemoryStorage = field(default_factory=MemoryStorage)
     task_sets: Sequence[TaskSetRuntime] = field(default_factory=lambda: [task_set()])
     groups: int = 3
@@ -82,7 +84,7 @@ class House:
     def _producer(self, buffer: StoredBuffer, plans: Mapping[str, ResumePlan], step: int) -> AgentLoopManager:
         runner = RolloutRunner(
             lambda prefix, sampling, **more: EnginePolicy(
-                self.engine, CharRenderer(), sampling, prefix, self.max_context, **more
+                self.pool or self.engine, CharRenderer(), sampling, prefix, self.max_context, **more
             ),
             seed=1,
             limits=Limits(judge_attempts=self.judge_attempts),
@@ -95,7 +97,7 @@ class House:
             self.task_sets,
             runner,
             buffer,
-            self.engine,
+            self.pool or self.engine,
             replace(chosen, **self.more),
             step=step,
             plans=plans,

@@ -68,7 +68,7 @@ def test_a_smaller_step_lowers_its_own_target_only() -> None:
 
 
 def test_taking_opens_no_false_deficit() -> None:
-    """The gate of version 0 is as full after a batch was taken as before: nothing may start until newer weights come."""
+    """The gate of version 0 is as full after a batch was taken as before: nothing starts until newer weights come."""
 
     async def main() -> None:
         house = async_house(staleness=1, groups=3, members=1)
@@ -92,9 +92,7 @@ def _trained(learning: Learning) -> list[Group]:
 
 def _slow_house(stale: Stale) -> House:
     """The first attempt at draw 1 takes 6 seconds, and a step one."""
-    return async_house(
-        staleness=1, groups=2, members=1, stale=stale, seconds=by_key({"math/000001/00/0": 6.0}, 0.5)
-    )
+    return async_house(staleness=1, groups=2, members=1, stale=stale, seconds=by_key({"math/000001/00/0": 6.0}, 0.5))
 
 
 def test_expiry_refills_or_masks() -> None:

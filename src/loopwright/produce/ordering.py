@@ -26,10 +26,13 @@ class InOrder:
         return bool(self._started)
 
     def start(self, draw: int) -> None:
+        """A group is started, or goes on after an interruption."""
         self._started[draw] = None
 
     def end(self, ended: Ended) -> list[Ended]:
-        """The groups whose turn has come, now that this one has ended."""
+        """The groups whose turn has come, now that this one has ended. One that was interrupted keeps its place."""
+        if ended.status is GroupStatus.ABORTED:
+            return []
         self._started[ended.group.draw] = ended
         self._early[ended.status] += 1
         due = []

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from loopwright.errors import EngineError
-from loopwright.ports import PauseMode
+from loopwright.ports import OnPart, PauseMode
 from loopwright.testing.chars import encode_chars
 from loopwright.types import FinishReason, GenerateRequest, Generation, WeightFile
 
@@ -25,7 +25,7 @@ LOGPROB = -0.5
 
 
 class ScriptedEngine:
-    """An `Engine` and a `Lockstep` for tests.
+    """A `StreamingEngine` and a `Lockstep` for tests.
 
     `answers` is a function of the request, or a sequence that is repeated in the order of the calls. `faults` are the
     numbers of the calls (from 0) that raise EngineError. Each token takes `steps` turns of the event loop, so that
@@ -65,7 +65,7 @@ class ScriptedEngine:
     def version(self) -> int:
         return self._version
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         number = len(self.requests)
         self.requests.append(request)
         await self._running.wait()
@@ -75,7 +75,7 @@ class ScriptedEngine:
         self._idle.clear()
         self.most_live = max(self.most_live, len(self._live))
         try:
-            return await self._sample(request, number, aborted)
+            return await self._sample(request, number, aborted, on_part or (lambda part: None))
         finally:
             del self._live[request.id]
             if not self._live:
@@ -109,7 +109,9 @@ class ScriptedEngine:
         answer = self._answers(request) if callable(self._answers) else self._answers[number % len(self._answers)]
         return tuple(self._encode(answer) if isinstance(answer, str) else answer)
 
-    async def _sample(self, request: GenerateRequest, number: int, aborted: asyncio.Event) -> Generation:
+    async def _sample(
+        self, request: GenerateRequest, number: int, aborted: asyncio.Event, on_part: OnPart
+    ) -> Generation:
         before = request.sampled_before
         first = replace(request, prompt_ids=request.prompt_ids[: len(request.prompt_ids) - before], sampled_before=0)
         whole = self._answer(number, first)
@@ -123,6 +125,7 @@ class ScriptedEngine:
             if aborted.is_set():
                 finish = FinishReason.ABORT
                 break
+            on_part(Generation((script[len(versions)],), (LOGPROB,), (self._version,), FinishReason.ABORT))
             versions.append(self._version)
         count = len(versions)
         return Generation(script[:count], (LOGPROB,) * count, tuple(versions), finish)
