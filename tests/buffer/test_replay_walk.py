@@ -15,7 +15,7 @@ from stored_values import TASK, make_partial, make_rollout
 
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
-from loopwright.ports import StalePolicy, Started
+from loopwright.ports import StalePolicy, Started, Storage
 from loopwright.types import Group, GroupStatus, Stale
 
 SETS = ("a", "b")
@@ -61,8 +61,8 @@ class Walk(RuleBasedStateMachine):
         """Start with some groups, so that there is something to take, to expire and to go on with."""
         self.policy = StalePolicy(stale, horizon, max_expiries)
         self.horizon = horizon
-        self.storage = MemoryStorage()
         self.runner = asyncio.Runner()
+        self.storage = self.open_storage()
         self.known: list[Known] = []
         self.over: list[Known] = []
         self.taken: list[Group] = []
@@ -70,6 +70,9 @@ class Walk(RuleBasedStateMachine):
         self.resume(0)
         for made in history:
             self.make(made)
+
+    def open_storage(self) -> Storage:
+        return MemoryStorage()
 
     def teardown(self) -> None:
         self.runner.close()
@@ -176,6 +179,7 @@ class Walk(RuleBasedStateMachine):
     @rule(most=st.integers(1, 3))
     def take(self, most: int) -> None:
         step = self.version + 1
+        self.expire(1)
         wanted = {name: min(most, self.buffer.ready(name, step)) for name in SETS}
         groups = self.runner.run(self.buffer.take(step, wanted))
         for name, count in wanted.items():

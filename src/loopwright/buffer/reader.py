@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +11,8 @@ from loopwright.buffer.archive import Archive, GroupKey
 from loopwright.buffer.codec import decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage import ledger
-from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, reading, storage_error
+from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, snapshot
 from loopwright.core.staleness import without_stale
-from loopwright.errors import RunError
 from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored
 
 
@@ -44,7 +42,7 @@ class StoredRun:
 
     def steps(self) -> tuple[int, ...]:
         """The train steps that consumed groups, in order."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             found = db.execute("SELECT DISTINCT step FROM groups WHERE step IS NOT NULL ORDER BY step").fetchall()
         return tuple(step for (step,) in found)
 
@@ -54,7 +52,7 @@ class StoredRun:
 
     def trained(self, step: int) -> tuple[Group, ...]:
         """The groups that train step `step` consumed, as the learner was given them and in that order."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             found = db.execute(
                 "SELECT task_set, draw, round, task, horizon, max(place) FROM trail AS t"
                 " JOIN groups USING (task_set, draw, round, step) LEFT JOIN lineages AS l ON l.lineage = t.lineage"
@@ -77,7 +75,7 @@ class StoredRun:
 
     def attempts(self) -> Iterator[Attempt]:
         """Every train rollout there is, failed and repeated ones included; one at a time, because they may be many."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             for task_set, draw, round, status, step, task, *columns in db.execute(
                 f"SELECT task_set, draw, round, status, step, task, {ROLLOUT_COLUMNS}"
                 " FROM rollouts JOIN groups USING (task_set, draw, round)"
@@ -89,7 +87,7 @@ class StoredRun:
 
     def find(self, key: RolloutKey) -> Rollout | None:
         """One train rollout of any group, trained or not; None when there is none of that name."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             found = db.execute(
                 f"SELECT round, step, task, {ROLLOUT_COLUMNS} FROM rollouts JOIN groups USING (task_set, draw, round)"
                 " WHERE task_set = ? AND draw = ? AND member = ? AND attempt = ? ORDER BY round DESC LIMIT 1",
@@ -103,13 +101,13 @@ class StoredRun:
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """Every evaluation that is stored, in the order of their steps."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             found = db.execute("SELECT DISTINCT step, task_set, mode FROM eval_rollouts ORDER BY 1, 2, 3").fetchall()
         return tuple(Evaluation._make(row) for row in found)
 
     def eval_rollouts(self, step: int, task_set: str, mode: str) -> tuple[Rollout, ...]:
         """The rollouts of one evaluation, by draw and member."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             found = db.execute(
                 f"SELECT draw, task, {ROLLOUT_COLUMNS} FROM eval_rollouts"
                 " WHERE step = ? AND task_set = ? AND mode = ? ORDER BY draw, member, attempt",
@@ -121,24 +119,12 @@ class StoredRun:
 
     def counts(self) -> Mapping[str, Mapping[GroupStatus, int]]:
         """Groups by task set and status."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             return ledger.count_groups(db)
 
     def _members(self, chosen: str, value: int | str) -> Iterator[Rollout]:
         """The rollouts of the groups that `chosen`, SQL with one parameter, selects and orders."""
-        with self._reading() as db:
+        with snapshot(self._path) as db:
             groups = db.execute(f"SELECT task_set, draw, round, task, step FROM groups WHERE {chosen}", (value,))
             for task_set, draw, round, task, step in groups:
                 yield from ledger.members_of(db, self._archive, (task_set, draw, round), decode_task(task), step)
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        if not self._path.is_file():
-            raise RunError(f"there are no rollouts at {self._path}", remedy="name the folder of a run that has started")
-        try:
-            with reading(self._path) as db:
-                # One snapshot per call: a run that commits in between cannot make an answer disagree with itself.
-                db.execute("BEGIN")
-                yield db
-        except sqlite3.Error as error:
-            raise storage_error(error, self._path) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from loopwright.cli.audit import audit
 from loopwright.cli.bench import bench
 from loopwright.cli.chat import chat
 from loopwright.cli.check import check
@@ -33,6 +34,7 @@ app.command("config")(config)
 app.command("migrate")(migrate)
 app.command("doctor")(doctor)
 app.command("show")(show)
+app.command("audit")(audit)
 app.command("replay")(replay)
 app.command("chat")(chat)
 app.command("engine")(engine)

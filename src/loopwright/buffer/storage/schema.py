@@ -121,6 +121,19 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+@contextmanager
+def snapshot(path: Path) -> Iterator[sqlite3.Connection]:
+    """A run as it is at this moment: a run that commits meanwhile cannot make an answer disagree with itself."""
+    if not path.is_file():
+        raise RunError(f"there are no rollouts at {path}", remedy="name the folder of a run that has started")
+    try:
+        with reading(path) as connection:
+            connection.execute("BEGIN")
+            yield connection
+    except sqlite3.Error as error:
+        raise storage_error(error, path) from error
+
+
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema'").fetchone()
     found = connection.execute("SELECT max(version) FROM schema").fetchone()[0] if known else None

@@ -1,0 +1,1 @@
+"""Whether a run has lost, doubled or trained anything that it should not have. Only reads."""

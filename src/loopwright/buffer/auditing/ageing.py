@@ -1,0 +1,67 @@
+"""What was trained, held against the tokens and the staleness policy that was in force."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+
+from loopwright.buffer.archive import Archive, GroupKey
+from loopwright.buffer.auditing.comparing import LedgerRow
+from loopwright.buffer.auditing.findings import Finding, FindingKind, group_name
+from loopwright.buffer.auditing.lives import Life
+from loopwright.buffer.codec import decode_task
+from loopwright.buffer.storage import ledger
+from loopwright.core.staleness import is_too_old
+from loopwright.errors import LoopwrightError
+from loopwright.ports import StalePolicy
+from loopwright.types import Group, Scored, Stale
+
+
+def check_trained(
+    db: sqlite3.Connection, archive: Archive, rows: Mapping[GroupKey, LedgerRow], lives: Mapping[GroupKey, Life]
+) -> Iterator[Finding]:
+    """The tokens of every group that was trained, step by step, because they are read from one file per step."""
+    policies = _policies(db)
+    consumed = sorted((row.step, group) for group, row in rows.items() if row.step is not None)
+    for step, group in consumed:
+        row, life = rows[group], lives.get(group, Life())
+        policy = policies.get(life.lineage, StalePolicy(horizon=None))
+        try:
+            task = decode_task(row.task)
+            members = ledger.members_of(db, archive, group, task, step, in_time=True)
+        except LoopwrightError as error:
+            yield Finding(FindingKind.DAMAGED, group_name(group), error.message)
+            continue
+        scored = Group(*group[:2], task, tuple(one for one in members if isinstance(one.reward, Scored)))
+        yield from (
+            Finding(kind, group_name(group), what) for kind, what in _aged(scored, step, policy, row.expiries, life)
+        )
+
+
+def _policies(db: sqlite3.Connection) -> dict[int, StalePolicy]:
+    found = db.execute("SELECT lineage, stale, horizon, max_expiries FROM lineages")
+    return {lineage: StalePolicy(Stale(stale), horizon, most) for lineage, stale, horizon, most in found}
+
+
+def _aged(group: Group, step: int, policy: StalePolicy, expiries: int, life: Life) -> Iterator[tuple[FindingKind, str]]:
+    """What is wrong with a group that was trained at `step`, for the age of its tokens."""
+    if not group.rollouts:
+        yield FindingKind.LOST, f"it was trained at step {step}, and has no scored rollout"
+    versions = {int(v) for one in group.rollouts if one.episode for chain in one.episode.chains for v in chain.versions}
+    sampled = sorted(versions - {-1})
+    if sampled and sampled[-1] >= step:
+        yield FindingKind.STALE, f"step {step} trained tokens of version {sampled[-1]}, which did not exist yet"
+    too_old = [version for version in sampled if is_too_old(version, step, policy.horizon)]
+    may_mask = policy.stale is Stale.MASK or (policy.stale is Stale.RETRY and expiries >= policy.max_expiries)
+    if too_old and not may_mask:
+        yield FindingKind.STALE, f"step {step} took tokens of version {too_old[0]}, against {_named(policy)}"
+    counted = min((version for version in sampled if version not in too_old), default=None)
+    if life.trained is not None and is_too_old(life.trained, step, policy.horizon):
+        yield FindingKind.STALE, f"step {step} trained tokens of version {life.trained}, against {_named(policy)}"
+    elif life.trained != counted:
+        yield FindingKind.DAMAGED, f"its oldest trained token is of version {counted}, by its trail {life.trained}"
+
+
+def _named(policy: StalePolicy) -> str:
+    retries = f", max_expiries: {policy.max_expiries}" if policy.stale is Stale.RETRY else ""
+    return f"stale: {policy.stale} with a horizon of {policy.horizon}{retries}"

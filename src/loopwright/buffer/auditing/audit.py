@@ -1,0 +1,102 @@
+"""The audit of a run (R3, D1). Everything is read in one snapshot, so the run may be writing meanwhile."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from loopwright.buffer.archive import Archive, GroupKey
+from loopwright.buffer.auditing.ageing import check_trained
+from loopwright.buffer.auditing.comparing import LedgerRow, compare_draws, compare_groups, compare_rollouts
+from loopwright.buffer.auditing.findings import Finding
+from loopwright.buffer.auditing.lives import Life, Lives, TrailRow
+from loopwright.buffer.storage.schema import snapshot
+from loopwright.types import GroupStatus
+
+
+class Count(NamedTuple):
+    groups: int
+    members: int
+
+
+NOWHERE = dict.fromkeys(GroupStatus, Count(0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Conservation:
+    """One task set: what was sampled by the trail, and where all of it stands by the ledger."""
+
+    sampled: Count
+    standing: Mapping[GroupStatus, Count]
+
+    @property
+    def total(self) -> Count:
+        return Count(*(sum(count) for count in zip(*self.standing.values(), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit saw. `lineages` counts how often the run was opened."""
+
+    task_sets: Mapping[str, Conservation]
+    lineages: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.findings
+
+
+def audit(path: Path) -> Audit:
+    """Audit the database at `path`."""
+    with snapshot(path) as db:
+        lives = Lives.of(_trail(db))
+        rows = _groups(db)
+        findings = [
+            *lives.findings,
+            *compare_groups(rows, lives.groups),
+            *compare_rollouts(db, rows, lives.groups),
+            *compare_draws(rows),
+            *check_trained(db, Archive.beside(path), rows, lives.groups),
+        ]
+        (lineages,) = db.execute("SELECT count(*) FROM lineages").fetchone()
+        return Audit(_conservation(db, lives.groups), lineages, tuple(findings))
+
+
+def _trail(db: sqlite3.Connection) -> Iterator[TrailRow]:
+    return map(TrailRow._make, db.execute(f"SELECT {', '.join(TrailRow._fields)} FROM trail ORDER BY place"))
+
+
+def _groups(db: sqlite3.Connection) -> dict[GroupKey, LedgerRow]:
+    found = db.execute("SELECT task_set, draw, round, status, step, expiries, task FROM groups ORDER BY 1, 2, 3")
+    return {
+        (task_set, draw, round): LedgerRow(status, step, expiries, task)
+        for task_set, draw, round, status, step, expiries, task in found
+    }
+
+
+def _conservation(db: sqlite3.Connection, lives: Mapping[GroupKey, Life]) -> dict[str, Conservation]:
+    standing = _standing(db)
+    names = sorted(standing.keys() | {task_set for task_set, _, _ in lives})
+    return {name: Conservation(_sampled(name, lives), standing.get(name, dict(NOWHERE))) for name in names}
+
+
+def _sampled(name: str, lives: Mapping[GroupKey, Life]) -> Count:
+    own = [life for (task_set, _, _), life in lives.items() if task_set == name]
+    return Count(len(own), sum(len({member for member, _ in life.whole}) for life in own))
+
+
+def _standing(db: sqlite3.Connection) -> dict[str, dict[GroupStatus, Count]]:
+    table: dict[str, dict[GroupStatus, Count]] = {}
+    for task_set, status, groups, members in db.execute(
+        "SELECT task_set, status, count(*), sum(members) FROM ("
+        " SELECT g.task_set, g.status, (SELECT count(DISTINCT member) FROM rollouts AS r"
+        "  WHERE (r.task_set, r.draw, r.round) = (g.task_set, g.draw, g.round)) AS members FROM groups AS g"
+        ") GROUP BY 1, 2"
+    ):
+        if status in set(GroupStatus):
+            table.setdefault(task_set, dict(NOWHERE))[GroupStatus(status)] = Count(groups, members)
+    return table

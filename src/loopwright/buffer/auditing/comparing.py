@@ -1,0 +1,83 @@
+"""The ledger held against the trail: every group and every rollout is in both, and stands where the other says.
+
+Every number was drawn, and of a draw that was made again only the last round counts.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from loopwright.buffer.archive import GroupKey
+from loopwright.buffer.auditing.findings import Finding, FindingKind, group_name
+from loopwright.buffer.auditing.lives import Life
+from loopwright.buffer.storage.refusals import DRAWN_AGAIN
+from loopwright.types import StopReason
+
+
+class LedgerRow(NamedTuple):
+    """A group by the ledger, whatever somebody may have written into it."""
+
+    status: str
+    step: int | None
+    expiries: int
+    task: str
+
+
+def compare_groups(rows: Mapping[GroupKey, LedgerRow], lives: Mapping[GroupKey, Life]) -> Iterator[Finding]:
+    for group in sorted(rows.keys() | lives.keys()):
+        row, life = rows.get(group), lives.get(group, Life())
+        if row is None:
+            yield Finding(
+                FindingKind.LOST, group_name(group), f"it was drawn, is {life.status} by its trail, and is gone"
+            )
+        elif life.status is None:
+            yield Finding(FindingKind.DAMAGED, group_name(group), "nothing says that it was drawn")
+        elif (row.status, row.step, row.expiries) != (life.status, life.step, life.expiries):
+            yield Finding(
+                FindingKind.DAMAGED,
+                group_name(group),
+                f"it is {_stands(row.status, row.step, row.expiries)}, but by its trail "
+                f"{_stands(life.status, life.step, life.expiries)}",
+            )
+
+
+def _stands(status: str, step: int | None, expiries: int) -> str:
+    at = "" if step is None else f" at step {step}"
+    return f"{status}{at}" + (f" after {expiries} expiries" if expiries else "")
+
+
+def compare_rollouts(
+    db: sqlite3.Connection, rows: Mapping[GroupKey, LedgerRow], lives: Mapping[GroupKey, Life]
+) -> Iterator[Finding]:
+    expected = {(*group, *place): whole for group, life in lives.items() for place, whole in life.whole.items()}
+    for task_set, draw, round, member, attempt, stop in db.execute(
+        "SELECT task_set, draw, round, member, attempt, stop FROM rollouts"
+    ):
+        name = f"{group_name((task_set, draw, round))}/{member:02d}/{attempt}"
+        whole = expected.pop((task_set, draw, round, member, attempt), None)
+        if whole is None:
+            yield Finding(FindingKind.DAMAGED, name, "nothing says that it was stored")
+        elif whole == (stop == StopReason.ABORTED):
+            yield Finding(FindingKind.DAMAGED, name, f"it is {'partial' if whole else 'whole'}, against its trail")
+    for task_set, draw, round, member, attempt in sorted(expected):
+        if (task_set, draw, round) in rows:
+            name = f"{group_name((task_set, draw, round))}/{member:02d}/{attempt}"
+            yield Finding(FindingKind.LOST, name, "it was stored and is gone")
+
+
+def compare_draws(rows: Mapping[GroupKey, LedgerRow]) -> Iterator[Finding]:
+    """Every number was drawn, and only the last round of a draw can still count."""
+    last: dict[str, int] = {}
+    latest: dict[tuple[str, int], GroupKey] = {}
+    for group, row in rows.items():
+        task_set, draw, _ = group
+        for missing in range(last.get(task_set, -1) + 1, draw):
+            yield Finding(FindingKind.LOST, group_name((task_set, missing, 0)), "it was skipped: no group has its task")
+        last[task_set] = draw
+        earlier = latest.get((task_set, draw))
+        if earlier is not None and rows[earlier].status not in DRAWN_AGAIN:
+            what = f"it is {rows[earlier].status}, and was drawn again and is {row.status}"
+            yield Finding(FindingKind.DOUBLED, group_name(earlier), what)
+        latest[task_set, draw] = group

@@ -1,0 +1,33 @@
+"""What an audit can find. A clean run has none of these."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from loopwright.buffer.archive import GroupKey
+
+
+class FindingKind(StrEnum):
+    LOST = "lost"
+    """Something that was drawn or stored is gone, or nobody will ever work on it."""
+    DOUBLED = "doubled"
+    """Something counts twice in the lineage that survives: a group trained twice, or a rollout stored twice."""
+    STALE = "stale"
+    """Trained against the staleness policy that the run had."""
+    DAMAGED = "damaged"
+    """Ledger, trail and tokens contradict each other, or cannot be read."""
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong; `where` names the group or the rollout."""
+
+    kind: FindingKind
+    where: str
+    what: str
+
+
+def group_name(group: GroupKey) -> str:
+    """As in `loopwright show`; a draw that was made again has its round behind it."""
+    task_set, draw, round = group
+    return f"{task_set}/{draw:06d}" + (f" (round {round})" if round else "")
