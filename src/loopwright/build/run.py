@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.buffer.replay import StoredBuffer
+from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.engines import Engines, colocated, disaggregated
@@ -28,7 +29,7 @@ from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.durable import draft_of
 from loopwright.trainers.report import write_report
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import TrainerKind
+from loopwright.types import BufferKind, TrainerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ async def open_run(
     """Open the run that a config describes. Setting `stop` ends its training after a checkpoint.
 
     `cache` is where converted models are kept; `env` is the environment, of which processes that are started see what
-    holds no secret. The run folder is opened after the user's code and the model: a mistake
-    in them costs an earlier run in that folder nothing.
+    holds no secret. The run folder is opened after the user's code and the model: a mistake in them costs an earlier
+    run in that folder nothing.
     """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
     async with AsyncExitStack() as stack:
@@ -87,7 +88,7 @@ async def open_run(
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
-        storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
+        storage = await stack.enter_async_context(_storage(config, folder))
         begun = await _begin(config, folder, storage)
         learner = await _learner(bench, recipe, folder, begun.latest)
         folder.adopt(snapshot, loaded.base)
@@ -99,6 +100,14 @@ async def open_run(
         trainer, manager = make_trainer(opened, engines, stop=stop, on_rollout=console.on_rollout if console else None)
         stack.push_async_callback(manager.shutdown)
         yield Run(folder, config, learner, trainer, tracker)
+
+
+def _storage(config: RunConfig, folder: RunFolder) -> AbstractAsyncContextManager[Storage]:
+    return nullcontext(MemoryStorage()) if _forgets(config) else SqliteStorage(folder.rollouts)
+
+
+def _forgets(config: RunConfig) -> bool:
+    return config.buffer.kind is BufferKind.MEMORY
 
 
 def _engines(opened: Opened, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
@@ -116,7 +125,9 @@ async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begu
     step = latest.step if latest else 0
     names = [task_set.name for task_set in config.task_sets]
     drawn = latest.state["next_draws"] if latest else {}
-    next_draws = {name: drawn.get(name, 0) for name in names} if config.trainer.deterministic else None
+    # Without a ledger, or if all after the checkpoint is made again, the checkpoint says where to go on.
+    from_checkpoint = config.trainer.deterministic or _forgets(config)
+    next_draws = {name: drawn.get(name, 0) for name in names} if from_checkpoint else None
     policy = parts.stale_policy(config)
     buffer, plans = await StoredBuffer.resume(storage, policy, names, step=step, next_draws=next_draws)
     return Begun(checkpoints, latest, buffer, plans)

@@ -100,6 +100,7 @@ def make_trainer(
             checkpoints=opened.begun.checkpoints,
             tracker=tracker,
             watchdog=watchdog,
+            archive=opened.storage if config.buffer.archive else None,
         ),
         tracker=tracker,
         intervals=parts.intervals(config),
@@ -122,4 +123,6 @@ def _owes_evaluation(opened: Opened) -> bool:
     if config.eval is None or not parts.intervals(config).evaluates(step):
         return False
     wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
-    return not wanted <= {tuple(stored) for stored in StoredRun(opened.folder.rollouts).evaluations()}
+    database = opened.folder.rollouts
+    stored = StoredRun(database).evaluations() if database.is_file() else ()
+    return not wanted <= {tuple(one) for one in stored}
