@@ -20,6 +20,8 @@ from loopwright.types import Message, Parsed, Thinking, Tool, parsed_of
 class ChatTemplateRenderer:
     """A `Renderer` over one tokenizer."""
 
+    name = "chat template"
+
     def __init__(self, tokenizer: ChatTokenizer, thinking: Thinking = Thinking.TEMPLATE) -> None:
         self._vocabulary = Vocabulary(tokenizer)
         self._template = ChatTemplate(tokenizer)

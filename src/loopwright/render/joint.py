@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
+from loopwright.render.canonical import value_of
 from loopwright.render.hermes import CALL_END, THINK_END, Syntax, parse_text
 from loopwright.render.template import ChatTemplate
 from loopwright.types import Message, Thinking, Tool
@@ -63,11 +63,11 @@ class Joints:
         thoughts = self._template.thoughts and THINK_END not in content
         thinking = thoughts and self._template.opens_thought and not self._keeps_thoughts
         read = parse_text(kept, Syntax(calls=bool(calls), thoughts=thoughts, thinking=thinking))
-        said = [(call["name"], _value(call["arguments"])) for call in calls]
+        said = [(call["name"], value_of(call["arguments"])) for call in calls]
         return (
             read.content.strip() == content.strip()
             and read.reasoning.strip() == str(reply.get("reasoning") or "").strip()
-            and [(call.name, _value(call.arguments)) for call in read.tool_calls] == said
+            and [(call.name, value_of(call.arguments)) for call in read.tool_calls] == said
         )
 
 
@@ -91,10 +91,3 @@ def _mark(messages: Sequence[Message]) -> str:
     while any(mark in text for text in texts):
         mark += "-x"
     return mark
-
-
-def _value(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments

@@ -6,35 +6,17 @@ call that it writes can be read back; otherwise tools are written in Hermes' way
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
 from loopwright.errors import ConversationError, ModelError
+from loopwright.render.canonical import template_messages, template_tools, value_of
 from loopwright.render.hermes import THINK, THINK_END, Syntax, parse_text
 from loopwright.render.plain_tools import plain_messages
+from loopwright.render.probes import ANSWERED, ASKED, CALLED, RESULT, TOOL
 from loopwright.types import Message, Tool
-
-ASKED: Message = {"role": "user", "content": "loopwright-question"}
-ANSWERED: Message = {"role": "assistant", "content": "loopwright-answer"}
-CALLED: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": ({"id": "call00000", "name": "loopwright_tool", "arguments": '{"text": "loopwright-argument"}'},),
-}
-RESULT: Message = {
-    "role": "tool",
-    "content": "loopwright-result",
-    "tool_call_id": "call00000",
-    "name": "loopwright_tool",
-}
-TOOL: Tool = {
-    "name": "loopwright_tool",
-    "description": "loopwright-description",
-    "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
-}
 
 
 class TemplateTokenizer(Protocol):
@@ -93,8 +75,8 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message], tools: Sequence[Tool], *, opening: bool) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                [_in_template_shape(message) for message in messages],
-                tools=[{"type": "function", "function": dict(tool)} for tool in tools] or None,
+                template_messages(messages),
+                tools=template_tools(tools),
                 add_generation_prompt=opening,
                 tokenize=False,
             )
@@ -108,8 +90,8 @@ class ChatTemplate:
             return False
         before, after = self._tried([ASKED], [TOOL]), self._tried([ASKED, CALLED], [TOOL])
         read = parse_text(after.removeprefix(before), Syntax()).tool_calls
-        return [(call.name, _object(call.arguments)) for call in read] == [
-            (call["name"], _object(call["arguments"])) for call in CALLED["tool_calls"]
+        return [(call.name, value_of(call.arguments)) for call in read] == [
+            (call["name"], value_of(call["arguments"])) for call in CALLED["tool_calls"]
         ]
 
     def _writes(self, messages: Sequence[Message], words: str, tools: Sequence[Tool] = ()) -> bool:
@@ -120,26 +102,3 @@ class ChatTemplate:
             return self._apply(messages, tools, opening=False)
         except (TemplateError, TypeError, ValueError, KeyError):
             return ""
-
-
-def _in_template_shape(message: Message) -> dict[str, Any]:
-    """A canonical message as the templates of the field expect it: OpenAI's nesting, arguments as objects."""
-    shaped = dict(message)
-    shaped["content"] = message.get("content") or ""
-    if "reasoning" in message:
-        shaped["reasoning_content"] = shaped.pop("reasoning") or ""
-    if calls := message.get("tool_calls"):
-        shaped["tool_calls"] = [_in_template_call(call) for call in calls]
-    return shaped
-
-
-def _in_template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": call["name"], "arguments": _object(call["arguments"])}
-    return {"id": call.get("id", ""), "type": "function", "function": function}
-
-
-def _object(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments

@@ -34,6 +34,10 @@ class Vocabulary:
     def text(self, ids: Sequence[int]) -> str:
         return self._decode(ids, skip_special_tokens=True)
 
+    def spelling(self, ids: Sequence[int]) -> str:
+        """Every token as it is written, special ones too."""
+        return self._decode(ids)
+
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._piece(int(token)) for token in ids)
 

@@ -1,0 +1,32 @@
+"""Which renderer a model gets: one of the `renderers` library where it knows the family, else ours.
+
+Ours writes with the model's own chat template and reads tool calls in Hermes' way; it needs no other package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from loopwright.errors import ModelError
+from loopwright.ports import Renderer
+from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.render.vocabulary import ChatTokenizer
+from loopwright.types import Thinking
+
+AUTO, TEMPLATE = "auto", "template"
+
+
+def make_renderer(tokenizer: ChatTokenizer, choice: str = AUTO, thinking: Thinking = Thinking.TEMPLATE) -> Renderer:
+    """The renderer that `choice` names: `auto`, `template` (ours), or a family of the library."""
+    if choice == TEMPLATE:
+        return ChatTemplateRenderer(tokenizer, thinking)
+    if importlib.util.find_spec("renderers") is None:
+        if choice == AUTO:
+            return ChatTemplateRenderer(tokenizer, thinking)
+        raise ModelError(
+            f"model.renderer {choice!r} needs the package renderers", remedy="pip install 'loopwright[renderers]'"
+        )
+    from loopwright.render.families import known_family, make_family
+
+    family = known_family(tokenizer) if choice == AUTO else choice
+    return ChatTemplateRenderer(tokenizer, thinking) if family is None else make_family(tokenizer, family, thinking)

@@ -1,0 +1,93 @@
+"""Which family of models a tokenizer belongs to, of those that the `renderers` library has code for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from loopwright.errors import ConversationError, ModelError
+from loopwright.render.canonical import template_messages, template_tools
+from loopwright.render.family_renderer import LIBRARY_ERRORS, FamilyRenderer
+from loopwright.render.probes import ASKED, CALLED, RESULT, TOOL
+from loopwright.render.vocabulary import ChatTokenizer
+from loopwright.types import Message, Thinking, Tool
+
+RECOGNISED_BY: tuple[tuple[list[Message], list[Tool]], ...] = (
+    ([ASKED], []),
+    ([{"role": "system", "content": "loopwright-system"}, ASKED], [TOOL]),
+    ([ASKED, CALLED, RESULT], [TOOL]),
+)
+"""A family is recognised if it renders these as the model's own template does."""
+
+NEVER_TRIED = {"default", "gpt-oss"}
+"""No family of its own; and one that fetches files from the network when it is made."""
+
+
+def family_names() -> tuple[str, ...]:
+    """Every family that the library has code for."""
+    from renderers import base
+
+    base._populate_registry()
+    return tuple(sorted(set(base.RENDERER_REGISTRY) - {"default"}))
+
+
+def known_family(tokenizer: ChatTokenizer) -> str | None:
+    """The family of a tokenizer: by its model's name, or because it renders as the model's own template does."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    if (named := MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))) is not None:
+        return str(named)
+    own = [_own(tokenizer, messages, tools) for messages, tools in RECOGNISED_BY]
+    tried = [name for name in family_names() if name not in NEVER_TRIED]
+    return next((name for name in tried if None not in own and _theirs(tokenizer, name) == own), None)
+
+
+def make_family(tokenizer: ChatTokenizer, name: str, thinking: Thinking) -> FamilyRenderer:
+    """The renderer of a family, or a ModelError that says why the tokenizer is not of it."""
+    if name not in family_names():
+        raise ModelError(
+            f"there is no renderer for a family of models {name!r}",
+            remedy=f"set model.renderer to auto, template, or one of: {', '.join(family_names())}",
+        )
+    try:
+        return FamilyRenderer(name, _create(tokenizer, name, thinking), tokenizer)
+    except LIBRARY_ERRORS as error:
+        raise ModelError(
+            f"the tokenizer cannot be used as one of {name!r}: {error}",
+            remedy="set model.renderer to template, which uses the model's own chat template",
+        ) from error
+
+
+def _create(tokenizer: ChatTokenizer, name: str, thinking: Thinking) -> Any:
+    from renderers import create_renderer
+    from renderers.configs import _config_class_for
+
+    retained = {"thinking_retention": "all"} if thinking is Thinking.KEEP else {}
+    return create_renderer(tokenizer, _config_class_for(name)(**retained))
+
+
+def _own(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int] | None:
+    """What the model's own template makes of a conversation; None if it refuses."""
+    try:
+        text = tokenizer.apply_chat_template(
+            template_messages(messages), tools=template_tools(tools), add_generation_prompt=True, tokenize=False
+        )
+    except (TemplateError, *LIBRARY_ERRORS):
+        return None
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _theirs(tokenizer: ChatTokenizer, name: str) -> list[list[int]] | None:
+    """What a family makes of them all; None if the tokenizer lacks its tokens."""
+    try:
+        family = _create(tokenizer, name, Thinking.TEMPLATE)
+        return [
+            list(
+                family.render_ids(template_messages(messages), tools=template_tools(tools), add_generation_prompt=True)
+            )
+            for messages, tools in RECOGNISED_BY
+        ]
+    except (ConversationError, *LIBRARY_ERRORS):
+        return None

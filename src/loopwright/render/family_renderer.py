@@ -1,0 +1,168 @@
+"""A family of models that the `renderers` library knows, behind our port.
+
+The library writes and reads each family's own syntax by its special tokens, and extends a sampled stream without
+writing it again. What it cannot extend, or would have to change, is None (T5, T6). What it finds malformed is content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from loopwright.errors import ConversationError
+from loopwright.render.call_json import read_call
+from loopwright.render.canonical import template_messages, template_tools, value_of
+from loopwright.render.family_stream import FamilyStream, Reading
+from loopwright.render.probes import ASKED, CALLED, RESULT, TOOL
+from loopwright.render.vocabulary import ChatTokenizer, Vocabulary
+from loopwright.types import Message, Parsed, Tool, ToolCall
+
+LIBRARY_ERRORS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError)
+"""What the library raises at conversations and completions that it does not understand: it has no errors of its own."""
+
+T = TypeVar("T")
+
+
+class FamilyRenderer:
+    """A `Renderer` over one of the library's."""
+
+    def __init__(self, name: str, family: Any, tokenizer: ChatTokenizer) -> None:
+        self.name = name
+        self._family = family
+        self._vocabulary = Vocabulary(tokenizer)
+        self._openings = tuple(self._opening(messages) for messages in ([ASKED], [ASKED, CALLED, RESULT]))
+        self._stop_token_ids = tuple(int(token) for token in family.get_stop_token_ids())
+
+    @property
+    def is_prefix_stable(self) -> bool:
+        """Whether the family's full renderings leave what came before as it was."""
+        return bool(self._family.is_prefix_stable)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return self._stop_token_ids
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+        return self._render(messages, tools, opening=True)
+
+    def extend(
+        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...] | None:
+        begin = self._last_reply(stream)
+        if begin is None:
+            return None
+        bridge = self._family.bridge_to_next_turn
+        prompt, reply = list(stream[:begin]), list(stream[begin:])
+        bridged = self._ask(lambda: bridge(prompt, reply, template_messages(new), tools=template_tools(tools)), new)
+        ids = None if bridged is None else tuple(bridged.token_ids)
+        return ids if ids is not None and ids[: len(stream)] == tuple(stream) else None
+
+    def answered(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        before = self.render(messages[:-1], tools)
+        whole = self._render(messages, tools, opening=False)
+        if whole[: len(before)] != before:
+            return None
+        answer = whole[len(before) :]
+        ends = [place for place, token in enumerate(answer) if token in self._stop_token_ids]
+        return before, answer[: ends[0] + 1] if ends else answer
+
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None
+    ) -> Parsed:
+        return self._read(ids, tools, prompt).parsed
+
+    def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> FamilyStream:
+        return FamilyStream(lambda ids: self._read(ids, tools, prompt))
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._vocabulary.text(ids)
+
+    def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return self._vocabulary.pieces(ids)
+
+    def _read(self, ids: Sequence[int], tools: Sequence[Tool] | None, prompt: Sequence[int] | None) -> Reading:
+        before = list(self._openings[0] if prompt is None else prompt)
+        try:
+            read = self._family.parse_response(list(ids), tools=template_tools(tools or ()), prompt_ids=before)
+        except LIBRARY_ERRORS:
+            return Reading(Parsed(self.text(ids)), tried_to_call=True)
+        calls = [_call(attempt) if tools is None or tools else None for attempt in read.tool_calls]
+        failed = [self._written(attempt, ids) for attempt, call in zip(read.tool_calls, calls, strict=True) if not call]
+        content = "\n".join(part for part in (read.content, *failed) if part)
+        parsed = Parsed(content, read.reasoning_content or "", tuple(call for call in calls if call))
+        return Reading(parsed, tried_to_call=bool(read.tool_calls))
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, opening: bool) -> tuple[int, ...]:
+        def ids() -> tuple[int, ...]:
+            shaped, listed = template_messages(messages), template_tools(tools)
+            return tuple(self._family.render_ids(shaped, tools=listed, add_generation_prompt=opening))
+
+        return self._ask(ids, messages)
+
+    def _ask(self, library: Callable[[], T], messages: Sequence[Message]) -> T:
+        try:
+            return library()
+        except LIBRARY_ERRORS as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ConversationError(
+                f"{self.name} models know no conversation of {roles}: {error}",
+                remedy="send text contents, calls with name and arguments, and roles in an order that the model knows",
+            ) from error
+
+    def _opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        tools = [TOOL] if len(messages) > 1 else []
+        closed = self._render(messages, tools, opening=False)
+        return self._render(messages, tools, opening=True)[len(closed) :]
+
+    def _last_reply(self, stream: Sequence[int]) -> int | None:
+        """Where the latest reply begins: after the last opening of an assistant's turn."""
+        header, ids = tuple(_shared(*self._openings)), tuple(stream)
+        for place in range(len(ids) - len(header), -1, -1):
+            if ids[place : place + len(header)] == header:
+                longest = max((o for o in self._openings if ids[place : place + len(o)] == o), key=len, default=header)
+                return place + len(longest)
+        return None
+
+    def _written(self, attempt: Any, ids: Sequence[int]) -> str:
+        """A call that is none, as it was written."""
+        if attempt.token_span is None:
+            return str(attempt.raw)
+        begin, end = attempt.token_span
+        return self._vocabulary.spelling(ids[begin:end])
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
+    """What both begin with."""
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            return
+        yield one
+
+
+def _call(attempt: Any) -> ToolCall | None:
+    """The call, its arguments in the model's own spelling where that is JSON; None if it is malformed."""
+    if attempt.status != "ok" or not attempt.name:
+        return None
+    try:
+        spelled = read_call(attempt.raw)
+    except ValueError:
+        spelled = None
+    if spelled is not None and (spelled.name, value_of(spelled.arguments)) == (attempt.name, attempt.arguments):
+        return ToolCall(spelled.name, spelled.arguments, attempt.id or "")
+    return _spelled_again(attempt)
+
+
+def _spelled_again(attempt: Any) -> ToolCall | None:
+    arguments = attempt.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, Mapping):
+        return None
+    return ToolCall(attempt.name, json.dumps(arguments, ensure_ascii=False), attempt.id or "")

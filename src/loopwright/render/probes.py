@@ -1,0 +1,24 @@
+"""Small conversations by which it is found out what a template or a family of models writes."""
+
+from __future__ import annotations
+
+from loopwright.types import Message, Tool
+
+ASKED: Message = {"role": "user", "content": "loopwright-question"}
+ANSWERED: Message = {"role": "assistant", "content": "loopwright-answer"}
+CALLED: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": ({"id": "call00000", "name": "loopwright_tool", "arguments": '{"text": "loopwright-argument"}'},),
+}
+RESULT: Message = {
+    "role": "tool",
+    "content": "loopwright-result",
+    "tool_call_id": "call00000",
+    "name": "loopwright_tool",
+}
+TOOL: Tool = {
+    "name": "loopwright_tool",
+    "description": "loopwright-description",
+    "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+}
