@@ -35,15 +35,20 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: App, *, host: str = "127.0.0.1", port: int = 0, key: str | None) -> AsyncIterator[int]:
-    """Serve `app` behind a guard, and give the port: the one asked for, or a free one for 0."""
+async def listening(
+    app: App, *, host: str = "127.0.0.1", port: int = 0, key: str | None, own_keys: bool = False
+) -> AsyncIterator[int]:
+    """Serve `app` behind a guard, and give the port: the one asked for, or a free one for 0.
+
+    `own_keys`: the app knows more keys than one, and checks them itself.
+    """
     check_bind(host, key)
     hosts = LOOPBACK_NAMES if is_loopback(host) else None
     config = uvicorn.Config(
-        Guard(app, key=key, hosts=hosts),
+        Guard(app, key=None if own_keys else key, hosts=hosts),
         lifespan="off",
         ws="none",
-        http="h11",
+        http="auto",
         log_level="warning",
         access_log=False,
         server_header=False,

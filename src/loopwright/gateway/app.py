@@ -1,0 +1,132 @@
+"""The gateway as an ASGI app: who asks, for what, and an answer in the asker's own words.
+
+Whatever goes wrong becomes a typed answer here, once (S4); our own bugs are answered as such and raised, so that the
+server's log has them. A request that was refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+
+from loopwright.errors import LoopwrightError, RefusedError
+from loopwright.gateway.calls import ModelCalls
+from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Responses
+from loopwright.gateway.http import ClientGoneError, Headers, Request
+from loopwright.gateway.management import Management
+from loopwright.gateway.refusals import Code, code_of, refused
+from loopwright.gateway.routes import METHODS, Action, Target, target_of
+from loopwright.gateway.sessions import Sessions
+from loopwright.serve.guard import Receive, Scope, Send
+
+DIALECTS: dict[Action, Dialect] = {
+    Action.CHAT: ChatCompletions(),
+    Action.RESPONSES: Responses(),
+    Action.MESSAGES: AnthropicMessages(),
+    Action.COUNT_TOKENS: AnthropicMessages(),
+}
+NO_KEY = frozenset({Action.HEALTH, Action.OPENAPI, Action.BASE})
+"""What says nothing about anybody."""
+OWN_KEY = frozenset({Action.SESSION, Action.MODELS, *DIALECTS})
+"""What a session's own key opens, beside the gateway's."""
+
+Handler = Callable[[Request, Target], Awaitable[None]]
+
+
+class GatewayApp:
+    """An ASGI app. `key` opens everything."""
+
+    def __init__(self, sessions: Sessions, management: Management, calls: ModelCalls, *, key: str) -> None:
+        self._sessions = sessions
+        self._calls = calls
+        self._metrics = calls.metrics
+        self._key = key.encode()
+        self._handlers: dict[Action, Handler] = {
+            Action.HEALTH: management.health,
+            Action.METRICS: management.show_metrics,
+            Action.OPENAPI: management.openapi,
+            Action.SESSIONS: management.sessions,
+            Action.SESSION: management.session,
+            Action.COMPLETE: management.complete,
+            Action.CHAINS: management.chains,
+            Action.BASE: management.health,
+            Action.MODELS: calls.models,
+            Action.COUNT_TOKENS: calls.count_tokens,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        request = Request(scope, receive, send)
+        target = target_of(request.path)
+        try:
+            await self._serve(request, target)
+        except ClientGoneError:
+            return
+        except LoopwrightError as error:
+            await _refuse(request, target, error)
+        finally:
+            if request.status:
+                route = "unknown" if target is None else target.action.value
+                self._metrics.answered(route, request.status, time.perf_counter() - started)
+
+    async def _serve(self, request: Request, target: Target | None) -> None:
+        if target is None:
+            raise refused(
+                Code.UNKNOWN, f"there is nothing at {request.path:.200}", remedy="see /openapi.json for what there is"
+            )
+        if request.method not in METHODS[target.action]:
+            allowed = " or ".join(METHODS[target.action])
+            raise refused(Code.METHOD, f"{request.method:.10} cannot be used here", remedy=f"use {allowed}")
+        if target.action not in NO_KEY and request.method != "HEAD":
+            self._check_key(request, target)
+        if target.action in self._handlers:
+            await self._handlers[target.action](request, target)
+        else:
+            await self._calls.answer(request, target, DIALECTS[target.action])
+
+    def _check_key(self, request: Request, target: Target) -> None:
+        """The gateway's key opens everything; a session's opens that session (S3)."""
+        key = request.key
+        if hmac.compare_digest(key.encode(), self._key):
+            return
+        manages = target.action not in OWN_KEY or (target.action is Action.SESSION and request.method != "GET")
+        if target.session is not None and not manages:
+            self._sessions.find(target.session)
+        owner = self._sessions.owner_of(key)
+        if owner is None:
+            raise refused(
+                Code.KEY,
+                "the key is missing or wrong",
+                remedy="send it as `authorization: Bearer KEY` or `x-api-key: KEY`",
+            )
+        if owner != target.session or manages:
+            raise refused(
+                Code.FORBIDDEN,
+                "this key opens the model calls of one session, and not this",
+                remedy="use that session's key, or the gateway's",
+            )
+
+
+async def _refuse(request: Request, target: Target | None, error: LoopwrightError) -> None:
+    refusal = error if isinstance(error, RefusedError) else _internal(error)
+    code = code_of(refusal)
+    headers: Headers = ()
+    if code is Code.GONE:
+        headers = ((b"x-should-retry", b"false"),)
+    if code is Code.ENGINE:
+        headers = ((b"retry-after", b"1"),)
+    body = _dialect(request, target).error(refusal)
+    await request.answer(refusal.facts["status"], body, headers)
+
+
+def _internal(error: LoopwrightError) -> RefusedError:
+    return refused(Code.INTERNAL, error.message, remedy=error.remedy)
+
+
+def _dialect(request: Request, target: Target | None) -> Dialect:
+    """The asker's own: by the path, or by a header that only one of them sends."""
+    known = DIALECTS.get(target.action) if target is not None else None
+    if known is not None:
+        return known
+    return DIALECTS[Action.MESSAGES if request.header("anthropic-version") else Action.CHAT]

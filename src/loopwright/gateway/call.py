@@ -1,0 +1,81 @@
+"""One model call, whatever dialect it came in: what was asked, and what was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loopwright.types import FinishReason, Message, Parsed, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How the agent would like its answer sampled. None: it did not say. `others` are those that nobody grants.
+
+    In a training session the run decides, and wishes are only recorded (T8); `max_tokens` and `stop` always hold.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request in canonical form. `previous` names an earlier answer that `messages` go on from; `instructions` says
+    that the first message is a preamble which such a continuation does not inherit. `echo` is what the dialect needs
+    of the request to write its answer."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    wishes: Wishes = Wishes()
+    model: str = ""
+    stream: bool = False
+    samples: int = 1
+    logprobs: bool = False
+    previous: str | None = None
+    instructions: bool = False
+    echo: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token as text, for clients that ask how likely it was."""
+
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model said. `id` is unique; `stop` is the stop string that ended it; `cached_tokens` of the prompt were
+    seen or sampled by an earlier call of the same chain."""
+
+    id: str
+    created: int
+    parsed: Parsed
+    finish: FinishReason
+    stop: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def calls_tools(self) -> bool:
+        return bool(self.parsed.tool_calls) and self.finish is not FinishReason.LENGTH
+
+
+def tool_call_id(answer: str, index: int) -> str:
+    """The id of a tool call for which the model wrote none."""
+    return f"call_{answer}{index}"
+
+
+def sample_id(first: str, sample: int) -> str:
+    """The id of one of several answers to one call."""
+    return f"{first}s{sample}" if sample else first

@@ -1,0 +1,121 @@
+"""Model calls over HTTP: read, answered whole or as events, and counted as delivered when they were."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from loopwright.errors import RefusedError
+from loopwright.gateway.call import Answer, Call
+from loopwright.gateway.dialects import AnthropicMessages, Dialect
+from loopwright.gateway.events import Events
+from loopwright.gateway.exchange import Exchange, Retry
+from loopwright.gateway.http import EVENTS, Request
+from loopwright.gateway.metrics import Metrics
+from loopwright.gateway.reading import read_json
+from loopwright.gateway.routes import Target
+from loopwright.gateway.session import Session, SessionState
+from loopwright.gateway.sessions import Sessions, over
+
+T = TypeVar("T")
+
+
+class ModelCalls:
+    """What agents ask of a session."""
+
+    def __init__(self, sessions: Sessions, exchange: Exchange, metrics: Metrics, model: str) -> None:
+        self._sessions = sessions
+        self._exchange = exchange
+        self._model = model
+        self.metrics = metrics
+
+    async def answer(self, request: Request, target: Target, dialect: Dialect) -> None:
+        session = self._sessions.find_open(target.session or "")
+        call = dialect.read(read_json(await request.body()))
+        if call.stream:
+            await request.while_here(self._stream(request, session, call, dialect))
+            return
+        work = self._exchange.answer(session, call, _retry(request), None)
+        answers = await request.while_here(_within(session, work))
+        await request.answer(200, dialect.reply(call, answers))
+        self._exchange.delivered(session, answers)
+
+    async def _stream(self, request: Request, session: Session, call: Call, dialect: Dialect) -> None:
+        events = Events(dialect, call)
+        work = self._exchange.answer(session, call, _retry(request), events)
+        answering = asyncio.ensure_future(_within(session, work))
+        answering.add_done_callback(lambda _: events.close())
+        try:
+            async for chunk in events.chunks():
+                await _send(request, chunk)
+            await self._end_stream(request, session, events, answering)
+        finally:
+            answering.cancel()
+
+    async def _end_stream(
+        self, request: Request, session: Session, events: Events, answering: asyncio.Future[list[Answer]]
+    ) -> None:
+        try:
+            answers: Sequence[Answer] = answering.result()
+        except RefusedError as error:
+            if not request.status or events.stream is None:
+                raise
+            await request.write(events.rest() + events.stream.failed(error), more=False)
+            return
+        ending = events.stream.end(answers) if events.stream is not None else b""
+        await _send(request, events.rest() + ending, more=False)
+        self._exchange.delivered(session, answers)
+
+    async def count_tokens(self, request: Request, target: Target) -> None:
+        session = self._sessions.find_open(target.session or "")
+        call = AnthropicMessages().read(read_json(await request.body()))
+        await request.answer(200, {"input_tokens": self._exchange.count_tokens(session, call)})
+
+    async def models(self, request: Request, target: Target) -> None:
+        """There is one, and it answers to every name."""
+        self._sessions.find(target.session or "")
+        if target.name is not None:
+            await request.answer(200, _model(target.name))
+            return
+        one = _model(self._model)
+        await request.answer(
+            200, {"object": "list", "data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]}
+        )
+
+
+async def _within(session: Session, work: Coroutine[Any, Any, T]) -> T:
+    """The work, as long as the session is open; whoever ends the session cancels it."""
+    with session.use():
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if session.state is not SessionState.OPEN:
+                raise over(session) from None
+            raise
+
+
+async def _send(request: Request, chunk: bytes, *, more: bool = True) -> None:
+    if not request.status:
+        await request.begin(200, EVENTS)
+    await request.write(chunk, more=more)
+
+
+def _retry(request: Request) -> Retry:
+    tries = request.header("x-stainless-retry-count") or "0"
+    return Retry(again=tries.isdecimal() and int(tries) > 0, key=request.header("idempotency-key"))
+
+
+def _model(name: str) -> dict[str, Any]:
+    """As both APIs describe a model."""
+    now = int(time.time())
+    return {
+        "id": name,
+        "object": "model",
+        "created": now,
+        "owned_by": "loopwright",
+        "type": "model",
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+    }

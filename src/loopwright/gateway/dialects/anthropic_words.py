@@ -1,0 +1,59 @@
+"""What whole and streamed messages of Anthropic's API say alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loopwright.errors import RefusedError
+from loopwright.gateway.call import Answer
+from loopwright.gateway.dialects.dialect import error_text
+from loopwright.gateway.refusals import Code, code_of
+from loopwright.types import FinishReason
+
+TYPES = {
+    Code.KEY: "authentication_error",
+    Code.FORBIDDEN: "permission_error",
+    Code.UNKNOWN: "not_found_error",
+    Code.GONE: "not_found_error",
+    Code.TOO_LARGE: "request_too_large",
+    Code.ENGINE: "overloaded_error",
+    Code.INTERNAL: "api_error",
+}
+
+
+def stop_reason(answer: Answer) -> str:
+    if answer.calls_tools:
+        return "tool_use"
+    if answer.finish is FinishReason.LENGTH:
+        return "max_tokens"
+    return "stop_sequence" if answer.stop is not None else "end_turn"
+
+
+def input_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Anthropic counts what was read from a cache apart from the rest of the input."""
+    return {
+        "input_tokens": prompt_tokens - cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached_tokens,
+    }
+
+
+def usage(answer: Answer) -> Mapping[str, Any]:
+    return input_usage(answer.prompt_tokens, answer.cached_tokens) | {"output_tokens": answer.completion_tokens}
+
+
+def signature(answer: str) -> str:
+    """Clients send thoughts back only with a signature; ours names the answer that the thoughts belong to."""
+    return f"loopwright-{answer}"
+
+
+def anthropic_error(error: RefusedError) -> Mapping[str, Any]:
+    code = code_of(error)
+    said: dict[str, Any] = {"type": TYPES.get(code, "invalid_request_error"), "message": error_text(error)}
+    if code is Code.THREADS:
+        said["details"] = {"error_code": code.value}
+    if code is Code.CONTEXT:
+        # Clients look for these words to know that they must compact their history.
+        said["message"] = f"prompt is too long: {said['message']}"
+    return {"type": "error", "error": said}

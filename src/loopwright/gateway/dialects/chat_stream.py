@@ -1,0 +1,69 @@
+"""A chat completion as it is sampled: a role, deltas, a finish reason, the usage if asked for, an end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loopwright.errors import RefusedError
+from loopwright.gateway.call import Answer, Call, sample_id, tool_call_id
+from loopwright.gateway.dialects.chat_words import finish_reason, logprobs_body, usage
+from loopwright.gateway.dialects.dialect import Head, event
+from loopwright.gateway.dialects.openai_errors import openai_error
+from loopwright.types import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ChatStream:
+    """A `Stream`."""
+
+    def __init__(self, call: Call, head: Head) -> None:
+        self._call = call
+        self._head = head
+
+    def start(self) -> bytes:
+        opening = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._chunk(sample, opening) for sample in range(self._call.samples))
+
+    def delta(self, sample: int, delta: Delta) -> bytes:
+        match delta:
+            case ContentDelta(text):
+                return self._chunk(sample, {"content": text})
+            case ReasoningDelta(text):
+                return self._chunk(sample, {"reasoning_content": text})
+            case ToolCallStart(index, name, call_id):
+                known = call_id or tool_call_id(sample_id(self._head.id, sample), index)
+                called = {"index": index, "id": known, "type": "function", "function": {"name": name, "arguments": ""}}
+                return self._chunk(sample, {"tool_calls": [called]})
+            case ToolCallArguments(index, text):
+                return self._chunk(sample, {"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+            case ToolCallEnd():
+                return b""
+
+    def end(self, answers: Sequence[Answer]) -> bytes:
+        said = [self._end_of(sample, answer) for sample, answer in enumerate(answers)]
+        if self._call.echo.get("usage"):
+            said.append(event({**self._frame(), "choices": [], "usage": usage(answers)}))
+        return b"".join((*said, DONE))
+
+    def failed(self, error: RefusedError) -> bytes:
+        return event(openai_error(error)) + DONE
+
+    def _end_of(self, sample: int, answer: Answer) -> bytes:
+        odds = logprobs_body(answer.logprobs) if answer.logprobs else None
+        return self._chunk(sample, {}, finish_reason(answer), odds)
+
+    def _chunk(
+        self, sample: int, delta: Mapping[str, Any], finish: str | None = None, odds: Mapping[str, Any] | None = None
+    ) -> bytes:
+        choice = {"index": sample, "delta": delta, "logprobs": odds, "finish_reason": finish}
+        return event({**self._frame(), "choices": [choice]})
+
+    def _frame(self) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self._head.id}",
+            "object": "chat.completion.chunk",
+            "created": self._head.created,
+            "model": self._call.model,
+        }

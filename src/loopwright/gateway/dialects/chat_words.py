@@ -1,0 +1,43 @@
+"""What whole and streamed chat completions say alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loopwright.gateway.call import Answer, TokenLogprob
+from loopwright.types import FinishReason
+
+
+def finish_reason(answer: Answer) -> str:
+    if answer.calls_tools:
+        return "tool_calls"
+    return "length" if answer.finish is FinishReason.LENGTH else "stop"
+
+
+def usage(answers: Sequence[Answer]) -> Mapping[str, Any]:
+    prompt = answers[0].prompt_tokens
+    completion = sum(answer.completion_tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
+    }
+
+
+def logprobs_body(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
+    """The sampled tokens alone: how likely others were is not known here."""
+    return {"content": logprob_entries(tokens), "refusal": None}
+
+
+def logprob_entries(tokens: Sequence[TokenLogprob]) -> list[Mapping[str, Any]]:
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.text.encode("utf-8", "replace")),
+            "top_logprobs": [],
+        }
+        for token in tokens
+    ]

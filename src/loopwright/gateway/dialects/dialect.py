@@ -1,0 +1,90 @@
+"""What every dialect can do, and what several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from loopwright.errors import RefusedError
+from loopwright.gateway.call import Answer, Call
+from loopwright.types import Delta, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is known of an answer before its first token."""
+
+    id: str
+    created: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Stream(Protocol):
+    """Writes one answer as server-sent events, each once and in order."""
+
+    def start(self) -> bytes: ...
+
+    def delta(self, sample: int, delta: Delta) -> bytes:
+        """More of sample number `sample`. May be empty: some deltas say nothing in some dialects."""
+        ...
+
+    def end(self, answers: Sequence[Answer]) -> bytes: ...
+
+    def failed(self, error: RefusedError) -> bytes:
+        """The answer ends here, unfinished; its client may try again."""
+        ...
+
+
+class Dialect(Protocol):
+    """One API. `name` is what sessions call its base URL by."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self, body: Mapping[str, Any]) -> Call:
+        """The request in canonical form. Raises RefusedError for what cannot be understood."""
+        ...
+
+    def reply(self, call: Call, answers: Sequence[Answer]) -> Mapping[str, Any]:
+        """The whole answer as one body."""
+        ...
+
+    def stream(self, call: Call, head: Head) -> Stream: ...
+
+    def error(self, error: RefusedError) -> Mapping[str, Any]:
+        """A refusal in the words of this API (S4)."""
+        ...
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """One server-sent event."""
+    prefix = b"" if name is None else f"event: {name}\n".encode()
+    return b"%sdata: %s\n\n" % (prefix, orjson.dumps(data))
+
+
+def tool(name: str, description: str, parameters: Any) -> Tool:
+    """A tool in canonical form: nothing that a client adds beside these (strictness, caching) reaches the model."""
+    schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
+    return {"name": name, "description": description, "parameters": schema}
+
+
+def error_text(error: RefusedError) -> str:
+    """What is wrong and what to do, in one text: clients show nothing else."""
+    return f"{error.message}. {error.remedy[:1].upper()}{error.remedy[1:]}." if error.remedy else error.message
+
+
+class ToolNames:
+    """The names of called tools by the ids of their calls: results refer to ids, and the model reads names."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def add(self, call_id: str, name: str) -> None:
+        self._names[call_id] = name
+
+    def of(self, call_id: str) -> str:
+        return self._names.get(call_id, "")

@@ -1,0 +1,74 @@
+"""OpenAI Responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from loopwright.errors import RefusedError
+from loopwright.gateway.call import Answer, Call, Wishes
+from loopwright.gateway.dialects.dialect import Head, Stream, tool
+from loopwright.gateway.dialects.openai_errors import openai_error
+from loopwright.gateway.dialects.responses_input import read_input
+from loopwright.gateway.dialects.responses_stream import ResponsesStream
+from loopwright.gateway.dialects.responses_words import output_items, response_body
+from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, text
+from loopwright.gateway.refusals import invalid
+from loopwright.types import Message, Tool
+
+UNGRANTED = ("tool_choice", "text", "reasoning", "parallel_tool_calls", "truncation")
+ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "store")
+MORE_ECHOED = ("temperature", "text", "tool_choice", "tools", "top_p", "truncation", "user", "reasoning")
+
+
+class Responses:
+    """A `Dialect`."""
+
+    name = "openai"
+
+    def read(self, body: Mapping[str, Any]) -> Call:
+        instructions = text(body.get("instructions"), "instructions")
+        preamble: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+        previous = text(body.get("previous_response_id"), "previous_response_id") or None
+        said = read_input(body.get("input"))
+        if not said and previous is None:
+            raise invalid("input", "there is nothing to answer", remedy="send a text or at least one item")
+        include = body.get("include")
+        return Call(
+            messages=(*preamble, *said),
+            tools=() if body.get("tool_choice") == "none" else tuple(_tools(body)),
+            wishes=_wishes(body),
+            model=model_name(body),
+            stream=flag(body, "stream"),
+            logprobs=isinstance(include, list) and "message.output_text.logprobs" in include,
+            previous=None if previous is None else previous.removeprefix("resp_"),
+            instructions=bool(preamble),
+            echo=chosen(body, (*ECHOED, *MORE_ECHOED)),
+        )
+
+    def reply(self, call: Call, answers: Sequence[Answer]) -> Mapping[str, Any]:
+        answer = answers[0]
+        return response_body(call, answer.id, answer.created, answer, output_items(answer))
+
+    def stream(self, call: Call, head: Head) -> Stream:
+        return ResponsesStream(call, head)
+
+    def error(self, error: RefusedError) -> Mapping[str, Any]:
+        return openai_error(error)
+
+
+def _wishes(body: Mapping[str, Any]) -> Wishes:
+    return Wishes(
+        max_tokens=count(body, "max_output_tokens"),
+        temperature=number(body, "temperature", least=0, most=2),
+        top_p=number(body, "top_p", least=0, most=1),
+        others=chosen(body, UNGRANTED),
+    )
+
+
+def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
+    """Functions alone: tools that a server would run, and those without a schema, cannot be offered."""
+    for where, item in objects(body.get("tools"), "tools"):
+        if item.get("type", "function") == "function" and item.get("name"):
+            name, about = text(item["name"], f"{where}.name"), text(item.get("description"), f"{where}.description")
+            yield tool(name, about, item.get("parameters"))

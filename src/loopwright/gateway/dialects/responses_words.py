@@ -1,0 +1,103 @@
+"""What whole and streamed responses say alike: the items of an answer, and the body around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loopwright.gateway.call import Answer, Call, TokenLogprob
+from loopwright.gateway.dialects.anthropic_words import signature
+from loopwright.gateway.dialects.chat_words import logprob_entries
+from loopwright.types import FinishReason, ToolCall
+
+Item = Mapping[str, Any]
+
+
+def output_items(answer: Answer) -> list[Item]:
+    parsed, status = answer.parsed, _status(answer)
+    items: list[Item] = []
+    if parsed.reasoning:
+        items.append(reasoning_item(answer.id, parsed.reasoning))
+    if parsed.content or not parsed.tool_calls:
+        items.append(message_item(answer.id, parsed.content, status, answer.logprobs))
+    return items + [call_item(call, answer.id, index) for index, call in enumerate(parsed.tool_calls)]
+
+
+def reasoning_item(answer: str, thoughts: str) -> Item:
+    return {
+        "id": f"rs_{answer}",
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": thoughts}],
+        "encrypted_content": signature(answer),
+        "status": "completed",
+    }
+
+
+def message_item(answer: str, content: str, status: str, odds: Sequence[TokenLogprob] = ()) -> Item:
+    parts = [text_part(content, odds)]
+    return {"id": f"msg_{answer}", "type": "message", "role": "assistant", "status": status, "content": parts}
+
+
+def text_part(content: str, odds: Sequence[TokenLogprob] = ()) -> Item:
+    return {"type": "output_text", "text": content, "annotations": [], "logprobs": logprob_entries(odds)}
+
+
+def call_item(call: ToolCall, answer: str, index: int, status: str = "completed") -> Item:
+    return {
+        "id": f"fc_{answer}{index}",
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }
+
+
+def response_body(call: Call, id: str, created: int, answer: Answer | None, output: Sequence[Item]) -> dict[str, Any]:
+    """The response with what the client asked for; without an `answer`, it is still under way."""
+    cut = answer is not None and _status(answer) == "incomplete"
+    defaults: dict[str, Any] = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": None,
+    }
+    return {
+        **defaults,
+        **call.echo,
+        "id": f"resp_{id}",
+        "object": "response",
+        "created_at": created,
+        "completed_at": created if answer else None,
+        "status": _status(answer) if answer else "in_progress",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "model": call.model,
+        "output": list(output),
+        "usage": _usage(answer) if answer else None,
+    }
+
+
+def _status(answer: Answer) -> str:
+    return "incomplete" if answer.finish is FinishReason.LENGTH else "completed"
+
+
+def _usage(answer: Answer) -> Mapping[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "output_tokens": answer.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }

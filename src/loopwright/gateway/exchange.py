@@ -1,0 +1,280 @@
+"""One model call from its canonical form to its answer: prepare, sample, commit (S2).
+
+Sampling happens outside every lock, and a turn is committed whole, and stored, before anybody hears of its end. A call
+that fails, is cancelled or loses its client leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from loopwright.core.together import together
+from loopwright.errors import EngineError, LoopwrightError
+from loopwright.gateway.call import Answer, Call, TokenLogprob, sample_id, tool_call_id
+from loopwright.gateway.dialects.dialect import Head
+from loopwright.gateway.matching import History
+from loopwright.gateway.metrics import Metrics
+from loopwright.gateway.recorder import Prepared, Said
+from loopwright.gateway.refusals import Code, invalid, refused
+from loopwright.gateway.session import Session
+from loopwright.gateway.stopping import CutDeltas
+from loopwright.gateway.store import SessionStore
+from loopwright.gateway.upstream import sample
+from loopwright.ports import Renderer, StreamingEngine, StreamParser
+from loopwright.types import (
+    ContentDelta,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    Parsed,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    parsed_of,
+)
+
+T = TypeVar("T")
+
+
+class Listener(Protocol):
+    """Hears of an answer while it is made."""
+
+    def head(self, head: Head) -> None: ...
+
+    def delta(self, sample: int, delta: Delta) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What a request says of itself: that it is a client's second try, and the key that names all tries."""
+
+    again: bool = False
+    key: str | None = None
+
+
+class Exchange:
+    """Answers calls with one model."""
+
+    def __init__(
+        self, engine: StreamingEngine, renderer: Renderer, max_context: int, store: SessionStore, metrics: Metrics
+    ) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        self._max_context = max_context
+        self._store = store
+        self._metrics = metrics
+
+    async def answer(self, session: Session, call: Call, retry: Retry, listener: Listener | None) -> list[Answer]:
+        """Answers to the call, one for each sample that was asked for; all of them are committed."""
+        history = _history(session, call)
+        earlier = await self._earlier(session, history, call, retry)
+        if earlier is not None:
+            _tell_whole(earlier, listener)
+            return [earlier]
+        prepared = self._prepared(session, history, call)
+        head = Head(secrets.token_hex(12), int(time.time()), len(prepared.prompt), prepared.shared_tokens)
+        if listener is not None:
+            listener.head(head)
+        with session.flight(history, retry.key, head.id):
+            heads = [replace(head, id=sample_id(head.id, number)) for number in range(call.samples)]
+            work = (self._one(session, call, prepared, one, number, listener) for number, one in enumerate(heads))
+            answers = await (together(work) if call.samples > 1 else _alone(work))
+            await self._commit(session, prepared, call, answers)
+        return [answer for answer, _ in answers]
+
+    def count_tokens(self, session: Session, call: Call) -> int:
+        """How long the prompt would be."""
+        return len(self._prepared(session, _history(session, call), call, fitting=False).prompt)
+
+    def delivered(self, session: Session, answers: Sequence[Answer]) -> None:
+        """The client has its answers: the same question again is a new one."""
+        for answer in answers:
+            session.recorder.mark_delivered(answer.id)
+
+    async def _earlier(self, session: Session, history: History, call: Call, retry: Retry) -> Answer | None:
+        """The answer that the client asks for once more, if this is what it does."""
+        if call.samples > 1:
+            return None
+        recorder = session.recorder
+        again = retry.again or retry.key in session.tries
+        if again:
+            # Its first try may still be under way: the client has only lost its patience.
+            await session.landed(history)
+        asked = recorder.asked(history)
+        undelivered = [number for number in asked if number in recorder.undelivered]
+        candidates = undelivered or (asked if again else [])
+        if not candidates:
+            return None
+        self._metrics.replayed()
+        return self._recorded_answer(session, candidates[-1], call)
+
+    def _recorded_answer(self, session: Session, number: int, call: Call) -> Answer:
+        turn = session.recorder.turns[number]
+        prompt, cached = session.recorder.prompt_tokens(number)
+        generation = Generation(
+            tuple(turn.ids.tolist()), tuple(turn.logprobs.tolist()), tuple(turn.versions.tolist()), turn.finish
+        )
+        return Answer(
+            turn.answer,
+            turn.created,
+            turn.parsed,
+            turn.finish,
+            turn.stop,
+            prompt,
+            cached,
+            len(turn.ids),
+            self._logprobs(generation) if call.logprobs else (),
+        )
+
+    def _prepared(self, session: Session, history: History, call: Call, *, fitting: bool = True) -> Prepared:
+        try:
+            prepared = session.recorder.prepare(history, call.tools, self._renderer, preamble=call.instructions)
+        except LoopwrightError as error:
+            message = f"the conversation cannot be written for this model: {error.message}"
+            raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
+        tokens = len(prepared.prompt)
+        if fitting and tokens > self._max_context:
+            raise refused(
+                Code.CONTEXT,
+                f"the prompt has {tokens} tokens, and this model's maximum context length is {self._max_context}",
+                remedy="shorten the conversation",
+                param="messages",
+            )
+        return prepared
+
+    async def _one(
+        self, session: Session, call: Call, prepared: Prepared, head: Head, number: int, listener: Listener | None
+    ) -> tuple[Answer, Generation]:
+        sampling = session.sampling(call.wishes, self._max_context - len(prepared.prompt))
+        answer = Answer(
+            head.id,
+            head.created,
+            Parsed(),
+            FinishReason.LENGTH,
+            prompt_tokens=head.prompt_tokens,
+            cached_tokens=head.cached_tokens,
+        )
+        if sampling.max_new_tokens == 0:
+            return answer, Generation((), (), (), FinishReason.LENGTH)
+        stops = dict.fromkeys((*sampling.stop_token_ids, *self._renderer.stop_token_ids))
+        sampling = replace(sampling, stop_token_ids=tuple(stops))
+        request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling)
+        reader = _Reader(self._renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
+        try:
+            generation = await sample(self._engine, request, reader.hear, early=listener is not None)
+        except EngineError as error:
+            raise refused(Code.ENGINE, f"the engine gave no answer: {error.message}", remedy="try again") from error
+        answer = replace(
+            answer,
+            parsed=_with_ids(reader.finish(), head.id),
+            finish=generation.finish,
+            stop=reader.stop,
+            completion_tokens=len(generation.ids),
+            logprobs=self._logprobs(generation) if call.logprobs else (),
+        )
+        return answer, generation
+
+    async def _commit(
+        self, session: Session, prepared: Prepared, call: Call, answers: Sequence[tuple[Answer, Generation]]
+    ) -> None:
+        """All samples of a call or none. An answer for which nothing was sampled is no turn."""
+        wishes = _wishes(call)
+        async with session.commits:
+            for answer, generation in answers:
+                if not generation.ids:
+                    continue
+                reply = answer.parsed.message
+                said = Said(generation, reply, answer.id, answer.created, answer.stop, wishes)
+                turn = session.recorder.plan(prepared, said)
+                await self._store.add(session.id, turn)
+                session.recorder.add(turn)
+                self._metrics.recorded(turn)
+
+    def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
+        pieces = self._renderer.pieces(generation.ids)
+        return tuple(TokenLogprob(piece, odds) for piece, odds in zip(pieces, generation.logprobs, strict=True))
+
+
+def _history(session: Session, call: Call) -> History:
+    messages = call.messages
+    if call.previous is not None:
+        before = session.recorder.conversation_after(call.previous)
+        if before is None:
+            raise refused(
+                Code.PREVIOUS,
+                f"this session has given no response resp_{call.previous}",
+                remedy="send the whole conversation as `input`",
+                param="previous_response_id",
+            )
+        preamble = messages[:1] if call.instructions else ()
+        messages = (*preamble, *before, *messages[len(preamble) :])
+    try:
+        return session.recorder.history(messages, call.tools)
+    except orjson.JSONEncodeError as error:
+        raise invalid("tools", f"they cannot be written as JSON ({error})", remedy="nest their schemas less") from error
+
+
+class _Reader:
+    """Reads one sample while it is made."""
+
+    def __init__(self, parser: StreamParser, stops: Sequence[str], number: int, listener: Listener | None) -> None:
+        self._parser = parser
+        self._cut = CutDeltas(stops)
+        self._number = number
+        self._listener = listener
+        self._heard: list[Delta] = []
+
+    @property
+    def stop(self) -> str | None:
+        return self._cut.found
+
+    def hear(self, part: Generation) -> None:
+        self._tell(self._cut.feed(self._parser.feed(part.ids)))
+
+    def finish(self) -> Parsed:
+        self._tell([*self._cut.feed(self._parser.finish()), *self._cut.finish()])
+        return parsed_of(self._heard)
+
+    def _tell(self, deltas: Sequence[Delta]) -> None:
+        self._heard.extend(deltas)
+        if self._listener is not None:
+            for delta in deltas:
+                self._listener.delta(self._number, delta)
+
+
+async def _alone(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    return [await one for one in work]
+
+
+def _with_ids(parsed: Parsed, answer: str) -> Parsed:
+    calls = (replace(call, id=call.id or tool_call_id(answer, n)) for n, call in enumerate(parsed.tool_calls))
+    return replace(parsed, tool_calls=tuple(calls))
+
+
+def _wishes(call: Call) -> dict[str, object]:
+    """What the agent asked for, without what it left open."""
+    return {name: value for name, value in asdict(call.wishes).items() if value not in (None, (), {})}
+
+
+def _tell_whole(answer: Answer, listener: Listener | None) -> None:
+    """A committed answer, told as if it were made now."""
+    if listener is None:
+        return
+    listener.head(Head(answer.id, answer.created, answer.prompt_tokens, answer.cached_tokens))
+    parsed = answer.parsed
+    if parsed.reasoning:
+        listener.delta(0, ReasoningDelta(parsed.reasoning))
+    if parsed.content:
+        listener.delta(0, ContentDelta(parsed.content))
+    for index, call in enumerate(parsed.tool_calls):
+        for delta in (ToolCallStart(index, call.name, call.id), ToolCallArguments(index, call.arguments)):
+            listener.delta(0, delta)
+        listener.delta(0, ToolCallEnd(index))

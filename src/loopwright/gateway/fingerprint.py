@@ -1,0 +1,79 @@
+"""When are two histories the same? When the model was shown the same, however a client writes it down.
+
+Clients re-serialise tool arguments, add ids and null fields, trim what they echo. So messages are compared by role,
+text and calls alone: an assistant's text without the space around it, arguments as JSON values. Reasoning is left out
+here, because clients drop it; `same_thoughts` says whether what they kept could be what was sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import orjson
+
+from loopwright.types import Message, Tool
+
+SIZE = 16
+LARGEST_EXACT_FLOAT = 1 << 53
+"""JavaScript has no other numbers: beyond this, a client may echo another integer than it got."""
+
+
+EMPTY = bytes(SIZE)
+"""The digest of a history without messages."""
+
+
+def chained(digest: bytes, message: Message) -> bytes:
+    """The digest of a history that has one more message."""
+    return blake2b(digest + fingerprint(message), digest_size=SIZE).digest()
+
+
+def prefix_digests(messages: Sequence[Message], before: bytes = EMPTY) -> list[bytes]:
+    """For each message, the digest of the history up to and with it."""
+    digests = []
+    for message in messages:
+        before = chained(before, message)
+        digests.append(before)
+    return digests
+
+
+def tools_digest(tools: Sequence[Tool]) -> bytes:
+    return blake2b(orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS), digest_size=SIZE).digest()
+
+
+def fingerprint(message: Message) -> bytes:
+    """What makes a message the same: JSON text, which delimits itself."""
+    if message["role"] != "assistant":
+        return orjson.dumps((message["role"], message["content"]))
+    calls = [(call["name"], _arguments(call["arguments"])) for call in message.get("tool_calls", ())]
+    return orjson.dumps(("assistant", message["content"].strip(), calls))
+
+
+def same_thoughts(echoed: Message, sampled: Message) -> bool:
+    """Whether a client's echo of a reply may be that reply: its reasoning is whole, trimmed or missing."""
+    kept = str(echoed.get("reasoning") or "").strip()
+    return not kept or kept in str(sampled.get("reasoning") or "")
+
+
+def _arguments(written: str) -> str:
+    if not written.strip():
+        return "{}"
+    try:
+        value = json.loads(written, parse_float=_float, parse_int=_int, parse_constant=str)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except (ValueError, TypeError, RecursionError):
+        return written.strip()
+
+
+def _float(written: str) -> float | int | str:
+    value = float(written)
+    if not math.isfinite(value):
+        return written
+    return int(value) if abs(value) < LARGEST_EXACT_FLOAT and value.is_integer() else value
+
+
+def _int(written: str) -> float | int | str:
+    # Only short ones are read as integers: Python refuses those of thousands of digits.
+    return int(written) if len(written) < len(str(LARGEST_EXACT_FLOAT)) else _float(written)

@@ -1,0 +1,88 @@
+"""The little of ASGI that the gateway needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+
+from loopwright.serve.guard import Receive, Scope, Send
+
+T = TypeVar("T")
+Headers = Sequence[tuple[bytes, bytes]]
+
+JSON = (b"content-type", b"application/json")
+TEXT = (b"content-type", b"text/plain; version=0.0.4")
+EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more. It never leaves the gateway."""
+
+
+class Request:
+    """One request, and the way back to its client."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self.status = 0
+
+    def header(self, name: str) -> str | None:
+        value = self.headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    @property
+    def key(self) -> str:
+        """The key that the client sent, in either of the usual headers."""
+        kind, _, token = (self.header("authorization") or "").partition(" ")
+        return token.strip() if kind.lower() == "bearer" else self.header("x-api-key") or ""
+
+    async def body(self) -> bytes:
+        parts = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work returns. It is cancelled when the client goes away."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(self._leaves())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait((working,))
+        if working.cancelled() and leaving.done() and not leaving.cancelled():
+            raise ClientGoneError
+        return working.result()
+
+    async def _leaves(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
+        await self.answer_bytes(status, orjson.dumps(body), (JSON, *headers))
+
+    async def answer_bytes(self, status: int, body: bytes, headers: Headers) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self.begin(status, (*headers, length))
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, body: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})

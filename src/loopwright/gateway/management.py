@@ -1,0 +1,138 @@
+"""Managing sessions over HTTP: for whoever runs agents, not for the agents themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from loopwright.errors import ConfigError
+from loopwright.gateway.http import TEXT, Request
+from loopwright.gateway.metrics import Metrics
+from loopwright.gateway.openapi import openapi_document
+from loopwright.gateway.reading import count, number, read_json, strings
+from loopwright.gateway.recorder import Recorder
+from loopwright.gateway.refusals import invalid
+from loopwright.gateway.routes import Target
+from loopwright.gateway.session import Session, SessionSettings
+from loopwright.gateway.sessions import Sessions
+from loopwright.types import Sampling, TokenChain
+
+SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
+
+
+class Management:
+    """`base_url` is what agents reach the gateway by; None: by the name under which whoever creates a session does."""
+
+    def __init__(self, sessions: Sessions, metrics: Metrics, base_url: str | None, model: str) -> None:
+        self._sessions = sessions
+        self._metrics = metrics
+        self._base_url = base_url
+        self._model = model
+
+    async def health(self, request: Request, target: Target) -> None:
+        await request.answer(200, {"status": "ok", "model": self._model})
+
+    async def show_metrics(self, request: Request, target: Target) -> None:
+        await request.answer_bytes(200, self._metrics.text(self._sessions.counts()).encode(), (TEXT,))
+
+    async def openapi(self, request: Request, target: Target) -> None:
+        await request.answer(200, openapi_document(self._base_url or _reached(request)))
+
+    async def sessions(self, request: Request, target: Target) -> None:
+        if request.method == "POST":
+            await self._create(request, None)
+            return
+        listed = [{"id": session.id, "state": session.state, "created": session.created} for session in self._sessions]
+        await request.answer(200, {"sessions": listed})
+
+    async def session(self, request: Request, target: Target) -> None:
+        match request.method:
+            case "POST":
+                await self._create(request, target.session)
+            case "DELETE":
+                session = self._sessions.find(target.session or "")
+                await self._sessions.delete(session)
+                await request.answer(200, {"id": session.id, "deleted": True})
+            case "HEAD":
+                await self.health(request, target)
+            case _:
+                session = self._sessions.find(target.session or "")
+                await request.answer(200, _described(session, await self._sessions.recorder_of(session)))
+
+    async def complete(self, request: Request, target: Target) -> None:
+        session = self._sessions.find(target.session or "")
+        recorder = await self._sessions.end(session)
+        await request.answer(200, _described(session, recorder))
+
+    async def chains(self, request: Request, target: Target) -> None:
+        session = self._sessions.find(target.session or "")
+        recorder = await self._sessions.recorder_of(session)
+        await request.answer(200, {"id": session.id, "chains": [_chain(chain) for chain in recorder.chains()]})
+
+    async def _create(self, request: Request, id: str | None) -> None:
+        body = await request.body()
+        session, key = await self._sessions.create(id, settings_from(read_json(body) if body.strip() else {}))
+        urls = base_urls(self._base_url or _reached(request), session.id)
+        await request.answer(201, {"id": session.id, "key": key, "base_urls": urls, "model": self._model})
+
+
+def _reached(request: Request) -> str:
+    return f"http://{request.header('host') or '127.0.0.1'}"
+
+
+def base_urls(gateway: str, session: str) -> dict[str, str]:
+    """What a session's agent is told to talk to, by dialect."""
+    base = f"{gateway}/sessions/{session}"
+    return {"openai": f"{base}/v1", "anthropic": base}
+
+
+def settings_from(body: Mapping[str, Any]) -> SessionSettings:
+    """Settings as a request gives them: with `sampling`, they override what the agent asks for."""
+    given = body.get("sampling")
+    if given is not None and not isinstance(given, dict):
+        raise invalid("sampling", "expected an object", remedy="name temperature, top_p, top_k and max_new_tokens")
+    return SessionSettings(
+        sampling=None if given is None else _sampling(given),
+        max_tokens=count(body, "max_tokens"),
+        ttl_seconds=number(body, "ttl_seconds", least=SHORTEST_TTL, most=LONGEST_TTL) or SessionSettings().ttl_seconds,
+        seed=count(body, "seed", least=0, most=(1 << 63) - 1) or 0,
+    )
+
+
+def _sampling(given: Mapping[str, Any]) -> Sampling:
+    temperature, top_p = number(given, "temperature", least=0, most=100), number(given, "top_p", least=0, most=1)
+    try:
+        return Sampling(
+            temperature=1.0 if temperature is None else temperature,
+            max_new_tokens=count(given, "max_new_tokens") or Sampling().max_new_tokens,
+            top_k=count(given, "top_k", least=0) or 0,
+            top_p=1.0 if top_p is None else top_p,
+            stop=strings(given, "stop"),
+        )
+    except ConfigError as error:
+        raise invalid("sampling", error.message, remedy=error.remedy) from error
+
+
+def _described(session: Session, recorder: Recorder) -> dict[str, Any]:
+    starts = Counter(start.value for start in recorder.starts)
+    return {
+        "id": session.id,
+        "state": session.state,
+        "created": session.created,
+        "turns": len(recorder),
+        "chains": len(recorder.starts),
+        "starts": starts,
+        "sampled_tokens": recorder.sampled_tokens,
+        "wishes": [turn.wishes for turn in recorder.turns],
+    }
+
+
+def _chain(chain: TokenChain) -> dict[str, Any]:
+    return {
+        "start": chain.start,
+        "ids": chain.ids.tolist(),
+        "mask": chain.mask.astype(int).tolist(),
+        "logprobs": chain.logprobs.tolist(),
+        "versions": chain.versions.tolist(),
+    }

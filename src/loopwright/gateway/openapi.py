@@ -1,0 +1,60 @@
+"""The gateway's own routes, described as OpenAPI. The bodies of model calls are those of the APIs that they copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SESSION = {"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}
+SETTINGS = {
+    "type": "object",
+    "properties": {
+        "sampling": {
+            "type": "object",
+            "description": "Overrides what the agent asks for: temperature, top_p, top_k, max_new_tokens, stop.",
+        },
+        "max_tokens": {"type": "integer", "description": "The budget of all turns together."},
+        "ttl_seconds": {"type": "number", "description": "An unused session ends after so long."},
+        "seed": {"type": "integer"},
+    },
+}
+ROUTES: tuple[tuple[str, str, str, bool], ...] = (
+    ("get", "/health", "Whether the gateway is up.", False),
+    ("get", "/metrics", "Numbers for Prometheus.", True),
+    ("get", "/sessions", "All sessions.", True),
+    ("post", "/sessions", "Create a session with an id of our choice.", True),
+    ("post", "/sessions/{session}", "Create a session; gives its key and its base URLs.", True),
+    ("get", "/sessions/{session}", "How a session stands.", True),
+    ("delete", "/sessions/{session}", "Forget a session and all that it recorded.", True),
+    ("post", "/sessions/{session}/complete", "Its agent is done: no more calls.", True),
+    ("get", "/sessions/{session}/chains", "What it recorded, token by token.", True),
+    ("get", "/sessions/{session}/v1/models", "The one model, which answers to every name.", True),
+    ("post", "/sessions/{session}/v1/chat/completions", "OpenAI Chat Completions.", True),
+    ("post", "/sessions/{session}/v1/responses", "OpenAI Responses.", True),
+    ("post", "/sessions/{session}/v1/messages", "Anthropic Messages.", True),
+    ("post", "/sessions/{session}/v1/messages/count_tokens", "How long a prompt would be.", True),
+)
+
+
+def openapi_document(server: str) -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, about, keyed in ROUTES:
+        paths.setdefault(path, {})[method] = _operation(method, path, about, keyed)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Loopwright gateway", "version": "1"},
+        "servers": [{"url": server}],
+        "paths": paths,
+        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _operation(method: str, path: str, about: str, keyed: bool) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": about, "responses": {"default": {"description": about}}}
+    if "{session}" in path:
+        operation["parameters"] = [SESSION]
+    if method == "post" and not path.endswith("complete"):
+        schema = SETTINGS if path.startswith("/sessions") and "/v1/" not in path else {"type": "object"}
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    if keyed:
+        operation["security"] = [{"key": []}]
+    return operation

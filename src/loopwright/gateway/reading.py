@@ -1,0 +1,162 @@
+"""Reading what clients send: odd input is a 400 that names its place, never a crash.
+
+What nobody needs is ignored: unknown fields, unknown parts of a content, nulls. What is needed and cannot be understood
+is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from loopwright.gateway.refusals import invalid
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
+OTHER_MEDIA = frozenset(
+    {"image", "image_url", "input_image", "input_audio", "audio", "document", "file", "input_file", "video"}
+)
+LONGEST_TOKEN_COUNT = 1 << 31
+
+
+def read_json(body: bytes) -> Mapping[str, Any]:
+    """The body as a JSON object. Lone surrogates, which JavaScript can send, become replacement characters."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        value = _read_odd_json(body, error)
+    if not isinstance(value, dict):
+        raise invalid("body", "it is no JSON object", remedy="send an object, as the API's reference shows")
+    return value
+
+
+def _read_odd_json(body: bytes, why: orjson.JSONDecodeError) -> Any:
+    if rb"\ud" not in body.lower():
+        raise _malformed(why)
+    try:
+        mended = json.dumps(json.loads(body), ensure_ascii=False, allow_nan=False).encode("utf-16", "surrogatepass")
+        return orjson.loads(mended.decode("utf-16", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise _malformed(error) from error
+
+
+def _malformed(error: Exception) -> Exception:
+    return invalid("body", f"it is no valid JSON ({error})", remedy="send one JSON object, encoded in UTF-8")
+
+
+def objects(value: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each object of a list, with its place. Nulls are skipped, and so is a list that is null."""
+    if value is None:
+        return
+    if not isinstance(value, list):
+        raise invalid(where, f"expected a list, got {_kind(value)}", remedy="send a list of objects")
+    for number, item in enumerate(value):
+        if item is None:
+            continue
+        if not isinstance(item, dict):
+            raise invalid(f"{where}[{number}]", f"expected an object, got {_kind(item)}", remedy="send an object")
+        yield f"{where}[{number}]", item
+
+
+def content_text(content: Any, where: str, between: str = "\n") -> str:
+    """A content as text: a string, or a list of parts, whose texts are joined."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, f"expected text or a list of parts, got {_kind(content)}", remedy="send a string")
+    return between.join(_part_texts(content, where))
+
+
+def _part_texts(parts: list[Any], where: str) -> Iterator[str]:
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict):
+            yield from part_text(part, f"{where}[{number}]")
+        elif part is not None:
+            raise invalid(f"{where}[{number}]", f"expected a part, got {_kind(part)}", remedy='send {"type": "text"}')
+
+
+def part_text(part: Mapping[str, Any], where: str) -> Iterator[str]:
+    """The text of one part, if it has any. Pictures and sounds are refused: the model reads text."""
+    kind = part.get("type", "text")
+    if isinstance(kind, str) and kind in OTHER_MEDIA:
+        raise invalid(where, f"a part of type {kind!r} cannot be shown to this model", remedy="send text only")
+    if isinstance(kind, str) and kind in TEXT_PARTS:
+        yield text(part.get("refusal" if kind == "refusal" else "text"), f"{where}.text")
+
+
+def json_text(value: Any, where: str) -> str:
+    """A value as JSON. What is nested so deeply that it cannot be written again is refused."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise invalid(where, f"it cannot be written as JSON ({error})", remedy="nest it less") from error
+
+
+def chosen(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those fields of the body that are there."""
+    found = {name: body[name] for name in names if body.get(name) is not None}
+    json_text(found, ", ".join(found))
+    return found
+
+
+def text(value: Any, where: str) -> str:
+    """A string; null is empty."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise invalid(where, f"expected a string, got {_kind(value)}", remedy="send a string")
+    return value
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise invalid(name, f"expected true or false, got {_kind(value)}", remedy="send true or false")
+
+
+def count(body: Mapping[str, Any], name: str, *, least: int = 1, most: int = LONGEST_TOKEN_COUNT) -> int | None:
+    """A whole number from `least` on; one above `most` is taken as `most`."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise invalid(name, f"expected a whole number from {least} on, got {value!r:.40}", remedy="correct or omit it")
+    return min(value, most)
+
+
+def number(body: Mapping[str, Any], name: str, *, least: float, most: float) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise invalid(name, f"expected a number from {least} to {most}, got {value!r:.40}", remedy="correct or omit it")
+    return float(value)
+
+
+def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """One string or a list of them, without the empty ones."""
+    value = body.get(name)
+    listed = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(listed, list) or not all(item is None or isinstance(item, str) for item in listed):
+        raise invalid(name, f"expected a string or a list of strings, got {_kind(value)}", remedy="correct or omit it")
+    return tuple(dict.fromkeys(item for item in listed if item))
+
+
+def model_name(body: Mapping[str, Any]) -> str:
+    """Any name will do: there is one model."""
+    return text(body.get("model"), "model")
+
+
+def _kind(value: Any) -> str:
+    return {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}.get(
+        type(value), "a number"
+    )

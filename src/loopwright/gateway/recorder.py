@@ -1,0 +1,261 @@
+"""The turns of one session, as a tree of token streams (T1, T6, T7).
+
+A call is prepared, sampled by whoever, and then recorded or not: preparing changes nothing. A turn whose prompt goes on
+from the end of a chain makes that chain longer; any other begins a new one, with its reason, in which what it shares
+with others is context. So each sampled token has mask 1 in exactly one chain, whatever order calls end in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loopwright.errors import ChainError
+from loopwright.gateway.fingerprint import EMPTY, chained, prefix_digests, same_thoughts, tools_digest
+from loopwright.gateway.matching import History, Index, why_new
+from loopwright.gateway.recorded import Recorded
+from loopwright.ports import Renderer
+from loopwright.types import ChainStart, Generation, Message, TokenChain, Tool, Turn
+
+RECENT = 8
+"""Among so many latest replies the one is looked for that a compacted history quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that can be sent to an engine: `prompt` goes on from the stream of turn `parent`, if there is one. `why`
+    is what a new chain is due to, if the turn has no parent."""
+
+    history: History
+    tools: tuple[Tool, ...]
+    prompt: tuple[int, ...]
+    parent: int | None
+    shared_messages: int
+    shared_tokens: int
+    why: ChainStart
+    preamble: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What came of a prepared call: the tokens, and the reply that was read from them."""
+
+    generation: Generation
+    reply: Message
+    answer: str
+    created: int
+    stop: str | None = None
+    wishes: Mapping[str, Any] | None = None
+
+
+class Recorder:
+    """Everything that one session has recorded. It does no I/O and never waits."""
+
+    def __init__(self) -> None:
+        self._turns: list[Recorded] = []
+        self._chain_of: list[int] = []
+        self._last_of: list[int] = []
+        self._after: list[bytes] = []
+        self._length: list[int] = []
+        self._by_answer: dict[str, int] = {}
+        self._index = Index()
+        self.undelivered: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def turns(self) -> Sequence[Recorded]:
+        return self._turns
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(turn.ids) for turn in self._turns)
+
+    @property
+    def starts(self) -> list[ChainStart]:
+        """Why each chain began."""
+        return [turn.start for turn in self._turns if turn.start is not None]
+
+    # Before a turn.
+
+    def history(self, messages: tuple[Message, ...], tools: Sequence[Tool]) -> History:
+        return History(messages, tuple(prefix_digests(messages)), tools_digest(tools))
+
+    def asked(self, history: History) -> list[int]:
+        """Turns that answered exactly this, and that nothing goes on from."""
+        return [number for number in self._index.asked(history) if not self._went_on(number)]
+
+    def conversation_after(self, answer: str) -> tuple[Message, ...] | None:
+        """The messages up to an answer, as one who goes on from it inherits them; None if there is no such answer."""
+        number = self._by_answer.get(answer)
+        if number is None:
+            return None
+        messages = self.conversation(number)
+        first = next(iter(self._path(number)))
+        return messages[1:] if first.preamble else messages
+
+    def prepare(self, history: History, tools: tuple[Tool, ...], renderer: Renderer, *, preamble: bool) -> Prepared:
+        """Find the chain that the history goes on from, and encode only what is new (T5)."""
+        why = None
+        found = self._continued(history)
+        if found is not None:
+            place, parent = found
+            stream = self.stream(parent)
+            new = history.messages[place + 1 :]
+            prompt = renderer.extend(stream, self.conversation(parent), new, tools)
+            if prompt is not None:
+                _check_extends(prompt, stream)
+                shared = len(stream)
+                return Prepared(history, tools, prompt, parent, place + 1, shared, ChainStart.BRANCH, preamble)
+            why = ChainStart.TEMPLATE
+        why = why or why_new(history, self._index, self._recent_replies)
+        return Prepared(history, tools, renderer.render(history.messages, tools), None, 0, 0, why, preamble)
+
+    def _continued(self, history: History) -> tuple[int, int] | None:
+        for place, turns in self._index.continued(history):
+            fitting = [number for number in turns if self._same_thoughts(number, history.messages)]
+            if fitting:
+                # Equal replies to equal prompts: one that nothing goes on from yet keeps its own chain.
+                free = [number for number in fitting if not self._went_on(number)]
+                return place, (free or fitting)[-1]
+        return None
+
+    def _same_thoughts(self, number: int, messages: Sequence[Message]) -> bool:
+        return all(same_thoughts(messages[self._length[n] - 1], self._turns[n].reply) for n in self._numbers(number))
+
+    def _recent_replies(self) -> list[str]:
+        return [str(turn.reply["content"]).strip() for turn in self._turns[-RECENT:]]
+
+    # A turn.
+
+    def plan(self, prepared: Prepared, said: Said) -> Recorded:
+        """The turn as it would be recorded now. Nothing is changed before `add`."""
+        goes_on = prepared.parent is not None and not self._went_on(prepared.parent)
+        start = None if goes_on else prepared.why if self._turns else ChainStart.FIRST
+        sampled = said.generation
+        Turn(
+            prepared.prompt, sampled.ids, sampled.logprobs, sampled.versions, sampled.finish
+        )  # refuses odd lengths (T3)
+        return Recorded(
+            number=len(self._turns),
+            parent=prepared.parent,
+            start=start,
+            added=prepared.history.messages[prepared.shared_messages :],
+            reply=said.reply,
+            tools=prepared.tools if prepared.parent is None else self._turns[prepared.parent].tools,
+            context=np.array(prepared.prompt[prepared.shared_tokens :], np.int32),
+            ids=np.array(sampled.ids, np.int32),
+            logprobs=np.array(sampled.logprobs, np.float32),
+            versions=np.array(sampled.versions, np.int32),
+            finish=sampled.finish,
+            answer=said.answer,
+            created=said.created,
+            stop=said.stop,
+            preamble=prepared.preamble,
+            wishes=said.wishes or {},
+        )
+
+    def add(self, turn: Recorded) -> None:
+        """Record a turn that `plan` made, or that was recorded before a restart."""
+        if turn.number != len(self._turns):
+            raise ChainError(
+                f"turn {turn.number} cannot follow {len(self._turns)} others", remedy="add turns in their order"
+            )
+        before = EMPTY if turn.parent is None else self._after[turn.parent]
+        digests = prefix_digests(turn.added, before)
+        prompt = digests[-1] if digests else before
+        reply = chained(prompt, turn.reply)
+        self._index.add(turn.number, tools_digest(turn.tools), prompt, reply, digests)
+        self._turns.append(turn)
+        self._after.append(reply)
+        self._length.append(len(turn.added) + 1 + (0 if turn.parent is None else self._length[turn.parent]))
+        self._by_answer[turn.answer] = turn.number
+        self.undelivered.add(turn.number)
+        if turn.start is None and turn.parent is not None:
+            self._chain_of.append(self._chain_of[turn.parent])
+            self._last_of[self._chain_of[turn.parent]] = turn.number
+        else:
+            self._chain_of.append(len(self._last_of))
+            self._last_of.append(turn.number)
+
+    def _went_on(self, number: int) -> bool:
+        """Whether a turn is no longer the end of its chain."""
+        return self._last_of[self._chain_of[number]] != number
+
+    def mark_delivered(self, answer: str) -> None:
+        """The client has this answer."""
+        self.undelivered.discard(self._by_answer.get(answer, -1))
+
+    # After it.
+
+    def stream(self, number: int) -> tuple[int, ...]:
+        """Every id up to the end of a turn, as the engine had them."""
+        return tuple(
+            np.concatenate([part for turn in self._path(number) for part in (turn.context, turn.ids)]).tolist()
+        )
+
+    def prompt_tokens(self, number: int) -> tuple[int, int]:
+        """How many ids a turn's prompt had, and how many of them were its parent's stream."""
+        shared = sum(len(turn.context) + len(turn.ids) for turn in self._path(number)) - len(self._turns[number].ids)
+        own = len(self._turns[number].context)
+        return shared, shared - own
+
+    def conversation(self, number: int) -> tuple[Message, ...]:
+        """The messages up to and with a turn's reply, as they were when it was recorded."""
+        return tuple(message for turn in self._path(number) for message in (*turn.added, turn.reply))
+
+    def as_turns(self) -> tuple[Turn, ...]:
+        """The turns as the engine saw them."""
+        return tuple(self._as_turn(number) for number in range(len(self._turns)))
+
+    def _as_turn(self, number: int) -> Turn:
+        turn, stream = self._turns[number], self.stream(number)
+        prompt = stream[: len(stream) - len(turn.ids)]
+        return Turn(prompt, *_tuples(turn), turn.finish)
+
+    def chains(self) -> tuple[TokenChain, ...]:
+        """One linear sequence for each chain; what it shares with an earlier one is context in it."""
+        return tuple(self._chain(chain, last) for chain, last in enumerate(self._last_of))
+
+    def _chain(self, chain: int, last: int) -> TokenChain:
+        ids, mask, logprobs, versions = [], [], [], []
+        start = ChainStart.FIRST
+        for turn in self._path(last):
+            mine = self._chain_of[turn.number] == chain
+            start = turn.start if mine and turn.start is not None else start
+            context, sampled = len(turn.context), len(turn.ids)
+            ids += [turn.context, turn.ids]
+            mask += [np.zeros(context, np.bool_), np.full(sampled, mine)]
+            logprobs += [np.zeros(context, np.float32), turn.logprobs if mine else np.zeros(sampled, np.float32)]
+            versions += [np.full(context, -1, np.int32), turn.versions if mine else np.full(sampled, -1, np.int32)]
+        return TokenChain(
+            np.concatenate(ids), np.concatenate(mask), np.concatenate(logprobs), np.concatenate(versions), start
+        )
+
+    def _path(self, number: int) -> Iterator[Recorded]:
+        """From the first turn of a conversation to this one."""
+        return (self._turns[n] for n in reversed(self._numbers(number)))
+
+    def _numbers(self, number: int) -> list[int]:
+        numbers: list[int] = []
+        at: int | None = number
+        while at is not None:
+            numbers.append(at)
+            at = self._turns[at].parent
+        return numbers
+
+
+def _tuples(turn: Recorded) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
+    return tuple(turn.ids.tolist()), tuple(turn.logprobs.tolist()), tuple(turn.versions.tolist())
+
+
+def _check_extends(prompt: tuple[int, ...], stream: tuple[int, ...]) -> None:
+    if prompt[: len(stream)] != stream:
+        raise ChainError(
+            "the renderer changed a stream that it was to extend",
+            remedy="report this with the model's name: training on such a chain would be wrong",
+        )

@@ -1,0 +1,87 @@
+"""Which part of the gateway a path means.
+
+Base URLs differ: those of OpenAI's clients end in `/v1`, those of Anthropic's do not, and some people leave it out or
+write it twice. So a session's paths are read without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Action(StrEnum):
+    """What can be asked of a gateway."""
+
+    HEALTH = "health"
+    METRICS = "metrics"
+    OPENAPI = "openapi"
+    SESSIONS = "sessions"
+    SESSION = "session"
+    COMPLETE = "complete"
+    CHAINS = "chains"
+    BASE = "base"
+    MODELS = "models"
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+
+
+METHODS = {
+    Action.HEALTH: ("GET", "HEAD"),
+    Action.METRICS: ("GET",),
+    Action.OPENAPI: ("GET",),
+    Action.SESSIONS: ("GET", "POST"),
+    Action.SESSION: ("GET", "POST", "DELETE", "HEAD"),
+    Action.COMPLETE: ("POST",),
+    Action.CHAINS: ("GET",),
+    Action.BASE: ("GET", "HEAD"),
+    Action.MODELS: ("GET", "HEAD"),
+    Action.CHAT: ("POST",),
+    Action.RESPONSES: ("POST",),
+    Action.MESSAGES: ("POST",),
+    Action.COUNT_TOKENS: ("POST",),
+}
+
+ALONE = {
+    "health": Action.HEALTH,
+    "metrics": Action.METRICS,
+    "openapi.json": Action.OPENAPI,
+    "sessions": Action.SESSIONS,
+}
+MODEL_CALLS = {
+    "chat/completions": Action.CHAT,
+    "responses": Action.RESPONSES,
+    "messages": Action.MESSAGES,
+    "messages/count_tokens": Action.COUNT_TOKENS,
+    "models": Action.MODELS,
+}
+MANAGEMENT = {"": Action.SESSION, "complete": Action.COMPLETE, "chains": Action.CHAINS}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is asked, and of which session. `name` is that of a single model."""
+
+    action: Action
+    session: str | None = None
+    name: str | None = None
+
+
+def target_of(path: str) -> Target | None:
+    """What a path means; None if nothing."""
+    parts = path.strip("/")
+    if parts in ALONE:
+        return Target(ALONE[parts])
+    managed = parts.startswith("sessions/")
+    session, _, rest = parts.removeprefix("sessions/").partition("/")
+    if managed and rest in MANAGEMENT:
+        return Target(MANAGEMENT[rest], session)
+    while rest == "v1" or rest.startswith("v1/"):
+        rest = rest[3:]
+    if rest in MODEL_CALLS:
+        return Target(MODEL_CALLS[rest], session)
+    if rest.startswith("models/"):
+        return Target(Action.MODELS, session, rest.removeprefix("models/"))
+    return Target(Action.BASE, session) if not rest and session else None

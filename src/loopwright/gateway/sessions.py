@@ -1,0 +1,150 @@
+"""All sessions of a gateway (S1): made once, found by id, ended by their agent or by time, deleted when asked to be.
+
+A session that has ended takes no more calls, and what it recorded is left to the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from loopwright.gateway.recorder import Recorder
+from loopwright.gateway.refusals import Code, invalid, refused
+from loopwright.gateway.session import Session, SessionSettings, SessionState, digest_of
+from loopwright.gateway.store import SessionStore
+from loopwright.serve.keys import new_key
+
+ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{8,64}")
+RESERVED = frozenset({"sessions", "messages", "responses", "completions", "complete", "openapi", "embeddings"})
+"""Names that paths begin with, or might one day."""
+SWEEP_SECONDS = 5.0
+
+
+class Sessions:
+    """Made by `restored`, or empty."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self._sessions: dict[str, Session] = {}
+        self._owners: dict[str, str] = {}
+        self._being_made: set[str] = set()
+
+    @classmethod
+    async def restored(cls, store: SessionStore) -> Sessions:
+        """What an earlier gateway has left: open sessions go on, as if their last call were now."""
+        sessions = cls(store)
+        for session in await store.sessions():
+            session.used = time.time()
+            if session.state is SessionState.OPEN:
+                for turn in await store.turns(session.id):
+                    session.recorder.add(turn)
+                session.calls = len(session.recorder)
+            sessions._keep(session)
+        return sessions
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def counts(self) -> Counter[SessionState]:
+        return Counter(session.state for session in self._sessions.values())
+
+    def owner_of(self, key: str) -> str | None:
+        """The id of the session that a key opens."""
+        return self._owners.get(digest_of(key))
+
+    async def create(self, id: str | None, settings: SessionSettings) -> tuple[Session, str]:
+        """A new session, and the key that only its agent gets to see."""
+        id = _checked(id) if id is not None else secrets.token_urlsafe(12)
+        if id in self._sessions or id in self._being_made:
+            raise refused(
+                Code.CONFLICT, f"there is a session {id} already", remedy="choose another id, or delete that one"
+            )
+        key, now = new_key(), time.time()
+        session = Session(id, digest_of(key), settings, now, used=now)
+        self._being_made.add(id)
+        try:
+            await self._store.create(session)
+        finally:
+            self._being_made.discard(id)
+        self._keep(session)
+        return session, key
+
+    def find(self, id: str) -> Session:
+        """The session, in whatever state."""
+        session = self._sessions.get(id)
+        if session is None:
+            raise refused(
+                Code.UNKNOWN, f"there is no session {id:.64}", remedy="create it first with POST /sessions/{id}"
+            )
+        return session
+
+    def find_open(self, id: str) -> Session:
+        """The session, if it takes calls."""
+        session = self.find(id)
+        if session.state is SessionState.OPEN and session.is_idle:
+            session.state = SessionState.EXPIRED
+        if session.state is not SessionState.OPEN:
+            raise over(session)
+        return session
+
+    async def recorder_of(self, session: Session) -> Recorder:
+        """What a session has recorded, also after its end."""
+        if session.state is SessionState.OPEN or len(session.recorder):
+            return session.recorder
+        recorder = Recorder()
+        for turn in await self._store.turns(session.id):
+            recorder.add(turn)
+        return recorder
+
+    async def end(self, session: Session, state: SessionState = SessionState.COMPLETED) -> Recorder:
+        """Take no more calls, and cancel those under way. Gives what was recorded, which is in the store alone then."""
+        if session.state is not SessionState.OPEN:
+            return await self.recorder_of(session)
+        session.state = state
+        for task in session.running:
+            task.cancel()
+        # A turn that is being committed is still a part of the session.
+        async with session.commits:
+            await self._store.end(session.id, state)
+        recorder, session.recorder = session.recorder, Recorder()
+        return recorder
+
+    async def delete(self, session: Session) -> None:
+        await self.end(session)
+        await self._store.delete(session.id)
+        self._sessions.pop(session.id, None)
+        self._owners.pop(session.key_digest, None)
+
+    async def sweep(self) -> None:
+        """End the sessions of dead agents, for as long as nobody cancels this."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            await self.end_idle()
+
+    async def end_idle(self) -> None:
+        idle = [one for one in self._sessions.values() if one.state is SessionState.OPEN and one.is_idle]
+        for session in idle:
+            await self.end(session, SessionState.EXPIRED)
+
+    def _keep(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        self._owners[session.key_digest] = session.id
+
+
+def over(session: Session) -> Exception:
+    """The refusal of a call that comes too late."""
+    return refused(
+        Code.GONE, f"session {session.id} is {session.state.value}, and takes no calls", remedy="create another session"
+    )
+
+
+def _checked(id: str) -> str:
+    if not ID_PATTERN.fullmatch(id) or id.lower() in RESERVED:
+        raise invalid(
+            "id", f"{id!r:.80} cannot name a session", remedy="use 8 to 64 letters, digits, - or _, and no path's name"
+        )
+    return id

@@ -1,0 +1,187 @@
+"""Where sessions outlive the process: a turn is stored before its answer is sent, and a session until it is deleted.
+
+SQLite in WAL mode, one writer thread, group commit: what is submitted while a transaction is being written goes into
+the next one together. What was committed survives the death of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from loopwright.errors import RunError
+from loopwright.gateway.recorded import Recorded
+from loopwright.gateway.session import Session, SessionState
+from loopwright.gateway.wire import session_from_row, session_row, turn_from_row, turn_row
+
+T = TypeVar("T")
+FORMAT = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT PRIMARY KEY, key_digest TEXT NOT NULL, settings TEXT NOT NULL, created REAL NOT NULL, state TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS turns (
+    session TEXT NOT NULL, number INTEGER NOT NULL, facts BLOB NOT NULL, tokens BLOB NOT NULL,
+    PRIMARY KEY (session, number)
+) WITHOUT ROWID;
+"""
+
+
+class SessionStore(Protocol):
+    """Keeps sessions. Whatever a method has returned from is kept."""
+
+    async def create(self, session: Session) -> None: ...
+
+    async def add(self, session_id: str, turn: Recorded) -> None: ...
+
+    async def end(self, session_id: str, state: SessionState) -> None: ...
+
+    async def delete(self, session_id: str) -> None: ...
+
+    async def sessions(self) -> Sequence[Session]:
+        """Every session that is kept, without its turns."""
+        ...
+
+    async def turns(self, session_id: str) -> Sequence[Recorded]: ...
+
+
+class MemoryStore:
+    """A `SessionStore` for sessions that end with the process, as those of a train run do: it keeps nothing, because
+    each session's owner has it."""
+
+    async def create(self, session: Session) -> None:
+        """Nothing to keep."""
+
+    async def add(self, session_id: str, turn: Recorded) -> None:
+        """Nothing to keep."""
+
+    async def end(self, session_id: str, state: SessionState) -> None:
+        """Nothing to keep."""
+
+    async def delete(self, session_id: str) -> None:
+        """Nothing to keep."""
+
+    async def sessions(self) -> Sequence[Session]:
+        return ()
+
+    async def turns(self, session_id: str) -> Sequence[Recorded]:
+        return ()
+
+
+Work = Callable[[sqlite3.Connection], Any]
+
+
+class SqliteStore:
+    """A `SessionStore` in one file. Use it as `async with`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "gateway-store")
+        self._connection: sqlite3.Connection | None = None
+        self._waiting: list[tuple[Work, asyncio.Future[Any]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        try:
+            self._connection = await loop.run_in_executor(self._thread, _open, self._path)
+        except sqlite3.Error as error:
+            self._thread.shutdown()
+            raise _unusable(self._path, error) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+        if self._connection is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown()
+
+    async def create(self, session: Session) -> None:
+        row = session_row(session)
+        await self._do(lambda db: db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", row))
+
+    async def add(self, session_id: str, turn: Recorded) -> None:
+        row = (session_id, turn.number, *turn_row(turn))
+        await self._do(lambda db: db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row))
+
+    async def end(self, session_id: str, state: SessionState) -> None:
+        change = (state.value, session_id)
+        await self._do(lambda db: db.execute("UPDATE sessions SET state = ? WHERE id = ?", change))
+
+    async def delete(self, session_id: str) -> None:
+        def delete(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
+            db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+
+        await self._do(delete)
+
+    async def sessions(self) -> Sequence[Session]:
+        rows = await self._do(lambda db: db.execute("SELECT * FROM sessions ORDER BY created").fetchall())
+        return [session_from_row(row) for row in rows]
+
+    async def turns(self, session_id: str) -> Sequence[Recorded]:
+        query = "SELECT number, facts, tokens FROM turns WHERE session = ? ORDER BY number"
+        rows = await self._do(lambda db: db.execute(query, (session_id,)).fetchall())
+        turns: list[Recorded] = []
+        for number, facts, tokens in rows:
+            turns.append(turn_from_row(number, facts, tokens, turns))
+        return turns
+
+    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The work's result, once it is committed. Work that was submitted is done, whether or not its caller waits."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, done))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
+        return await asyncio.shield(done)
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                results = await loop.run_in_executor(self._thread, self._commit, [work for work, _ in batch])
+            except sqlite3.Error as error:
+                for _, done in batch:
+                    done.set_exception(_unusable(self._path, error))
+            else:
+                for (_, done), result in zip(batch, results, strict=True):
+                    done.set_result(result)
+        self._writing = None
+
+    def _commit(self, batch: Sequence[Work]) -> list[Any]:
+        if self._connection is None:
+            raise RunError(f"{self._path} is not open", remedy="use the store inside its `async with` block")
+        with self._connection as connection:
+            return [work(connection) for work in batch]
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    connection = sqlite3.connect(path, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.executescript(SCHEMA)
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in (0, FORMAT):
+        with closing(connection):
+            raise RunError(
+                f"{path} was written by another version (format {version}, this one writes {FORMAT})",
+                remedy="finish its sessions with that version, or name another file",
+            )
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    return connection
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> RunError:
+    return RunError(f"{path} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")
