@@ -1,0 +1,137 @@
+"""The wire: what is encoded decodes to an equal value, through real JSON, and what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopwright.engines.http.wire import (
+    generation_from_json,
+    generation_to_json,
+    request_from_json,
+    request_to_json,
+    spans_of,
+    weights_from_json,
+    weights_to_json,
+)
+from loopwright.errors import RefusedError
+from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling, TensorSpec, WeightFile
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
+names = st.text(max_size=20)
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.floats(0, 5),
+    max_new_tokens=st.integers(0, 10**6),
+    top_k=st.integers(0, 10**6),
+    top_p=st.floats(0, 1, exclude_min=True),
+    stop_token_ids=ids,
+    stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GenerateRequest:
+    prompt = draw(ids)
+    before = draw(st.integers(0, len(prompt)))
+    return GenerateRequest(draw(names), prompt, draw(samplings), sampled_before=before)
+
+
+@st.composite
+def generations(draw: st.DrawFn) -> Generation:
+    tokens = draw(ids)
+    size = {"min_size": len(tokens), "max_size": len(tokens)}
+    logprobs = draw(st.lists(st.floats(-1e30, 0), **size).map(tuple))
+    versions = draw(st.lists(st.integers(0, 3), **size).map(tuple))
+    return Generation(tokens, logprobs, versions, draw(st.sampled_from(FinishReason)))
+
+
+def sent(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+@given(requests())
+@settings(max_examples=40)
+def test_a_request_arrives_as_it_was_sent(request: GenerateRequest) -> None:
+    assert request_from_json(sent(request_to_json(request))) == request
+
+
+@given(generations())
+def test_a_generation_arrives_to_the_last_bit_of_its_logprobs(generation: Generation) -> None:
+    assert generation_from_json(sent(generation_to_json(generation))) == (generation, True)
+    cut = Generation(generation.ids, generation.logprobs, generation.versions, FinishReason.ABORT)
+    assert generation_from_json(sent(generation_to_json(generation, ended=False))) == (cut, False)
+
+
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_spans_cover_every_token_once_and_change_with_the_version(versions: list[int]) -> None:
+    spans = spans_of(versions)
+    assert [span["version"] for span in spans for _ in range(span["start"], span["end"])] == versions
+    assert all(one["version"] != other["version"] for one, other in pairwise(spans))
+
+
+tensors = st.dictionaries(names, st.builds(TensorSpec, st.sampled_from(["F32", "BF16"]), ids), max_size=4)
+
+
+@given(st.integers(0, 99), st.none() | st.builds(WeightFile, names, st.integers(0), names, tensors))
+def test_a_manifest_arrives_as_it_was_sent(version: int, file: WeightFile | None) -> None:
+    assert weights_from_json(sent(weights_to_json(version, file))) == (version, file)
+
+
+def test_only_the_prompt_is_needed() -> None:
+    assert request_from_json({"token_ids": [1]}) == GenerateRequest("", (1,), Sampling())
+    assert request_from_json({"token_ids": [1], "sampling_params": {"top_k": -1}}).sampling.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"token_ids": None}, "token_ids"),
+        ({"token_ids": [1, "2"]}, "token_ids"),
+        ({"token_ids": [1.5]}, "token_ids"),
+        ({"token_ids": [True]}, "token_ids"),
+        ({"sampling_params": [1]}, "sampling_params"),
+        ({"sampling_params": {"temperature": "hot"}}, "temperature"),
+        ({"sampling_params": {"temperature": -1}}, "cannot be sampled with"),
+        ({"sampling_params": {"stop": "END"}}, "stop"),
+        ({"sampled_before": 9}, "sampled_before"),
+        ({"request_id": 5}, "request_id"),
+    ],
+)
+def test_a_malformed_request_is_refused_by_the_name_of_its_field(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(RefusedError, match=words) as caught:
+        request_from_json({"token_ids": [1, 2]} | change)
+    assert caught.value.facts["status"] == 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logprobs": {"content": []}},
+        {"logprobs": {}},
+        {"weight_versions": []},
+        {"weight_versions": [{"version": 0, "start": 0, "end": 1}]},
+        {"weight_versions": [{"version": 0, "start": 1, "end": 3}]},
+        {"finish_reason": "bored"},
+        {"token_ids": "12"},
+    ],
+)
+def test_a_generation_whose_streams_do_not_align_is_refused(change: dict[str, Any]) -> None:
+    """T3, T5: nothing that is missing becomes a zero."""
+    body = sent(generation_to_json(Generation((1, 2), (-0.5, -0.25), (0, 1), FinishReason.STOP)))
+    body["choices"][0] |= change
+    with pytest.raises(RefusedError):
+        generation_from_json(body)
+
+
+@pytest.mark.parametrize("body", [None, [], {"choices": []}, {"choices": [None]}])
+def test_what_is_no_answer_is_refused(body: Any) -> None:
+    with pytest.raises(RefusedError):
+        generation_from_json(body)

@@ -1,0 +1,125 @@
+"""Programs that we start: ready when they say so, gone when we are, and heard to their last words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loopwright.errors import EngineLostError
+from loopwright.serve.child import child_environment, child_process
+
+READY = "import json, sys, time; print(json.dumps({'port': 7})); sys.stdout.flush(); "
+WAIT = "time.sleep(60)"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def gone(pid: int) -> None:
+    async with asyncio.timeout(10):
+        while alive(pid):
+            await asyncio.sleep(0.01)
+
+
+async def test_it_is_ready_when_it_says_so_and_gone_when_we_leave(tmp_path: Path) -> None:
+    async with child_process(
+        python("print('hello');" + READY + WAIT), env={}, log=tmp_path / "log", ready_seconds=20
+    ) as child:
+        assert child.ready == {"port": 7}
+        assert alive(child.pid)
+    assert not alive(child.pid)
+
+
+async def test_one_that_does_not_want_to_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.serve.child.GRACE_SECONDS", 0.1)
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY + WAIT
+    async with child_process(python(stubborn), env={}, log=tmp_path / "log", ready_seconds=20) as child:
+        pass
+    assert not alive(child.pid)
+
+
+async def test_its_death_is_told_with_its_last_words_and_not_those_of_another(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("an earlier life\n")
+    code = READY + "print('out of memory', file=sys.stderr); sys.exit(3)"
+    async with child_process(python(code), env={}, log=log, ready_seconds=20) as child:
+        words = await child.wait()
+    assert "exit code 3" in words
+    assert "out of memory" in words
+    assert "earlier" not in words
+    async with child_process(python(READY + WAIT), env={}, log=log, ready_seconds=20) as child:
+        os.kill(child.pid, signal.SIGKILL)
+        assert "killed by SIGKILL" in await child.wait()
+
+
+async def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(EngineLostError, match="no such model"):
+        async with child_process(
+            python("raise SystemExit('no such model')"), env={}, log=tmp_path / "log", ready_seconds=20
+        ):
+            pass
+    with pytest.raises(EngineLostError, match=r"not ready within 0\.2 s"):
+        async with child_process(python("import time;" + WAIT), env={}, log=tmp_path / "log", ready_seconds=0.2):
+            pass
+
+
+def test_a_child_sees_where_things_are_but_no_keys() -> None:
+    env = {
+        "PATH": "/bin",
+        "HOME": "/root",
+        "OMP_NUM_THREADS": "1",
+        "HF_HOME": "/cache",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_TOKEN": "secret",
+        "OPENAI_API_KEY": "secret",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "SOMETHING": "else",
+    }
+    passed = child_environment(env)
+    assert passed == {k: env[k] for k in ("PATH", "HOME", "OMP_NUM_THREADS", "HF_HOME", "TOKENIZERS_PARALLELISM")}
+
+
+CHILD = "from loopwright.serve.parent import die_with_parent; die_with_parent(); " + READY + WAIT
+
+PARENT = """
+import asyncio, pathlib, sys
+from loopwright.serve.child import child_process
+async def main():
+    command = [sys.executable, "-c", sys.argv[1]]
+    env = {"PYTHONPATH": sys.argv[3]}
+    async with child_process(command, env=env, log=pathlib.Path(sys.argv[2]), ready_seconds=30) as child:
+        print(child.pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["killed by the kernel", "by the pipe alone"])
+async def test_a_child_dies_with_a_parent_that_was_killed(tmp_path: Path, kernel: bool) -> None:
+    child = CHILD if kernel else "import sys; sys.platform = 'elsewhere'; " + CHILD
+    parent = await asyncio.create_subprocess_exec(
+        *python(PARENT), child, str(tmp_path / "log"), os.pathsep.join(sys.path), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    assert alive(pid)
+    started = time.monotonic()
+    parent.kill()
+    await parent.wait()
+    await gone(pid)
+    assert time.monotonic() - started < 5
