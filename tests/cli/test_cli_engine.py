@@ -1,0 +1,43 @@
+"""`loopwright engine`: what it refuses before it loads anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loopwright.cli import main
+from loopwright.engines.http.process import KEY_VARIABLE
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["engine", "--model", "no-such-model", *arguments])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [None, "", "two words"])
+def test_a_wider_bind_needs_a_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    if key is None:
+        monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(KEY_VARIABLE, key)
+    said = refused(capsys, "--host", "0.0.0.0")
+    assert "has no key" in said if key is None else "holds no usable key" in said
+
+
+def test_a_key_file_must_be_private(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("secret")
+    file.chmod(0o644)
+    said = refused(capsys, "--key-file", str(file))
+    assert "open to other users" in said
+    assert "secret" not in said
+
+
+def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "loopwright[serve]" in refused(capsys)
