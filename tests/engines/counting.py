@@ -75,7 +75,7 @@ class CountingEngine:
                 return whole
             whole = whole.then(Generation((position,), (-0.5,), (self.version,), FinishReason.ABORT))
             if on_part is not None and len(whole.ids) - shown == PART:
-                on_part(Generation(*(s[shown:] for s in (whole.ids, whole.logprobs, whole.versions)), whole.finish))
+                on_part(whole.since(shown))
                 shown = len(whole.ids)
         return Generation(whole.ids, whole.logprobs, whole.versions, FinishReason.LENGTH)
 

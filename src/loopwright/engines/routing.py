@@ -22,10 +22,9 @@ class Router:
 
     def choose(self, request_id: str, running: Sequence[Supervised]) -> Supervised:
         session = request_id.rpartition("/")[0]
-        home = self._homes.pop(session, None)
-        if home not in running:
-            home = min(running, key=lambda member: member.busy)
-        self._homes[session] = home
-        while len(self._homes) > REMEMBERED:
+        known = self._homes.pop(session, None)
+        least_busy = min(running, key=lambda member: member.busy)
+        home = self._homes[session] = known if known is not None and known in running else least_busy
+        if len(self._homes) > REMEMBERED:
             self._homes.popitem(last=False)
         return home

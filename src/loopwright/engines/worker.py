@@ -33,4 +33,5 @@ def embedded(engine: StreamingEngine) -> Launch:
 
 
 async def _never() -> str:
-    return await asyncio.get_running_loop().create_future()
+    forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    return await forever

@@ -81,6 +81,10 @@ class Generation:
     versions: tuple[int, ...]
     finish: FinishReason
 
+    def since(self, count: int) -> Generation:
+        """What there is of it after the first `count` tokens."""
+        return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish)
+
     def then(self, rest: Generation) -> Generation:
         """This one, which was cut short, and the rest of it: each token keeps its logprob and its version."""
         return Generation(

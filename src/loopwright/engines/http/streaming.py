@@ -40,7 +40,7 @@ async def write_parts(engine: StreamingEngine, request: GenerateRequest, beat_se
         while (part := await _next(arrived, beat_seconds, write)) is not None:
             shown += len(part.ids)
             await write(_event(generation_to_json(part, ended=False)))
-        await write(_event(generation_to_json(_rest(generating.result(), shown))))
+        await write(_event(generation_to_json(generating.result().since(shown))))
     except EngineError as error:
         if not shown:
             raise
@@ -57,10 +57,6 @@ async def _next(arrived: asyncio.Queue[Generation | None], seconds: float, write
                 return await arrived.get()
         except TimeoutError:
             await write(BEAT)
-
-
-def _rest(whole: Generation, shown: int) -> Generation:
-    return Generation(whole.ids[shown:], whole.logprobs[shown:], whole.versions[shown:], whole.finish)
 
 
 class WhileConnected(Response):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from loopwright.engines.http.fields import Fields, malformed
 from loopwright.errors import ConfigError, RefusedError
 from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling, TensorSpec, WeightFile
 
@@ -39,8 +40,8 @@ def request_to_json(request: GenerateRequest) -> Json:
 
 def request_from_json(body: Any) -> GenerateRequest:
     """Only `token_ids` must be there; what is missing is as in `Sampling`."""
-    fields = _Fields(body, "the body")
-    asked = _Fields(body.get("sampling_params", {}), "sampling_params")
+    fields = Fields(body, "the body")
+    asked = Fields(body.get("sampling_params", {}), "sampling_params")
     default = Sampling()
     try:
         sampling = Sampling(
@@ -57,7 +58,7 @@ def request_from_json(body: Any) -> GenerateRequest:
         raise RefusedError(error.message, remedy=error.remedy, status=400) from error
     prompt, before = fields.integers("token_ids"), fields.integer("sampled_before", 0)
     if not 0 <= before <= len(prompt):
-        raise _malformed("the body", "sampled_before", before, f"a number from 0 to {len(prompt)}")
+        raise malformed("the body", "sampled_before", before, f"a number from 0 to {len(prompt)}")
     return GenerateRequest(fields.string("request_id", ""), prompt, sampling, sampled_before=before)
 
 
@@ -82,21 +83,21 @@ def generation_from_json(body: Any) -> tuple[Generation, bool]:
     """The answer or part, and whether it has ended. A part is one that was cut short (`finish = abort`)."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, Sequence) or len(choices) != 1:
-        raise _malformed("the answer", "choices", choices, "a list of one choice")
-    choice = _Fields(choices[0], "the choice")
+        raise malformed("the answer", "choices", choices, "a list of one choice")
+    choice = Fields(choices[0], "the choice")
     ids = choice.integers("token_ids")
     content = choice.mapping("logprobs").get("content")
     if not isinstance(content, Sequence) or len(content) != len(ids):
-        raise _malformed("the choice", "logprobs", content, f"{len(ids)} entries, one for each token")
-    logprobs = tuple(_Fields(entry, "logprobs").number("logprob") for entry in content)
+        raise malformed("the choice", "logprobs", content, f"{len(ids)} entries, one for each token")
+    logprobs = tuple(Fields(entry, "logprobs").number("logprob") for entry in content)
     finish = choices[0].get("finish_reason")
     if finish is not None and finish not in tuple(FinishReason):
-        raise _malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
+        raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
     versions = _versions(choices[0].get("weight_versions"), len(ids))
     return Generation(ids, logprobs, versions, FinishReason(finish or FinishReason.ABORT)), finish is not None
 
 
-def spans_of(versions: Sequence[int]) -> list[Json]:
+def spans_of(versions: Sequence[int]) -> Sequence[Json]:
     spans, start = [], 0
     for version, run in groupby(versions):
         end = start + sum(1 for _ in run)
@@ -115,15 +116,15 @@ def weights_to_json(version: int, file: WeightFile | None) -> Json:
 
 def weights_from_json(body: Any) -> tuple[int, WeightFile | None]:
     """The version, and the file with its weights; None when the engine's parameters were changed in place."""
-    fields = _Fields(body, "the body")
+    fields = Fields(body, "the body")
     version = fields.integer("version")
     if "manifest" not in body:
         return version, None
-    manifest = _Fields(fields.mapping("manifest"), "the manifest")
+    manifest = Fields(fields.mapping("manifest"), "the manifest")
     tensors = {
         name: TensorSpec(tensor.string("dtype"), tensor.integers("shape"))
         for name, described in manifest.mapping("tensors").items()
-        for tensor in [_Fields(described, f"tensor {name!r}")]
+        for tensor in [Fields(described, f"tensor {name!r}")]
     }
     path, size = manifest.string("path"), manifest.integer("bytes")
     return version, WeightFile(path, size, fields.string("checksum"), tensors)
@@ -132,63 +133,10 @@ def weights_from_json(body: Any) -> tuple[int, WeightFile | None]:
 def _versions(spans: Any, tokens: int) -> tuple[int, ...]:
     versions: list[int] = []
     for span in spans if isinstance(spans, Sequence) else ():
-        fields = _Fields(span, "weight_versions")
+        fields = Fields(span, "weight_versions")
         if fields.integer("start") != len(versions):
             break
         versions += [fields.integer("version")] * (fields.integer("end") - len(versions))
     if len(versions) != tokens:
-        raise _malformed("the choice", "weight_versions", spans, f"spans that cover {tokens} tokens")
+        raise malformed("the choice", "weight_versions", spans, f"spans that cover {tokens} tokens")
     return tuple(versions)
-
-
-_MISSING: Any = object()
-
-
-class _Fields:
-    """The fields of a JSON object, each of the type that the protocol says."""
-
-    def __init__(self, value: Any, where: str) -> None:
-        if not isinstance(value, Mapping):
-            raise RefusedError(f"{where} is no JSON object", remedy="send an object", status=400)
-        self._values = value
-        self._where = where
-
-    def integer(self, name: str, default: int = _MISSING) -> int:
-        return self._get(name, default, lambda v: isinstance(v, int) and not isinstance(v, bool), "a whole number")
-
-    def number(self, name: str, default: float = _MISSING) -> float:
-        return float(
-            self._get(name, default, lambda v: isinstance(v, int | float) and not isinstance(v, bool), "a number")
-        )
-
-    def string(self, name: str, default: str = _MISSING) -> str:
-        return self._get(name, default, lambda v: isinstance(v, str), "a string")
-
-    def mapping(self, name: str) -> Json:
-        return self._get(name, _MISSING, lambda v: isinstance(v, Mapping), "an object")
-
-    def integers(self, name: str, default: tuple[int, ...] = _MISSING) -> tuple[int, ...]:
-        return tuple(self._get(name, default, lambda v: _all(v, int), "a list of whole numbers"))
-
-    def strings(self, name: str, default: tuple[str, ...] = _MISSING) -> tuple[str, ...]:
-        return tuple(self._get(name, default, lambda v: _all(v, str), "a list of strings"))
-
-    def _get(self, name: str, default: Any, fits: Any, expected: str) -> Any:
-        value = self._values.get(name)
-        if value is None and default is not _MISSING:
-            return default
-        if not fits(value):
-            raise _malformed(self._where, name, value, expected)
-        return value
-
-
-def _all(values: Any, kind: type) -> bool:
-    return isinstance(values, list | tuple) and all(type(value) is kind for value in values)
-
-
-def _malformed(where: str, name: str, value: Any, expected: str) -> RefusedError:
-    return RefusedError(
-        f"{name} in {where} must be {expected}, got {str(value)[:80]!r}",
-        remedy="see docs/engines.md for the protocol",
-        status=400,
-    )

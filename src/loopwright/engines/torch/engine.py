@@ -111,17 +111,17 @@ class TorchEngine:
 
     async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
         self._require_open()
-        if isinstance(weights, WeightFile):
-            weights = await self._compute.run(read_weights, weights)
+        tensors = await self._compute.run(read_weights, weights) if isinstance(weights, WeightFile) else weights
         parameters = dict(self._model.named_parameters())
-        if weights is not None:
-            _check_weights(parameters, weights)
+        if tensors is not None:
+            _check_weights(parameters, tensors)
+        changes = [] if tensors is None else [(old, tensors[name]) for name, old in parameters.items()]
 
         def load() -> None:
             try:
                 with torch.no_grad():
-                    for name, parameter in parameters.items() if weights is not None else ():
-                        parameter.copy_(weights[name])  # type: ignore[index]
+                    for parameter, new in changes:
+                        parameter.copy_(new)
                 self._batch.reload(version)
             except Exception as error:
                 # What lives has lost its keys: going on would sample from a context that nobody asked for.
@@ -197,9 +197,9 @@ class TorchEngine:
         caller = self._callers[sequence]
         if caller.on_part is None or len(sequence.ids) - caller.told < PART_TOKENS:
             return
-        new, caller.told = slice(caller.told, None), len(sequence.ids)
-        streams = (tuple(stream[new]) for stream in (sequence.ids, sequence.logprobs, sequence.versions))
-        _call(caller.loop, partial(caller.on_part, Generation(*streams, FinishReason.ABORT)))
+        part = sequence.generation().since(caller.told)
+        caller.told = len(sequence.ids)
+        _call(caller.loop, partial(caller.on_part, part))
 
     def _fail_all(self, error: EngineError) -> None:
         self._batch.reset()

@@ -1,0 +1,70 @@
+"""Reading JSON objects: each field is of the type that the protocol says, or is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loopwright.errors import RefusedError
+
+
+class Fields:
+    """The fields of `value`; `where` says what it is. One that is missing or null has its default, if there is any."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            raise RefusedError(f"{where} is no JSON object", remedy="send an object", status=400)
+        self._values = value
+        self._where = where
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self._get(name, default)
+        # Exactly: a boolean is an int for Python, and for nobody else.
+        if type(value) is int:
+            return value
+        raise self._malformed(name, value, "a whole number")
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._get(name, default)
+        if type(value) in (int, float):
+            return float(value)
+        raise self._malformed(name, value, "a number")
+
+    def string(self, name: str, default: str | None = None) -> str:
+        value = self._get(name, default)
+        if isinstance(value, str):
+            return value
+        raise self._malformed(name, value, "a string")
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self._get(name, None)
+        if isinstance(value, Mapping):
+            return value
+        raise self._malformed(name, value, "an object")
+
+    def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        value = self._get(name, default)
+        if isinstance(value, list | tuple) and all(type(one) is int for one in value):
+            return tuple(value)
+        raise self._malformed(name, value, "a list of whole numbers")
+
+    def strings(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        value = self._get(name, default)
+        if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+            return tuple(value)
+        raise self._malformed(name, value, "a list of strings")
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def _malformed(self, name: str, value: Any, expected: str) -> RefusedError:
+        return malformed(self._where, name, value, expected)
+
+
+def malformed(where: str, name: str, value: Any, expected: str) -> RefusedError:
+    return RefusedError(
+        f"{name} in {where} must be {expected}, got {str(value)[:80]!r}",
+        remedy="see docs/engines.md for the protocol",
+        status=400,
+    )

@@ -1,0 +1,95 @@
+"""Engines that are kept alive and current, each in its place.
+
+The invariant: an engine that is running has the weights that were loaded last. Weights go to all engines, and an engine
+that comes later gets them before it may serve. When no place can be kept filled any more, whoever waits is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from loopwright.core.together import together
+from loopwright.engines.bell import Bell
+from loopwright.engines.supervised import Supervised
+from loopwright.engines.worker import Launch
+from loopwright.errors import BudgetError, EngineLostError
+from loopwright.ports import StreamingEngine
+from loopwright.types import WeightFile
+
+MAX_RESTARTS = 3
+
+
+class Pool:
+    """The engines that `launches` start, supervised. `on_death` hears the last words of each that is lost."""
+
+    def __init__(self, launches: Sequence[Launch], *, max_restarts: int, on_death: Callable[[str], object]) -> None:
+        self.bell = Bell()
+        self._members = [Supervised(launch, self._join, on_death, max_restarts=max_restarts) for launch in launches]
+        self._keepers: list[asyncio.Task[None]] = []
+        self._loading = asyncio.Lock()
+        self._weights: Mapping[str, Any] | WeightFile | None = None
+        self._version: int | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Self]:
+        """Start all engines, and wait until they serve. Leaving ends them."""
+        try:
+            for member in self._members:
+                keeper = asyncio.create_task(member.keep())
+                keeper.add_done_callback(lambda _: self.bell.ring())
+                self._keepers.append(keeper)
+            await self.until(lambda: len(self.running) == len(self._members))
+            yield self
+        finally:
+            for keeper in self._keepers:
+                keeper.cancel()
+            await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    @property
+    def version(self) -> int:
+        return self._version or 0
+
+    @property
+    def running(self) -> list[Supervised]:
+        return [member for member in self._members if member.engine is not None]
+
+    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None) -> None:
+        async with self._loading:
+            await self.each(lambda engine: engine.load(version, weights))
+            self._version, self._weights = version, weights
+
+    async def each(self, command: Callable[[StreamingEngine], Awaitable[None]]) -> None:
+        """Have every engine do something. One that is lost on the way is replaced by one that need not do it."""
+
+        async def one(member: Supervised, engine: StreamingEngine) -> None:
+            try:
+                await command(engine)
+            except EngineLostError:
+                member.lose(engine)
+
+        await together(one(member, member.engine) for member in self._members if member.engine is not None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for `condition`, or raise what keeps the pool from ever meeting it."""
+        await self.bell.until(lambda: condition() or self._failure() is not None)
+        if not condition() and (failure := self._failure()) is not None:
+            raise failure
+
+    async def _join(self, member: Supervised, engine: StreamingEngine) -> None:
+        """Bring an engine to the current weights, and let it serve. The lock keeps newer weights from passing it by."""
+        async with self._loading:
+            if self._version is None:
+                self._version = engine.version
+            elif engine.version != self._version or self._weights is not None:
+                await engine.load(self._version, self._weights)
+            member.engine = engine
+        self.bell.ring()
+
+    def _failure(self) -> BaseException | None:
+        """What ended the supervision: anything but a budget ends it for all; a budget, when no place is left."""
+        ended = [keeper.exception() for keeper in self._keepers if keeper.done() and not keeper.cancelled()]
+        fatal = next((error for error in ended if not isinstance(error, BudgetError)), None)
+        return fatal or (ended[0] if ended and len(ended) == len(self._keepers) else None)
