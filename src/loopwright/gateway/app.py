@@ -9,13 +9,14 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 from loopwright.errors import LoopwrightError, RefusedError
 from loopwright.gateway.calls import ModelCalls
 from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Responses
 from loopwright.gateway.http import ClientGoneError, Headers, Request
 from loopwright.gateway.management import Management
-from loopwright.gateway.refusals import Code, code_of, refused
+from loopwright.gateway.refusals import Code, as_refusal, code_of, refused
 from loopwright.gateway.routes import METHODS, Action, Target, target_of
 from loopwright.gateway.sessions import Sessions
 from loopwright.serve.guard import Receive, Scope, Send
@@ -70,6 +71,11 @@ class GatewayApp:
                 route = "unknown" if target is None else target.action.value
                 self._metrics.answered(route, request.status, time.perf_counter() - started)
 
+    async def refuse(self, scope: Scope, send: Send, error: RefusedError) -> None:
+        """Answer one who was stopped before the app."""
+        request = Request(scope, _nothing, send)
+        await _refuse(request, target_of(request.path), error)
+
     async def _serve(self, request: Request, target: Target | None) -> None:
         if target is None:
             raise refused(
@@ -108,8 +114,12 @@ class GatewayApp:
             )
 
 
+async def _nothing() -> NoReturn:
+    raise RuntimeError("a request that was refused is not read")
+
+
 async def _refuse(request: Request, target: Target | None, error: LoopwrightError) -> None:
-    refusal = error if isinstance(error, RefusedError) else _internal(error)
+    refusal = as_refusal(error)
     code = code_of(refusal)
     headers: Headers = ()
     if code is Code.GONE:
@@ -118,10 +128,6 @@ async def _refuse(request: Request, target: Target | None, error: LoopwrightErro
         headers = ((b"retry-after", b"1"),)
     body = _dialect(request, target).error(refusal)
     await request.answer(refusal.facts["status"], body, headers)
-
-
-def _internal(error: LoopwrightError) -> RefusedError:
-    return refused(Code.INTERNAL, error.message, remedy=error.remedy)
 
 
 def _dialect(request: Request, target: Target | None) -> Dialect:

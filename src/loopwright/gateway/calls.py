@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from loopwright.errors import RefusedError
+from loopwright.errors import LoopwrightError
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, Dialect
 from loopwright.gateway.events import Events
@@ -15,6 +15,7 @@ from loopwright.gateway.exchange import Exchange, Retry
 from loopwright.gateway.http import EVENTS, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.reading import read_json
+from loopwright.gateway.refusals import as_refusal
 from loopwright.gateway.routes import Target
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import Sessions, over
@@ -59,10 +60,10 @@ class ModelCalls:
     ) -> None:
         try:
             answers: Sequence[Answer] = answering.result()
-        except RefusedError as error:
+        except LoopwrightError as error:
             if not request.status or events.stream is None:
                 raise
-            await request.write(events.rest() + events.stream.failed(error), more=False)
+            await request.write(events.rest() + events.stream.failed(as_refusal(error)), more=False)
             return
         ending = events.stream.end(answers) if events.stream is not None else b""
         await _send(request, events.rest() + ending, more=False)

@@ -135,7 +135,7 @@ class Recorder:
     def plan(self, prepared: Prepared, said: Said) -> Recorded:
         """The turn as it would be recorded now. Nothing is changed before `add`."""
         goes_on = prepared.parent is not None and not self._went_on(prepared.parent)
-        start = None if goes_on else prepared.why if self._turns else ChainStart.FIRST
+        start = None if goes_on else self._why_now(prepared)
         sampled = said.generation
         Turn(
             prepared.prompt, sampled.ids, sampled.logprobs, sampled.versions, sampled.finish
@@ -158,6 +158,12 @@ class Recorder:
             preamble=prepared.preamble,
             wishes=said.wishes or {},
         )
+
+    def _why_now(self, prepared: Prepared) -> ChainStart:
+        """Why a chain begins: another call, made at the same time, may have been the first after all."""
+        if prepared.why is ChainStart.FIRST:
+            return why_new(prepared.history, self._index, self._recent_replies)
+        return prepared.why
 
     def add(self, turn: Recorded) -> None:
         """Record a turn that `plan` made, or that was recorded before a restart."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from loopwright.errors import RefusedError
+from loopwright.errors import LoopwrightError, RefusedError
 
 
 class Code(StrEnum):
@@ -49,6 +49,13 @@ def refused(code: Code, message: str, *, remedy: str, param: str | None = None) 
 def invalid(param: str, message: str, *, remedy: str) -> RefusedError:
     """A 400 that names the parameter at fault."""
     return refused(Code.INVALID, f"{param}: {message}", remedy=remedy, param=param)
+
+
+def as_refusal(error: LoopwrightError) -> RefusedError:
+    """An error of ours as an answer to a client: what is no refusal is trouble on our side."""
+    if isinstance(error, RefusedError):
+        return error
+    return refused(Code.INTERNAL, error.message, remedy=error.remedy)
 
 
 def code_of(error: RefusedError) -> Code:

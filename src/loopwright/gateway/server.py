@@ -59,20 +59,35 @@ async def open_gateway(
     address = address or Address()
     advertised = check_advertised(address.advertise_url)
     metrics, sessions = Metrics(), await Sessions.restored(store)
+    app = gateway_app(served, store, sessions, metrics, key=key, advertised=advertised)
+    sweeping = asyncio.create_task(sessions.sweep())
+    try:
+        async with listening(
+            app, host=address.host, port=address.port, key=key, own_keys=True, refuse=app.refuse
+        ) as port:
+            yield Gateway(sessions, metrics, advertised or _own_url(address.host, port), port)
+    finally:
+        sweeping.cancel()
+        await asyncio.wait((sweeping,))
+
+
+def gateway_app(
+    served: Served,
+    store: SessionStore,
+    sessions: Sessions,
+    metrics: Metrics,
+    *,
+    key: str,
+    advertised: str | None = None,
+) -> GatewayApp:
+    """The ASGI app over a model and its sessions."""
     exchange = Exchange(served.engine, served.renderer, served.max_context, store, metrics)
-    app = GatewayApp(
+    return GatewayApp(
         sessions,
         Management(sessions, metrics, advertised, served.name),
         ModelCalls(sessions, exchange, metrics, served.name),
         key=key,
     )
-    sweeping = asyncio.create_task(sessions.sweep())
-    try:
-        async with listening(app, host=address.host, port=address.port, key=key, own_keys=True) as port:
-            yield Gateway(sessions, metrics, advertised or _own_url(address.host, port), port)
-    finally:
-        sweeping.cancel()
-        await asyncio.wait((sweeping,))
 
 
 def check_advertised(url: str | None) -> str | None:

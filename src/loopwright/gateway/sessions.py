@@ -85,9 +85,7 @@ class Sessions:
     def find_open(self, id: str) -> Session:
         """The session, if it takes calls."""
         session = self.find(id)
-        if session.state is SessionState.OPEN and session.is_idle:
-            session.state = SessionState.EXPIRED
-        if session.state is not SessionState.OPEN:
+        if session.state is not SessionState.OPEN or session.is_idle:
             raise over(session)
         return session
 
@@ -137,8 +135,9 @@ class Sessions:
 
 def over(session: Session) -> Exception:
     """The refusal of a call that comes too late."""
+    state = SessionState.EXPIRED if session.state is SessionState.OPEN else session.state
     return refused(
-        Code.GONE, f"session {session.id} is {session.state.value}, and takes no calls", remedy="create another session"
+        Code.GONE, f"session {session.id} is {state.value}, and takes no calls", remedy="create another session"
     )
 
 

@@ -19,18 +19,29 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Refuse = Callable[[Scope, Send, RefusedError], Awaitable[None]]
 
 OPEN_PATH = "/health"
 MAX_BODY_BYTES = 64 << 20
 
 
 class Guard:
-    """An ASGI app in front of another. `hosts` None answers to every Host, for servers that are bound to all."""
+    """An ASGI app in front of another. `hosts` None answers to every Host, for servers that are bound to all.
+
+    `refuse` answers those who may not come in, for apps that have words of their own for it.
+    """
 
     def __init__(
-        self, app: App, *, key: str | None, hosts: Iterable[str] | None, max_body: int = MAX_BODY_BYTES
+        self,
+        app: App,
+        *,
+        key: str | None,
+        hosts: Iterable[str] | None,
+        max_body: int = MAX_BODY_BYTES,
+        refuse: Refuse | None = None,
     ) -> None:
         self._app = app
+        self._refuse = refuse or _refuse_plainly
         self._expected = None if key is None else f"Bearer {key}".encode()
         self._hosts = None if hosts is None else frozenset(hosts)
         self._max_body = max_body
@@ -41,7 +52,7 @@ class Guard:
         try:
             self._check(scope["path"], dict(scope["headers"]))
         except RefusedError as refused:
-            await answer_error(send, refused)
+            await self._refuse(scope, send, refused)
             return
         await self._app(scope, self._limited(receive), send)
 
@@ -84,6 +95,10 @@ class Guard:
         return RefusedError(
             f"a body may have {self._max_body:,} bytes at most", remedy="send less at a time", status=413
         )
+
+
+async def _refuse_plainly(scope: Scope, send: Send, error: RefusedError) -> None:
+    await answer_error(send, error)
 
 
 async def answer_error(send: Send, error: RefusedError) -> None:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from loopwright.errors import ConfigError
-from loopwright.serve.guard import App, Guard
+from loopwright.serve.guard import App, Guard, Refuse
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 GRACE_SECONDS = 1
@@ -36,16 +36,22 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(
-    app: App, *, host: str = "127.0.0.1", port: int = 0, key: str | None, own_keys: bool = False
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    key: str | None,
+    own_keys: bool = False,
+    refuse: Refuse | None = None,
 ) -> AsyncIterator[int]:
     """Serve `app` behind a guard, and give the port: the one asked for, or a free one for 0.
 
-    `own_keys`: the app knows more keys than one, and checks them itself.
+    `own_keys`: the app knows more keys than one, and checks them itself. `refuse`: how the guard's refusals are told.
     """
     check_bind(host, key)
     hosts = LOOPBACK_NAMES if is_loopback(host) else None
     config = uvicorn.Config(
-        Guard(app, key=None if own_keys else key, hosts=hosts),
+        Guard(app, key=None if own_keys else key, hosts=hosts, refuse=refuse),
         lifespan="off",
         ws="none",
         http="auto",

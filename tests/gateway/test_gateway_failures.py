@@ -1,0 +1,193 @@
+"""What fails leaves nothing behind (S2), and is told so that clients try again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from gateway_house import House, RecordingEngine, house, odd_ids
+
+from loopwright.errors import EngineError, RunError
+from loopwright.gateway.session import SessionState
+from loopwright.gateway.store import SqliteStore
+from loopwright.ports import OnPart
+from loopwright.types import ChainStart, FinishReason, GenerateRequest, Generation
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+class DyingEngine(RecordingEngine):
+    """Its first answer breaks off after three tokens."""
+
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+        if not self.requests:
+            self.requests.append(request)
+            for token in odd_ids("Bro")[:3]:
+                if on_part is not None:
+                    on_part(Generation((token,), (-0.5,), (0,), FinishReason.ABORT))
+                await asyncio.sleep(0.02)
+            raise EngineError("the engine died", remedy="start it again")
+        return await super().generate(request, on_part)
+
+
+async def test_an_engine_that_is_down_is_a_retryable_error() -> None:
+    async with house(["Hello.", "Hello."], faults={0, 1, 2}) as h:
+        session = await h.session()
+        path = f"/{session}/v1/chat/completions"
+        failed = await h.post(path, {"messages": HI})
+        assert failed.status_code == 503
+        assert failed.headers["retry-after"] == "1"
+        assert failed.json()["error"]["type"] == "server_error"
+        streamed = await h.post(f"/{session}/v1/messages", {"messages": HI, "max_tokens": 9, "stream": True})
+        assert streamed.status_code == 503
+        assert streamed.json()["error"]["type"] == "overloaded_error"
+        assert len(h.recorder()) == 0
+        async with h.openai(session, max_retries=1) as client:
+            reply = await client.chat.completions.create(model="m", messages=HI)
+        assert reply.choices[0].message.content == "Hello."
+        assert [chain.start for chain in h.chains()] == [ChainStart.FIRST]
+
+
+async def test_an_answer_that_breaks_off_is_an_error_in_the_stream() -> None:
+    engines = (DyingEngine(["Hello."] * 9, encode=odd_ids) for _ in range(3))
+    asked: dict[str, Any] = {"model": "m", "messages": HI}
+    async with house([], engine=next(engines)) as h, h.openai(await h.session(), max_retries=0) as client:
+        with pytest.raises(openai.APIError, match="the engine died"):
+            [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        assert len(h.recorder()) == 0
+        assert (await client.chat.completions.create(**asked)).choices[0].message.content == "Hello."
+        assert len(h.chains()) == 1
+    async with house([], engine=next(engines)) as h, h.openai(await h.session(), max_retries=0) as client:
+        events = [event async for event in await client.responses.create(model="m", input="Hi", stream=True)]
+        assert events[-1].type == "response.failed"
+        assert len(h.recorder()) == 0
+    async with house([], engine=next(engines)) as h, h.anthropic(await h.session(), max_retries=0) as other:
+        with pytest.raises(anthropic.APIStatusError, match="the engine died"):
+            [event async for event in await other.messages.create(**asked, max_tokens=9, stream=True)]
+        assert len(h.recorder()) == 0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_leaves_cancels_its_generation(streamed: bool) -> None:
+    async with house(["A slow answer."] * 3, seconds=lambda request: 30.0) as h:
+        await h.session()
+        body = {"messages": HI, "stream": streamed}
+        with pytest.raises(httpx.ReadTimeout):
+            await h.http.post("/session-1/v1/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.2))
+        async with asyncio.timeout(5):
+            while h.gateway.sessions.find("session-1").running:
+                await asyncio.sleep(0.01)
+            await h.engine.pause()  # returns when nothing is being sampled
+        assert h.engine.log == []
+        assert len(h.recorder()) == 0
+
+
+async def test_a_slow_engine_does_not_leave_a_stream_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.gateway.events.Events.chunks.__defaults__", (0.05,))
+    async with house(["Hello."], seconds=lambda request: 1.2) as h:
+        await h.session()
+        body = {"messages": HI, "stream": True, "max_tokens": 50}
+        async with h.http.stream("POST", "/session-1/v1/messages", json=body) as response:
+            pieces = [piece async for piece in response.aiter_raw()]
+        assert b"message_start" in pieces[0]
+        assert any(piece.startswith(b": ") for piece in pieces)
+        assert b"message_stop" in pieces[-1]
+
+
+def numbered(request: GenerateRequest) -> str:
+    return f"Answer {len(request.prompt_ids)} of {request.sampling.seed % 997}."
+
+
+async def test_a_restarted_gateway_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "gateway" / "sessions.sqlite"
+    async with SqliteStore(file) as store, house(numbered, store=store) as h:
+        key = (await h.post("/sessions/session-1", {"sampling": {"temperature": 0.5}})).json()["key"]
+        first = await h.chat("session-1", HI)
+        other = await h.chat("session-1", [{"role": "user", "content": "Ho"}])
+        before, log = h.chains(), list(h.engine.log)
+    assert file.stat().st_mode & 0o077 == 0
+    async with SqliteStore(file) as store, house(numbered, store=store) as h:
+        h.engine.log.extend(log)
+        for was, now in zip(before, h.chains(), strict=True):
+            assert was.ids.tolist() == now.ids.tolist()
+            assert was.logprobs.tolist() == now.logprobs.tolist()
+            assert was.start == now.start
+        h.http.headers["authorization"] = f"Bearer {key}"
+        await h.chat("session-1", [*HI, first, {"role": "user", "content": "Go on."}])
+        assert other
+        assert [chain.start for chain in h.chains()] == [ChainStart.FIRST, ChainStart.SEPARATE]
+        assert h.engine.log[-1][0].sampling.temperature == 0.5
+        assert h.engine.log[-1][0].prompt_ids[: len(before[0].ids)] == tuple(before[0].ids.tolist())
+
+
+async def test_an_answer_that_was_lost_with_the_gateway_is_given_again(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.sqlite"
+    async with SqliteStore(file) as store, house(numbered, store=store) as h:
+        await h.session()
+        lost = await h.chat("session-1", HI)
+    async with SqliteStore(file) as store, house(numbered, store=store) as h:
+        assert (await h.chat("session-1", HI))["content"] == lost["content"]
+        assert (await h.chat("session-1", HI))["content"] != lost["content"]
+        assert len(h.engine.requests) == 1
+
+
+async def test_completed_sessions_leave_memory_and_stay_readable(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "sessions.sqlite") as store, house(numbered, store=store) as h:
+        await h.session()
+        await h.chat("session-1", HI)
+        chains = h.chains()
+        await h.http.post("/sessions/session-1/complete")
+        assert len(h.recorder()) == 0
+        (shown,) = (await h.http.get("/sessions/session-1/chains")).json()["chains"]
+        assert shown["ids"] == chains[0].ids.tolist()
+        assert h.gateway.sessions.find("session-1").state is SessionState.COMPLETED
+        await h.http.delete("/sessions/session-1")
+        assert await store.sessions() == []
+        assert await store.turns("session-1") == []
+
+
+class FullDisk(SqliteStore):
+    """Takes sessions, and no turns."""
+
+    async def add(self, session_id: str, turn: Any) -> None:
+        raise RunError("the disk is full", remedy="make room")
+
+
+async def test_a_turn_that_cannot_be_stored_is_not_recorded(tmp_path: Path) -> None:
+    async with FullDisk(tmp_path / "sessions.sqlite") as store, house(["Hello."] * 9, store=store) as h:
+        await h.session()
+        response = await h.post("/session-1/v1/chat/completions", {"messages": HI})
+        assert response.status_code == 500
+        assert "the disk is full" in response.json()["error"]["message"]
+        assert len(h.recorder()) == 0
+
+
+async def test_many_sessions_at_once_share_commits(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "sessions.sqlite") as store, house(numbered, store=store) as h:
+
+        async def agent(number: int, h: House) -> None:
+            session = await h.session(f"session-{number}")
+            messages: list[dict[str, Any]] = [{"role": "user", "content": f"I am {number}."}]
+            for _ in range(3):
+                messages += [await h.chat(session, messages), {"role": "user", "content": "Go on."}]
+
+        await asyncio.gather(*(agent(number, h) for number in range(40)))
+        for number in range(40):
+            assert len(h.chains(f"session-{number}")) == 1
+
+
+async def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+    import sqlite3
+
+    file = tmp_path / "sessions.sqlite"
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(RunError, match="format 99"):
+        async with SqliteStore(file):
+            pass
