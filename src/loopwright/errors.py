@@ -7,6 +7,7 @@
     ├── ChainError                 token streams that could not have come from one context
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
     │   ├── EngineLostError        an engine cannot be reached: it died, or the connection broke
+    │   ├── ToolServerError        a server of tools did not start, or died under a rollout
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
     ├── AgentError                 the user's agent loop raised
@@ -80,6 +81,10 @@ class EngineLostError(EngineError):
 class InterruptionError(EngineError):
     """The engine was paused in the middle of an answer. What it had sampled is recorded, and the rollout goes on from
     there."""
+
+
+class ToolServerError(EngineError):
+    """A server of tools did not start, or died under a rollout: as with the engine, another attempt may do."""
 
 
 class ContextError(LoopwrightError):

@@ -3,5 +3,17 @@
 from loopwright.agents.custom import load_agent
 from loopwright.agents.policy import EnginePolicy
 from loopwright.agents.single_turn import SingleTurn
+from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
+from loopwright.agents.tool_mcp import McpServer
+from loopwright.agents.tool_python import PythonTool
 
-__all__ = ["EnginePolicy", "SingleTurn", "load_agent"]
+__all__ = [
+    "EnginePolicy",
+    "McpServer",
+    "PythonTool",
+    "SingleTurn",
+    "ToolBudget",
+    "ToolLoop",
+    "ToolSource",
+    "load_agent",
+]

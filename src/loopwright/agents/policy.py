@@ -28,15 +28,17 @@ from loopwright.types import (
     Sampling,
     StopReason,
     TokenChain,
+    Tool,
     Turn,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A conversation up to and including a sampled reply, and the token stream behind it."""
+    """A conversation up to and including a sampled reply, the tools that it had, and the token stream behind it."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
     stream: tuple[int, ...]
 
 
@@ -71,6 +73,7 @@ class EnginePolicy:
         self._said: list[_Said] = []
         self._transcript: tuple[Message, ...] = ()
         self._finish = FinishReason.STOP
+        self._stop: StopReason | None = None
         self._faults: dict[int, Exception] = {}
         self._unfit: ContextError | None = None
 
@@ -93,11 +96,13 @@ class EnginePolicy:
         raised = next(iter(self._faults.values()), None)
         return raised or (None if self._turns else self._unfit)
 
-    async def reply(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
+    ) -> Reply:
         number, self._calls = self._calls, self._calls + 1
         asked = copy.deepcopy(transcript_of(tuple(messages), verb="asked with"))
         self._transcript = asked
-        prompt = self._prompt(asked)
+        prompt = self._prompt(asked, tuple(tools))
         room = self._max_context - len(prompt)
         if room <= 0:
             self._unfit = self._unfit or _does_not_fit(len(prompt), self._max_context)
@@ -109,25 +114,38 @@ class EnginePolicy:
         sampling = replace(self._sampling, max_new_tokens=budget, seed=derive_seed(self._sampling.seed, number))
         request = GenerateRequest(f"{self._prefix}/{number}", prompt, sampling, self._resumable)
         turn = await self._sample(number, request)
-        reply = Reply(self._renderer.text(turn.ids), turn.finish)
+        reply = self._read(turn, tools, number)
         self._transcript = (*asked, reply.message)
-        self._said.append(_Said(self._transcript, (*prompt, *turn.ids)))
+        self._said.append(_Said(self._transcript, tuple(tools), (*prompt, *turn.ids)))
         return reply
+
+    def out_of_budget(self) -> None:
+        self._stop = StopReason.BUDGET
 
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
         """The recorded tokens under the agent's transcript. Without `stop`, a last reply cut by length is a budget."""
         cut = StopReason.BUDGET if self._finish is FinishReason.LENGTH else StopReason.DONE
-        return Episode(transcript_of(messages, verb="returned"), chains_of(self.turns), stop or cut)
+        return Episode(transcript_of(messages, verb="returned"), chains_of(self.turns), stop or self._stop or cut)
 
-    def _prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        continued = [said for said in self._said if messages[: len(said.messages)] == said.messages]
+    def _prompt(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> tuple[int, ...]:
+        same_tools = (said for said in self._said if said.tools == tools)
+        continued = [said for said in same_tools if messages[: len(said.messages)] == said.messages]
         if continued:
             longest = max(continued, key=lambda said: len(said.messages))
             new = messages[len(longest.messages) :]
-            extended = self._renderer.extend(longest.stream, longest.messages, new)
+            extended = self._renderer.extend(longest.stream, longest.messages, new, tools)
             if extended is not None:
                 return extended
-        return self._renderer.render(messages)
+        return self._renderer.render(messages, tools)
+
+    def _read(self, turn: Turn, tools: Sequence[Tool], number: int) -> Reply:
+        """The reply as the agent sees it. An agent that offers no tools reads the text as it is."""
+        if not tools:
+            return Reply(self._renderer.text(turn.ids), turn.finish, tokens=len(turn.ids))
+        parsed = self._renderer.parse(turn.ids, tools, turn.prompt_ids)
+        calls = enumerate(parsed.tool_calls)
+        named = tuple(replace(call, id=call.id or f"call_{number}_{place}") for place, call in calls)
+        return Reply(parsed.content, turn.finish, parsed.reasoning, named, len(turn.ids))
 
     async def _sample(self, number: int, request: GenerateRequest) -> Turn:
         try:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent
+from loopwright.build.tools import make_tool_loop
 from loopwright.config import (
     Loaded,
     PythonAgent,
     RolloutConfig,
     RunConfig,
     SamplingOverrides,
+    SingleTurnAgent,
     TaskSetConfig,
+    ToolAgent,
     model_folder,
 )
 from loopwright.core.seeds import derive_seed
@@ -31,7 +34,7 @@ from loopwright.produce import (
     TaskSetRuntime,
     load_filter,
 )
-from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
 from loopwright.types import PauseMode, ProduceKind, Sampling, TokenChain, TrainerKind
 
@@ -71,9 +74,13 @@ def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shu
 
 
 def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
-    if isinstance(described.agent, PythonAgent):
-        return load_agent(described.agent.path, loaded.base, described.agent.args)
-    return SingleTurn(described.agent.system)
+    match described.agent:
+        case PythonAgent():
+            return load_agent(described.agent.path, loaded.base, described.agent.args)
+        case ToolAgent():
+            return make_tool_loop(described.agent, loaded.base)
+        case SingleTurnAgent():
+            return SingleTurn(described.agent.system)
 
 
 def _filter(loaded: Loaded, described: TaskSetConfig) -> Filter | None:
@@ -123,7 +130,7 @@ def model_source(loaded: Loaded, path: str) -> str:
 
 
 def make_runner(config: RunConfig, engine: Engine, model: LoadedModel, lockstep: Lockstep | None) -> RolloutRunner:
-    renderer = ChatTemplateRenderer(model.tokenizer)
+    renderer = make_renderer(model.tokenizer, config.model.renderer)
 
     def policy(
         prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]

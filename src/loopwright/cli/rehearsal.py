@@ -18,6 +18,7 @@ from loopwright.config import (
     PythonAgent,
     PythonLoss,
     TaskSetConfig,
+    ToolAgent,
 )
 from loopwright.data import open_source
 from loopwright.errors import DataError, JudgeError, LoopwrightError
@@ -71,6 +72,11 @@ def _rehearse(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str | Loopwri
     if isinstance(task_set.agent, PythonAgent):
         load_agent(task_set.agent.path, loaded.base, task_set.agent.args)
         yield f"  agent {task_set.agent.path} can be made"
+    if isinstance(task_set.agent, ToolAgent):
+        from loopwright.build.tools import offered_tools
+
+        offered = asyncio.run(offered_tools(task_set.agent, loaded.base, task))
+        yield f"  the model is offered {', '.join(offered)}"
     name = task_set.agent.judger
     answers = made_up_answers(task)
     for answer, scored in zip(answers, asyncio.run(_judge(name, loaded, task, answers)), strict=False):

@@ -56,7 +56,15 @@ from loopwright.config.schema import (
     TrackConfig,
     TrainerConfig,
 )
-from loopwright.config.task_sets import AgentConfig, PythonAgent, SamplingOverrides, SingleTurnAgent, TaskSetConfig
+from loopwright.config.task_sets import (
+    AgentConfig,
+    PythonAgent,
+    SamplingOverrides,
+    SingleTurnAgent,
+    TaskSetConfig,
+    ToolAgent,
+)
+from loopwright.config.tools import McpToolsConfig, PythonToolConfig, ToolConfig
 
 __all__ = [
     "BUILT_IN_JUDGERS",
@@ -88,6 +96,7 @@ __all__ = [
     "Loaded",
     "LossConfig",
     "MathAnswerConfig",
+    "McpToolsConfig",
     "MetricSpec",
     "Migrated",
     "ModelConfig",
@@ -102,6 +111,7 @@ __all__ = [
     "PythonAgent",
     "PythonData",
     "PythonLoss",
+    "PythonToolConfig",
     "ReasoningGymConfig",
     "ReasoningGymData",
     "ReinforceConfig",
@@ -114,6 +124,8 @@ __all__ = [
     "SingleTurnAgent",
     "Source",
     "TaskSetConfig",
+    "ToolAgent",
+    "ToolConfig",
     "TorchEngineConfig",
     "TrackConfig",
     "TrainerConfig",

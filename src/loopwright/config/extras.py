@@ -28,8 +28,10 @@ EXTRAS = {
     "llm": Extra("httpx", "http"),
     "serve": Extra("uvicorn", "serve"),
     "tensorboard": Extra("tensorboard", "tensorboard"),
+    "mcp": Extra("mcp", "mcp"),
+    "renderers": Extra("renderers", "renderers"),
 }
-"""What a kind of data or judger, or a switch of the same name, needs. Kinds that are not here need nothing."""
+"""What a kind of data, judger or tool, or a switch of the same name, needs. Kinds that are not here need nothing."""
 
 
 def missing(kind: str) -> Extra | None:

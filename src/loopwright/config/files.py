@@ -6,7 +6,8 @@ import ast
 import glob
 import importlib.util
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from loopwright.config.judgers import BUILT_IN_JUDGERS, ComposedJudgerConfig, Ll
 from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import PythonAgent
+from loopwright.config.task_sets import PythonAgent, ToolAgent
+from loopwright.config.tools import PythonToolConfig, ToolConfig
 from loopwright.errors import ConfigError
 
 BUNDLED_MODEL = "smollm2"
@@ -51,11 +53,15 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
     """Everything on disk that is missing, unreadable or of the wrong kind; without `model`, another one is used."""
     if model:
         yield from _model(("model", "path"), config.model.path, base)
+    if config.model.renderer not in ("auto", "template"):
+        yield from _package(("model", "renderer"), "renderers")
     for place, task_set in config.all_task_sets():
         yield from _data((*place, "data"), task_set.data, base)
         yield from _filter((*place, "filter"), task_set.filter, base)
         if isinstance(task_set.agent, PythonAgent):
             yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
+        if isinstance(task_set.agent, ToolAgent):
+            yield from _tools((*place, "agent", "tools"), task_set.agent.tools, base)
     yield from _filter(("produce", "filter"), config.produce.filter, base)
     yield from _judgers(config, base)
     for index, text in enumerate(config.eval.metrics if config.eval else ()):
@@ -93,6 +99,19 @@ def _judgers(config: RunConfig, base: Path) -> Iterator[Problem]:
 def _package(place: KeyPath, kind: str) -> Iterator[Problem]:
     if extra := missing(kind):
         yield Problem(place, f"needs the package {extra.package}", extra.remedy)
+
+
+def _tools(place: KeyPath, tools: Sequence[ToolConfig], base: Path) -> Iterator[Problem]:
+    for number, tool in enumerate(tools):
+        if isinstance(tool, PythonToolConfig):
+            yield from _symbol((*place, number, "path"), tool.path, base)
+            continue
+        yield from _package((*place, number, "kind"), tool.kind)
+        program = tool.command[0]
+        if shutil.which(program) is None and shutil.which(str(base / program)) is None:
+            yield Problem(
+                (*place, number, "command"), f"there is no program {program!r}", "install it, or give its path"
+            )
 
 
 def _learner(learner: LearnerConfig, base: Path) -> Iterator[Problem]:

@@ -35,9 +35,11 @@ class Dtype(StrEnum):
 
 
 class ModelConfig(Section):
-    """`path` is `smollm2`, a folder, or a Hugging Face name."""
+    """`path` is `smollm2`, a folder, or a Hugging Face name. `renderer` is `auto`, `template` (the model's own chat
+    template) or a family of models."""
 
     path: Text
+    renderer: Text = "auto"
     dtype: FromYaml[Dtype] = Dtype.FLOAT32
     threads: Count | None = None
     max_context: Count | None = None

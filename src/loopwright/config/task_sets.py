@@ -8,6 +8,7 @@ from pydantic import Field
 
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Share, Text
 from loopwright.config.data import DataConfig
+from loopwright.config.tools import ToolConfig
 from loopwright.types import OnAgentError
 
 
@@ -30,7 +31,23 @@ class PythonAgent(Section):
     on_agent_error: OnAgentError = "fail"
 
 
-AgentConfig = Annotated[SingleTurnAgent | PythonAgent, Field(discriminator="kind")]
+class ToolAgent(Section):
+    """Gives the model tools, and asks again with their results until it answers without a call, or a budget is spent.
+    How long one reply may be is said by `max_new_tokens`, as for every agent."""
+
+    kind: Literal["tool"] = "tool"
+    judger: Text
+    tools: FromYaml[tuple[ToolConfig, ...]]
+    system: str | None = None
+    parallel: bool = True
+    max_turns: Count = 8
+    max_tokens: Count | None = None
+    max_seconds: Positive | None = None
+    turn_seconds: Positive | None = None
+    on_agent_error: OnAgentError = "fail"
+
+
+AgentConfig = Annotated[SingleTurnAgent | PythonAgent | ToolAgent, Field(discriminator="kind")]
 
 
 class SamplingOverrides(Section):

@@ -6,30 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loopwright.types import FinishReason, Message, Task
+from loopwright.types import FinishReason, Message, Parsed, Task, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer of the model. Append `message` to the conversation before asking again."""
+    """One answer of the model. Append `message` to the conversation before asking again.
+
+    `reasoning` and `tool_calls` are told apart from the text if tools were offered. `tokens` were sampled for it.
+    """
 
     text: str
     finish: FinishReason
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tokens: int = 0
 
     @property
     def message(self) -> Message:
-        return {"role": "assistant", "content": self.text}
+        return Parsed(self.text, self.reasoning, self.tool_calls).message
 
 
 class Policy(Protocol):
     """The model, as one rollout sees it. It records every token that goes in and comes out."""
 
-    async def reply(self, messages: Sequence[Message], *, max_new_tokens: int | None = None) -> Reply:
-        """Sample the next assistant message.
+    async def reply(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
+    ) -> Reply:
+        """Sample the next assistant message. With `tools`, the model may call them, and the reply says which.
 
-        A conversation that extends the previous one continues from the tokens that were sampled; any other
-        starts a new token chain.
+        A conversation that extends the previous one, with the same tools, continues from the tokens that were sampled;
+        any other starts a new token chain.
         """
+        ...
+
+    def out_of_budget(self) -> None:
+        """The agent stops because a budget of its own is spent. Its episode says so, and is graded all the same."""
         ...
 
 

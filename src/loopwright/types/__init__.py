@@ -16,6 +16,7 @@ from loopwright.types.choices import (
     Stale,
     TailBatch,
     Thinking,
+    ToolScope,
     TrainerKind,
 )
 from loopwright.types.evaluation import TaskResult
@@ -85,6 +86,7 @@ __all__ = [
     "ToolCallArguments",
     "ToolCallEnd",
     "ToolCallStart",
+    "ToolScope",
     "TrainerKind",
     "Turn",
     "Unscored",

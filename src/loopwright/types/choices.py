@@ -142,3 +142,12 @@ class Thinking(StrEnum):
     """They stay in the model's context as they were sampled, so that one conversation is one chain."""
     TEMPLATE = "template"
     """What the model's chat template does. Most drop them at the next question, and then a new chain begins."""
+
+
+class ToolScope(StrEnum):
+    """How long a server of tools lives."""
+
+    ROLLOUT = "rollout"
+    """Every rollout has its own, so that none sees what another did."""
+    RUN = "run"
+    """All rollouts share one. For tools that keep nothing between calls."""

@@ -1,0 +1,98 @@
+"""The agent that works with tools: ask the model, make the calls that it asks for, tell it their results, until it
+answers without a call or a budget is spent. Either way what it did is graded (R2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from loopwright.agents.tool_call import BoundTool, ToolBelt
+from loopwright.errors import EngineError
+from loopwright.ports import Policy
+from loopwright.types import Message, Task
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBudget:
+    """What one rollout may spend. How long one reply may be is a matter of sampling. None: no limit."""
+
+    turns: int
+    tokens: int | None = None
+    seconds: float | None = None
+    turn_seconds: float | None = None
+
+
+class ToolSource(Protocol):
+    """Gives the tools of one rollout. A source that is a context manager is open as long as the run."""
+
+    def open(self, task: Task, state: dict[str, Any]) -> AbstractAsyncContextManager[Sequence[BoundTool]]: ...
+
+
+class ToolLoop:
+    """An `AgentLoop`. Enter it before it runs: some of its tools live as long as the run."""
+
+    resumable = False
+
+    def __init__(
+        self, sources: Sequence[ToolSource], *, budget: ToolBudget, system: str | None = None, parallel: bool = True
+    ) -> None:
+        self._sources = sources
+        self._budget = budget
+        self._opening: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
+        self._parallel = parallel
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for source in self._sources:
+            if isinstance(source, AbstractAsyncContextManager):
+                await self._stack.enter_async_context(source)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+        messages = [*self._opening, *task.messages]
+        async with self.open(task) as belt:
+            if not await self._in_time(messages, belt, policy):
+                policy.out_of_budget()
+        return messages
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[ToolBelt]:
+        """The tools of one rollout of `task`, with a state of their own."""
+        state: dict[str, Any] = {}
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(source.open(task, state)) for source in self._sources]
+            yield ToolBelt([tool for tools in opened for tool in tools], parallel=self._parallel)
+
+    async def _in_time(self, messages: list[Message], belt: ToolBelt, policy: Policy) -> bool:
+        """Whether the model came to an end before time was up. What it said till then is in `messages`."""
+        asked = len(messages)
+        deadline = asyncio.timeout(self._budget.seconds)
+        try:
+            async with deadline:
+                return await self._converse(messages, belt, policy)
+        except TimeoutError:
+            if len(messages) == asked:
+                raise EngineError(
+                    "the model gave no reply within the agent's time", remedy="raise agent.max_seconds or turn_seconds"
+                ) from None
+            return False
+
+    async def _converse(self, messages: list[Message], belt: ToolBelt, policy: Policy) -> bool:
+        left = self._budget.tokens
+        for _ in range(self._budget.turns):
+            if left is not None and left <= 0:
+                return False
+            async with asyncio.timeout(self._budget.turn_seconds):
+                reply = await policy.reply(messages, tools=belt.offered, max_new_tokens=left)
+                messages.append(reply.message)
+                if not reply.tool_calls:
+                    return True
+                left = None if left is None else left - reply.tokens
+                messages.extend(await belt.answer(reply.tool_calls))
+        return False
