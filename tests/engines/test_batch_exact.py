@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,8 +15,10 @@ from loopwright.engines.torch import cache as cache_module
 from loopwright.engines.torch import forward as forward_module
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.sequence import Sequence
+from loopwright.models.forward import ModuleForward
+from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel, load_model
-from loopwright.testing.tiny import tiny_qwen3
+from loopwright.testing.tiny import tiny_qwen2, tiny_qwen3
 from loopwright.types import FinishReason, GenerateRequest, Sampling
 
 VERSIONS = 3
@@ -34,13 +36,20 @@ class World:
     plain: PlainModel
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "sliding"])
+MADE_HERE = {"qwen2": tiny_qwen2, "qwen3": tiny_qwen3}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "sliding", "by its modules"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    if request.param == "qwen3":
-        folder = tiny_qwen3(tmp_path_factory.mktemp("qwen3"), initializer_range=0.4)
+    kind = "sliding" if request.param == "by its modules" else request.param
+    if kind in MADE_HERE:
+        folder = MADE_HERE[kind](tmp_path_factory.mktemp(kind), initializer_range=0.4)
     else:
-        folder = request.getfixturevalue(f"tiny_{request.param}_folder")
+        folder = request.getfixturevalue(f"tiny_{kind}_folder")
     loaded = load_model(str(folder), cache=folder, max_context=MAX_CONTEXT)
+    assert isinstance(loaded.forward, LeanForward)
+    if request.param == "by its modules":
+        loaded = replace(loaded, forward=ModuleForward(loaded.model))
     with pytest.MonkeyPatch.context() as patch:
         # Rows so small that short sequences outgrow several, and prompts that need more than one forward pass.
         patch.setattr(cache_module, "SMALLEST_ROW", 4)

@@ -40,9 +40,7 @@ class CacheLife(RuleBasedStateMachine):
             self.written += 1
             fresh = torch.full((1, HEADS, row.length, DIM), float(self.written))
             fresh += torch.arange(row.length)[:, None] / 1000
-            keys, values = row.arena.layer(layer, fresh, -fresh)
-            keys[row.index, :, : row.length] = fresh[0]
-            values[row.index, :, : row.length] = -fresh[0]
+            row.write(layer, fresh[0], -fresh[0])
             content.append((fresh[0], -fresh[0]))
         self.held[row] = content
 
@@ -74,11 +72,10 @@ class CacheLife(RuleBasedStateMachine):
     def rows_keep_their_content(self) -> None:
         for row, content in self.held.items():
             for layer, (key, value) in enumerate(content or ()):
-                keys, values = row.arena.keys[layer], row.arena.values[layer]
-                assert keys is not None
-                assert values is not None
-                assert torch.equal(keys[row.index, :, : row.length], key)
-                assert torch.equal(values[row.index, :, : row.length], value)
+                held = row.read(layer)
+                assert held is not None
+                assert torch.equal(held[0], key)
+                assert torch.equal(held[1], value)
 
 
 CacheLife.TestCase.settings = settings(
@@ -91,6 +88,7 @@ def test_unused_cells_are_zero_so_that_a_weight_of_zero_never_meets_a_nan() -> N
     cache = KVCache(1)
     rows = [cache.add(8) for _ in range(3)]
     keys, values = rows[0].arena.layer(0, torch.ones(1, HEADS, 1, DIM), torch.ones(1, HEADS, 1, DIM))
-    assert keys.shape == (3, HEADS, SMALLEST_ROW, DIM)
+    assert keys.shape == (3, HEADS, DIM, SMALLEST_ROW)
+    assert values.shape == (3, HEADS, SMALLEST_ROW, DIM)
     assert not keys.any()
     assert not values.any()

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import embedding, silu
 
 from loopwright.models.attention import AttentionPlan
-from loopwright.models.linear import Linear
+from loopwright.models.linear import Linear, empty_rows
 from loopwright.models.norm import RmsNorm
 
 
@@ -53,12 +53,12 @@ class _Room:
     """Where one layer after the other writes what only it needs."""
 
     def __init__(self, x: torch.Tensor, heads: Heads, inner: int) -> None:
-        tokens = len(x)
-        self.normed = torch.empty_like(x)
-        self.projected = x.new_empty((tokens, heads.queries + 2 * heads.keys, heads.dim))
-        self.rotated = x.new_empty((tokens, heads.queries + heads.keys, heads.dim))
-        self.gate = x.new_empty((tokens, inner))
-        self.up = x.new_empty((tokens, inner))
+        tokens, both = len(x), heads.queries + heads.keys
+        self.normed = empty_rows(tokens, x.shape[1], x)
+        self.projected = empty_rows(tokens, (both + heads.keys) * heads.dim, x)
+        self.rotated = x.new_empty((tokens, both, heads.dim))
+        self.gate = empty_rows(tokens, inner, x)
+        self.up = empty_rows(tokens, inner, x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ class LeanForward:
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
     ) -> torch.Tensor:
-        x = embedding(ids, self.table)
+        embedded = embedding(ids, self.table)
+        x = empty_rows(*embedded.shape, embedded).copy_(embedded)
         cos, sin = (angle[0, :, None] for angle in self.rotary(x, positions[None]))
         room = _Room(x, self.heads, len(self.layers[0].gate.weight))
         for number, layer in enumerate(self.layers):
@@ -93,20 +94,18 @@ class LeanForward:
         self, layer: LeanLayer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, room: _Room
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values as a plan wants them: [1, heads, tokens, dim]."""
-        queries, both = self.heads.queries, self.heads.queries + self.heads.keys
-        flat, dim = room.projected.flatten(1), self.heads.dim
+        queries, both, dim = self.heads.queries, self.heads.queries + self.heads.keys, self.heads.dim
         normed = layer.attention_norm.into(room.normed, x)
-        layer.query.into(flat[:, : queries * dim], normed)
-        layer.key.into(flat[:, queries * dim : both * dim], normed)
-        layer.value.into(flat[:, both * dim :], normed)
+        layer.query.into(room.projected[:, : queries * dim], normed)
+        layer.key.into(room.projected[:, queries * dim : both * dim], normed)
+        layer.value.into(room.projected[:, both * dim :], normed)
+        # Token by token from here on: attention kernels read the numbers of one head side by side.
+        heads = room.projected.contiguous().view(len(x), -1, dim)
         if layer.query_norm is not None and layer.key_norm is not None:
-            for norm, part in (
-                (layer.query_norm, room.projected[:, :queries]),
-                (layer.key_norm, room.projected[:, queries:both]),
-            ):
-                norm.into(part, part)
-        rotated = _rotate(room.projected[:, :both], cos, sin, room.rotated)
-        return _for_plan(rotated[:, :queries]), _for_plan(rotated[:, queries:]), _for_plan(room.projected[:, both:])
+            layer.query_norm.into(heads[:, :queries], heads[:, :queries])
+            layer.key_norm.into(heads[:, queries:both], heads[:, queries:both])
+        rotated = _rotate(heads[:, :both], cos, sin, room.rotated)
+        return _for_plan(rotated[:, :queries]), _for_plan(rotated[:, queries:]), _for_plan(heads[:, both:])
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

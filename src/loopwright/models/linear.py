@@ -1,8 +1,9 @@
 """Linear layers that are fast for few rows, as when most answers of a batch have ended.
 
 Our own because torch's way to `x @ weight.T` is slow on a CPU for fewer than about 50 rows: all products of
-SmolLM2-135M for 16 rows take 167 ms on two cores, and 80 ms as `(weight @ x.T).T`. From 64 rows on it is the better
-one.
+SmolLM2-135M for 16 rows take 167 ms on two cores, and 80 ms as `(weight @ x.T).T`. If `x` lies in memory feature by
+feature, so that nothing has to be turned round, that is the faster way up to about 130 rows (one core, products of one
+layer: 64 rows 4.6 ms instead of 5.1, 48 rows 2.7 instead of 4.1).
 """
 
 from __future__ import annotations
@@ -13,6 +14,16 @@ from torch.nn.functional import linear
 
 FEW = range(5, 49)
 """Numbers of rows for which the product is turned round."""
+
+FEATURES_FIRST = range(5, 129)
+"""Numbers of rows which had better lie in memory feature by feature."""
+
+
+def empty_rows(rows: int, features: int, like: torch.Tensor) -> torch.Tensor:
+    """[rows, features], laid out as suits the product with a weight."""
+    if rows in FEATURES_FIRST:
+        return like.new_empty((features, rows)).t()
+    return like.new_empty((rows, features))
 
 
 class Linear(nn.Module):
@@ -27,29 +38,20 @@ class Linear(nn.Module):
         rows = x.numel() // x.shape[-1]
         if rows not in FEW or torch.is_grad_enabled():
             return linear(x, self.weight, self.bias)
-        flat = self._turned(x.reshape(rows, -1))
+        flat = torch.mm(self.weight, x.reshape(rows, -1).t()).t()
         if self.bias is not None:
             flat = flat + self.bias
         return flat.reshape(*x.shape[:-1], -1).contiguous()
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Write the layer's result for `x` [rows, features] to `out`, without gradients."""
-        if len(x) in FEW:
-            out.copy_(self._turned(x))
-        else:
-            torch.mm(x, self.weight.t(), out=out)
+        torch.mm(self.weight, x.t(), out=out.t())
         return out if self.bias is None else out.add_(self.bias)
 
     def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Add the layer's result for `x` [rows, features] to `total`, without gradients."""
-        if len(x) in FEW:
-            total.add_(self._turned(x))
-        else:
-            total.addmm_(x, self.weight.t())
+        total.t().addmm_(self.weight, x.t())
         return total if self.bias is None else total.add_(self.bias)
-
-    def _turned(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(self.weight, x.t()).t()
 
 
 def replace_linears(model: nn.Module) -> None:

@@ -76,6 +76,13 @@ def tiny_qwen3(folder: Path, **overrides: Any) -> Path:
     return _write(folder, Qwen3Config, Qwen3ForCausalLM, overrides)
 
 
+def tiny_qwen2(folder: Path, **overrides: Any) -> Path:
+    """Write a random Qwen2 (whose queries, keys and values have biases) and the tiny tokenizer to `folder`."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _write(folder, Qwen2Config, Qwen2ForCausalLM, overrides)
+
+
 def _write(folder: Path, config_class: Any, model_class: Any, overrides: dict[str, Any]) -> Path:
     import torch
 

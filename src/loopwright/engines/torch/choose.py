@@ -25,13 +25,12 @@ SMALL = 8 * BLOCK
 def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> tuple[list[int], list[float]]:
     """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8)."""
     greedy = [s.temperature == 0 for s in samplings]
-    temperature = torch.tensor([s.temperature or 1.0 for s in samplings])
-    scaled = logits.float() / temperature[:, None] if (temperature != 1).any() else logits.float()
-    largest = scaled.amax(dim=-1, keepdim=True)
-    weights = (scaled - largest).exp_()
-    sums = _block_sums(weights)
-    total = sums.sum(dim=-1)
-    if total.isnan().any():
+    scaled = logits.float()
+    if any(s.temperature not in (0, 1) for s in samplings):
+        scaled = scaled / torch.tensor([s.temperature or 1.0 for s in samplings])[:, None]
+    # One kernel, which goes over a row while it is in the cache.
+    weights = scaled.softmax(dim=-1)
+    if weights[:, 0].isnan().any():
         raise EngineError(
             "the model's logits are not numbers",
             remedy="its weights are damaged, or training diverged: lower learner.lr",
@@ -39,42 +38,42 @@ def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) 
     if all(greedy):
         ids = scaled.argmax(dim=-1)
     else:
-        kept = _truncated(weights, samplings)
-        ids = _draw(kept, sums if kept is weights else _block_sums(kept), samplings, positions)
+        ids = _draw(_truncated(weights, samplings), samplings, positions)
         if any(greedy):
             ids = torch.where(torch.tensor(greedy), scaled.argmax(dim=-1), ids)
-    logprobs = (scaled.gather(1, ids[:, None]) - largest).squeeze(1) - total.log()
+    logprobs = weights.gather(1, ids[:, None]).squeeze(1).log_()
     return ids.tolist(), logprobs.tolist()
+
+
+def _draw(weights: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> torch.Tensor:
+    uniform = torch.from_numpy(uniforms([s.seed for s in samplings], positions)).to(weights.device)
+    if weights.shape[1] <= SMALL:
+        cumulative = weights.cumsum(dim=-1, dtype=torch.double)
+        return _passed(cumulative, uniform * cumulative[:, -1])
+    sums = _block_sums(weights)
+    cumulative = sums.cumsum(dim=-1)
+    target = uniform * cumulative[:, -1]
+    block = _passed(cumulative, target)
+    rest = target - (cumulative - sums).gather(1, block[:, None]).squeeze(1)
+    columns = block[:, None] * BLOCK + torch.arange(BLOCK)
+    inside = weights.gather(1, columns.clamp(max=weights.shape[1] - 1)).double()
+    inside[columns >= weights.shape[1]] = 0
+    return block * BLOCK + _passed(inside.cumsum(dim=-1), rest)
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
     """The sum of every BLOCK columns, [rows, blocks], in double: rounding must not favour any block."""
     whole = weights.shape[1] // BLOCK * BLOCK
-    sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(dim=-1) if whole else weights[:, :0]
+    sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(dim=-1)
     rest = weights[:, whole:].sum(dim=-1, keepdim=True)
     return torch.cat([sums, rest], dim=1).double()
 
 
-def _draw(weights: torch.Tensor, sums: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> torch.Tensor:
-    uniform = torch.from_numpy(uniforms([s.seed for s in samplings], positions)).to(weights.device)
-    target = uniform * sums.sum(dim=-1)
-    if weights.shape[1] <= SMALL:
-        return _pick(weights.double(), target)[0]
-    block, rest = _pick(sums, target)
-    columns = block[:, None] * BLOCK + torch.arange(BLOCK)
-    inside = weights.gather(1, columns.clamp(max=weights.shape[1] - 1)).double()
-    inside[columns >= weights.shape[1]] = 0
-    return block * BLOCK + _pick(inside, rest)[0]
-
-
-def _pick(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The column in which the cumulative sum passes `target`, and how far into that column it lies."""
-    cumulative = weights.cumsum(dim=-1)
+def _passed(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The column in which the cumulative sum passes `target`."""
     # Strictly below the total: otherwise rounding could pick a column behind the last one that has any weight.
     target = torch.minimum(target, torch.nextafter(cumulative[:, -1], torch.zeros((), dtype=torch.double)))
-    index = torch.searchsorted(cumulative, target[:, None], right=True)
-    before = (cumulative - weights).gather(1, index)
-    return index.squeeze(1), target - before.squeeze(1)
+    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
 
 
 def uniforms(seeds: Seq[int], positions: Seq[int]) -> npt.NDArray[np.float64]:

@@ -15,7 +15,7 @@ import torch
 
 from loopwright.engines.torch.cache import Arena
 from loopwright.engines.torch.sequence import Sequence
-from loopwright.models.attention import BLOCKED, flash, on_flash
+from loopwright.models.attention import BLOCKED
 
 
 class Partial(NamedTuple):
@@ -42,9 +42,9 @@ class OwnPart:
         self.shortest += 1
 
     def bias(self, window: int | None) -> torch.Tensor:
-        """[rows, 1, 1, keys]. The newest key is at `lengths - 1`, where the query stands too."""
+        """[rows, 1, keys]. The newest key is at `lengths - 1`, where the query stands too."""
         behind = self.lengths[:, None] - 1 - torch.arange(self.longest)
-        return _bias(behind, window)[:, None, None, :]
+        return _additive(behind >= 0 if window is None else (behind >= 0) & (behind < window))[:, None]
 
     def attend(
         self,
@@ -60,13 +60,13 @@ class OwnPart:
         rows, longest = len(self.rows), self.longest
         if self.shortest == longest:
             # In step, as siblings are until one ends: a plain copy instead of a scatter.
-            keys[:rows, :, longest - 1] = k
+            keys[:rows, :, :, longest - 1] = k
             values[:rows, :, longest - 1] = v
         else:
             newest = self.lengths - 1
-            keys[self.rows, :, newest] = k
+            keys[self.rows, :, :, newest] = k
             values[self.rows, :, newest] = v
-        return _partial(q, keys[:rows, :, :longest], values[:rows, :, :longest], bias, scaling)
+        return _partial(q, keys[:rows, :, :, :longest], values[:rows, :, :longest], bias, scaling)
 
 
 class PrefixPart:
@@ -90,14 +90,14 @@ class PrefixPart:
         self.longest = int(self.lengths.max())
 
     def bias(self, positions: torch.Tensor, window: int | None) -> torch.Tensor:
-        """[prompts, 1, members or 1, keys]: only a window makes the members differ."""
+        """[prompts, members or 1, keys]: only a window makes the members differ."""
         key = torch.arange(self.longest)
         present = key < self.lengths[:, None]
         if window is None:
-            return _additive(present)[:, None, None, :]
+            return _additive(present)[:, None]
         query = positions[self.token_of_cell].view(-1, self.width)
         near = (query[:, :, None] - key) < window
-        return _additive(present[:, None, :] & near)[:, None]
+        return _additive(present[:, None] & near)
 
     def attend(self, layer: int, query: torch.Tensor, bias: torch.Tensor, scaling: float) -> Partial:
         """For every cell of the grid, flattened."""
@@ -107,12 +107,9 @@ class PrefixPart:
         prompts, (_, heads, group, dim) = self.prompts, query.shape
         cells = query if self.in_order else query[self.token_of_cell]
         grid = cells.view(prompts, self.width, heads, group, dim).transpose(1, 2)
-        if bias.shape[2] > 1:
-            bias = bias.repeat_interleave(group, dim=2)
         flat = grid.reshape(prompts, heads, self.width * group, dim)
-        output, total = _partial(
-            flat, keys[:prompts, :, : self.longest], values[:prompts, :, : self.longest], bias, scaling
-        )
+        seen = keys[:prompts, :, :, : self.longest], values[:prompts, :, : self.longest]
+        output, total = _partial(flat, *seen, bias, scaling)
         output = output.view(prompts, heads, self.width, group, -1).transpose(1, 2).flatten(0, 1)
         return Partial(output, total.view(prompts, heads, self.width, group).transpose(1, 2).flatten(0, 1))
 
@@ -161,7 +158,7 @@ class DecodePlan:
         heads, kv_heads, tokens = query.shape[1], key.shape[1], query.shape[2]
         q = query[0].transpose(0, 1).reshape(tokens, kv_heads, heads // kv_heads, -1)
         k, v = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        own_bias, prefix_bias = self._bias(window)
+        own_bias, prefix_bias = self._bias(window, q.shape[1], q.shape[2])
         own = _joined([part.attend(layer, q, k, v, b, scaling) for part, b in zip(self.own, own_bias, strict=True)])
         shared = _joined(
             [part.attend(layer, q, b, scaling) for part, b in zip(self.prefixes, prefix_bias, strict=True)]
@@ -170,11 +167,14 @@ class DecodePlan:
             shared = Partial(*(x[self.cell_of_token] for x in shared))
         return _merge(own, shared).reshape(1, tokens, heads, -1)
 
-    def _bias(self, window: int | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Computed once per step and window, and shared by all layers."""
+    def _bias(self, window: int | None, heads: int, group: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Computed once per step and window, and shared by all layers: [rows * heads, queries or 1, keys]."""
         if window not in self._biases:
+            own = [part.bias(window) for part in self.own]
             prefix = [part.bias(self.positions, window) for part in self.prefixes]
-            self._biases[window] = ([part.bias(window) for part in self.own], prefix)
+            prefix = [b if b.shape[1] == 1 else b.repeat_interleave(group, dim=1) for b in prefix]
+            per_head = ([b.repeat_interleave(heads, dim=0) for b in part] for part in (own, prefix))
+            self._biases[window] = next(per_head), next(per_head)
         return self._biases[window]
 
 
@@ -187,12 +187,21 @@ def decode_order(own: Seq[Arena], sequences: Seq[Sequence]) -> list[Sequence]:
 def _partial(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> Partial:
-    """`bias` is [rows, 1, 1 or queries, keys]."""
-    if on_flash(query, values):
-        mask = bias.to(query.dtype).expand(-1, -1, query.shape[2], -1)
-        return Partial(*flash(query, keys, values, 0.0, False, attn_mask=mask, scale=scaling))
-    scores = torch.matmul(query, keys.transpose(-1, -2)).float().mul_(scaling).add_(bias)
-    return Partial(torch.matmul(scores.softmax(dim=-1).to(values.dtype), values), scores.logsumexp(dim=-1))
+    """`query` is [rows, heads, queries, dim], `keys` [rows, heads, dim, tokens], `values` [rows, heads, tokens, dim].
+
+    Plain products, because the kernel behind scaled_dot_product_attention is made for many queries: for three it takes
+    three times as long.
+    """
+    shape = query.shape[:3]
+    q, k, v = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
+    if q.dtype == torch.float32:
+        scores = torch.baddbmm(bias, q, k, alpha=scaling)
+    else:
+        scores = torch.bmm(q, k).float().mul_(scaling).add_(bias)
+    weights = scores.softmax(dim=-1)
+    # The log-sum-exp by way of the largest score, whose weight is known: two kernels less than `logsumexp`.
+    total = scores.amax(dim=-1) - weights.amax(dim=-1).log_()
+    return Partial(torch.bmm(weights.to(v.dtype), v).view(*shape, -1), total.view(shape))
 
 
 def _merge(one: Partial, other: Partial) -> torch.Tensor:
@@ -207,10 +216,6 @@ def _is_in_order(numbers: torch.Tensor, count: int) -> bool:
 
 def _joined(parts: list[Partial]) -> Partial:
     return parts[0] if len(parts) == 1 else Partial(*(torch.cat(x) for x in zip(*parts, strict=True)))
-
-
-def _bias(behind: torch.Tensor, window: int | None) -> torch.Tensor:
-    return _additive(behind >= 0 if window is None else (behind >= 0) & (behind < window))
 
 
 def _additive(seen: torch.Tensor) -> torch.Tensor:

@@ -149,16 +149,14 @@ class _Kept:
         return 0 if self._after is None else self._after.length
 
     def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = key.shape[2]
-        self._row.length = tokens
-        keys, values = self._row.arena.layer(layer, key, value)
-        keys[self._row.index, :, :tokens] = key[0]
-        values[self._row.index, :, :tokens] = value[0]
+        self._row.length = key.shape[2]
+        self._row.write(layer, key[0], value[0])
         if self._after is None:
             return key, value
-        before = slice(self._after.index, self._after.index + 1)
-        shared = self._after.arena.layer(layer, key, value)
-        past_key, past_value = (x[before, :, : self._after.length] for x in shared)
+        shared = self._after.read(layer)
+        if shared is None:
+            raise RuntimeError("a prompt is gone that tokens after it still need")
+        past_key, past_value = (x[None] for x in shared)
         return torch.cat([past_key, key], dim=2), torch.cat([past_value, value], dim=2)
 
 
