@@ -77,7 +77,7 @@ class LeanForward:
         self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
     ) -> torch.Tensor:
         embedded = embedding(ids, self.table)
-        x = empty_rows(*embedded.shape, embedded).copy_(embedded)
+        x = empty_rows(len(embedded), embedded.shape[1], embedded).copy_(embedded)
         cos, sin = (angle[0, :, None] for angle in self.rotary(x, positions[None]))
         room = _Room(x, self.heads, len(self.layers[0].gate.weight))
         for number, layer in enumerate(self.layers):

@@ -52,12 +52,14 @@ class RmsNorm(nn.Module):
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Write the norm of `x` to `out`, which may be `x` itself, without gradients."""
-        return torch.mul(x, _scale(x, self.eps), out=out).mul_(self.weight)
+        torch.mul(x, _scale(x, self.eps), out=out)
+        return out.mul_(self.weight)
 
 
 def _scale(x: torch.Tensor, eps: float) -> torch.Tensor:
     # Not vector_norm, which is slow for rows that lie in memory feature by feature.
-    return torch.linalg.vecdot(x, x).unsqueeze(-1).div_(x.shape[-1]).add_(eps).rsqrt_()
+    squares: torch.Tensor = torch.linalg.vecdot(x, x).unsqueeze(-1)
+    return squares.div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 @torch.no_grad()
