@@ -156,6 +156,24 @@ async def test_a_broken_answer_goes_on_from_the_tokens_that_came() -> None:
     assert again.sampled_before % 4 == 0, "at most the last part is lost"
 
 
+async def test_who_listens_hears_every_token_once_whatever_happens_to_the_engines() -> None:
+    nursery, heard = Nursery(), list[Generation]()
+    async with pool(nursery) as controller:
+        task = asyncio.create_task(controller.generate(ask(), heard.append))
+        await under_way(nursery)
+        await controller.pause(PauseMode.ABORT)
+        await controller.load(1, FILE)
+        await controller.resume()
+        await until(lambda: len(nursery.engines[0].requests) == 2)
+        await asyncio.sleep(0.015)
+        nursery.engines[0].dead.set()
+        answer = await task
+    assert whole(answer)
+    assert len(heard) > 2
+    assert tuple(token for part in heard for token in part.ids) == answer.ids
+    assert tuple(version for part in heard for version in part.versions) == answer.versions
+
+
 async def test_a_new_engine_has_the_current_weights_before_it_serves() -> None:
     nursery = Nursery()
     async with pool(nursery) as controller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch.batch import Batch
-from loopwright.engines.torch.engine import PART_TOKENS, TorchEngine
+from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.torch.forward import Forward
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, Sampling
+from loopwright.types.sampling import PART_TOKENS
 
 PROMPT = tuple(range(3, 20))
 OTHER = (9, 8, 7)
@@ -203,14 +205,16 @@ async def test_pause_by_abort_returns_the_running_and_the_waiting(engine: TorchE
     await engine.resume()
 
 
-async def test_tokens_are_shown_while_they_are_sampled_each_once(engine: TorchEngine) -> None:
+@pytest.mark.parametrize("at_a_time", [1, PART_TOKENS])
+async def test_tokens_are_shown_while_they_are_sampled_each_once(engine: TorchEngine, at_a_time: int) -> None:
     parts: list[Generation] = []
-    whole = await engine.generate(ask(max_new_tokens=MANY), parts.append)
+    whole = await engine.generate(replace(ask(max_new_tokens=MANY), part_tokens=at_a_time), parts.append)
     shown = NOTHING_YET
     for part in parts:
         shown = shown.then(part)
+    assert {len(part.ids) for part in parts} == {at_a_time}
     assert len(parts) > 5
-    assert 0 <= len(whole.ids) - len(shown.ids) <= PART_TOKENS
+    assert 0 <= len(whole.ids) - len(shown.ids) <= at_a_time
     for name in ("ids", "logprobs", "versions"):
         assert getattr(whole, name)[: len(shown.ids)] == getattr(shown, name)
 

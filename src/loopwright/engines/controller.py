@@ -19,6 +19,7 @@ from loopwright.engines.routing import Router
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
 from loopwright.errors import EngineLostError
+from loopwright.ports import OnPart
 from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
 
 MAX_BREAKS = 3
@@ -37,6 +38,15 @@ class _Call:
     aborted: bool = False
     cut: bool = False
     asking: asyncio.Future[Generation] | None = None
+    on_part: OnPart | None = None
+    told: int = 0
+
+    def grow(self, part: Generation) -> None:
+        """The answer so far is `part`; whoever listens hears what is new in it."""
+        self.part = part
+        if self.on_part is not None and len(part.ids) > self.told:
+            new, self.told = slice(self.told, None), len(part.ids)
+            self.on_part(Generation(part.ids[new], part.logprobs[new], part.versions[new], FinishReason.ABORT))
 
     @property
     def ends(self) -> bool:
@@ -45,7 +55,7 @@ class _Call:
 
 
 class RolloutController:
-    """An `Engine` over a pool of them. Made by `open`."""
+    """A `StreamingEngine` over a pool of engines. Made by `open`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -79,8 +89,8 @@ class RolloutController:
         """How often tokens came: while this grows, some engine is at work."""
         return self._steps
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        call = _Call(request)
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+        call = _Call(request, on_part=on_part)
         self._calls.add(call)
         try:
             return await self._answer(call)
@@ -152,7 +162,7 @@ class RolloutController:
             raise RuntimeError("a call was given to a place without an engine")
 
         def keep(part: Generation) -> None:
-            call.part = call.part.then(part)
+            call.grow(call.part.then(part))
             self._steps += 1
 
         call.asking = asyncio.ensure_future(engine.generate(call.request.after(before), keep))
@@ -167,7 +177,7 @@ class RolloutController:
         if call.asking.cancelled():
             return
         try:
-            call.part = before.then(call.asking.result())
+            call.grow(before.then(call.asking.result()))
         except EngineLostError:
             member.lose(engine)
             self._pool.bell.ring()

@@ -166,7 +166,7 @@ class Exchange:
             return answer, Generation((), (), (), FinishReason.LENGTH)
         stops = dict.fromkeys((*sampling.stop_token_ids, *self._renderer.stop_token_ids))
         sampling = replace(sampling, stop_token_ids=tuple(stops))
-        request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling)
+        request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
         reader = _Reader(self._renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
             generation = await sample(self._engine, request, reader.hear, early=listener is not None)

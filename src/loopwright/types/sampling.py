@@ -46,13 +46,18 @@ class Sampling:
             )
 
 
+PART_TOKENS = 16
+"""Showing tokens early costs time for each part, so that who only wants to keep them hears of many at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Token ids in. `id` names the request for `abort` and, in lockstep, orders it among its peers.
 
     `resumable`: whoever asks can go on from a partial answer. For all others, who runs the engine does it: when a pause
     cut the answer short, they see one slower call. `sampled_before`: so many of the prompt's last ids are the answer's
-    own beginning, sampled by an earlier call; a stop string may have begun in them.
+    own beginning, sampled by an earlier call; a stop string may have begun in them. `part_tokens`: who listens while it
+    is sampled hears of so many tokens at a time.
     """
 
     id: str
@@ -60,6 +65,7 @@ class GenerateRequest:
     sampling: Sampling
     resumable: bool = False
     sampled_before: int = 0
+    part_tokens: int = PART_TOKENS
 
     def after(self, part: Generation) -> GenerateRequest:
         """The request for what is still to be sampled after `part`."""

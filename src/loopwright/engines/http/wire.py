@@ -13,6 +13,7 @@ from typing import Any
 from loopwright.engines.http.fields import Fields, malformed
 from loopwright.errors import ConfigError, RefusedError
 from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling, TensorSpec, WeightFile
+from loopwright.types.sampling import PART_TOKENS
 
 GENERATE = "/inference/v1/generate"
 
@@ -35,6 +36,7 @@ def request_to_json(request: GenerateRequest) -> Json:
             "logprobs": 1,
         },
         "sampled_before": request.sampled_before,
+        "part_tokens": request.part_tokens,
     }
 
 
@@ -59,7 +61,8 @@ def request_from_json(body: Any) -> GenerateRequest:
     prompt, before = fields.integers("token_ids"), fields.integer("sampled_before", 0)
     if not 0 <= before <= len(prompt):
         raise malformed("the body", "sampled_before", before, f"a number from 0 to {len(prompt)}")
-    return GenerateRequest(fields.string("request_id", ""), prompt, sampling, sampled_before=before)
+    part = max(1, fields.integer("part_tokens", PART_TOKENS))
+    return GenerateRequest(fields.string("request_id", ""), prompt, sampling, sampled_before=before, part_tokens=part)
 
 
 def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:

@@ -24,9 +24,6 @@ from loopwright.models.weight_files import read_weights
 from loopwright.ports import OnPart
 from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
 
-PART_TOKENS = 16
-"""How many tokens a caller who wants to see them early may have to wait for."""
-
 
 @dataclass(slots=True, eq=False)
 class _Caller:
@@ -195,7 +192,7 @@ class TorchEngine:
     def _tell(self, sequence: Sequence) -> None:
         """Hand new tokens to a caller who wants to see them early. The last ones come with the result."""
         caller = self._callers[sequence]
-        if caller.on_part is None or len(sequence.ids) - caller.told < PART_TOKENS:
+        if caller.on_part is None or len(sequence.ids) - caller.told < sequence.request.part_tokens:
             return
         part = sequence.generation().since(caller.told)
         caller.told = len(sequence.ids)
