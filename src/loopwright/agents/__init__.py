@@ -1,5 +1,6 @@
 """Agent loops, and the policy through which they reach the model."""
 
+from loopwright.agents.callable import CallableLoop, load_callable
 from loopwright.agents.custom import load_agent
 from loopwright.agents.policy import EnginePolicy
 from loopwright.agents.single_turn import SingleTurn
@@ -8,6 +9,7 @@ from loopwright.agents.tool_mcp import McpServer
 from loopwright.agents.tool_python import PythonTool
 
 __all__ = [
+    "CallableLoop",
     "EnginePolicy",
     "McpServer",
     "PythonTool",
@@ -16,4 +18,5 @@ __all__ = [
     "ToolLoop",
     "ToolSource",
     "load_agent",
+    "load_callable",
 ]

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self, TextIO, cast
 
 from loopwright.agents.tool_call import BoundTool
 from loopwright.config.extras import require
@@ -69,23 +69,29 @@ class McpServer:
 
     @asynccontextmanager
     async def _started(self) -> AsyncIterator[Sequence[BoundTool]]:
+        with tempfile.TemporaryFile("w+", errors="replace") as said:
+            try:
+                async with AsyncExitStack() as stack:
+                    yield await self._start(stack, said)
+            except ExceptionGroup as group:
+                # The client's tasks wrap whatever passes them, also what is no business of theirs.
+                raise _innermost(group) from None
+
+    async def _start(self, stack: AsyncExitStack, said: IO[str]) -> Sequence[BoundTool]:
         from mcp import Client, StdioServerParameters
         from mcp.client.stdio import stdio_client
 
         program, *args = self._command
         server = StdioServerParameters(command=program, args=args, env=self._env, cwd=self._base)
-        with tempfile.TemporaryFile("w+", errors="replace") as said:
-            async with AsyncExitStack() as stack:
-                try:
-                    async with asyncio.timeout(self._start_seconds):
-                        client = await stack.enter_async_context(Client(stdio_client(server, errlog=said)))
-                        tools = await self._list(client)
-                except Exception as error:
-                    said.seek(0)
-                    last = said.read()[-MOST_SAID:].strip()
-                    words = f"; it said: {last}" if last else ""
-                    raise self._lost(f"did not start: {_reason(error)}{words}") from error
-                yield tools
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                client = await stack.enter_async_context(Client(stdio_client(server, errlog=cast(TextIO, said))))
+                return await self._list(client)
+        except Exception as error:
+            said.seek(0)
+            last = said.read()[-MOST_SAID:].strip()
+            words = f"; it said: {last}" if last else ""
+            raise self._lost(f"did not start: {_reason(_innermost(error))}{words}") from error
 
     async def _list(self, client: Client) -> list[BoundTool]:
         listed = (await client.list_tools()).tools
@@ -121,7 +127,11 @@ class McpServer:
         )
 
 
-def _reason(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
+def _innermost(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,81 @@
+"""Tools of MCP servers: started, listed, called, and ended with their owner."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from loopwright.agents import EnginePolicy, McpServer, ToolBudget, ToolLoop
+from loopwright.errors import EngineError, ToolServerError
+from loopwright.testing import CharRenderer, ScriptedEngine
+from loopwright.types import Sampling, Task
+
+HERE = Path(__file__).parent
+TASK = Task.ask("t", "Remember!")
+
+
+def server(*args: str, **options: Any) -> McpServer:
+    settings: dict[str, Any] = {"env": {"MOOD": "sunny"}, "only": ["remember"], "shared": False}
+    settings |= {"timeout_seconds": 20.0, "start_seconds": 60.0} | options
+    return McpServer([sys.executable, "mcp_notes.py", *args], HERE, **settings)
+
+
+async def said(loop: ToolLoop, *texts: str) -> list[str]:
+    calls = [f'<tool_call>{{"name": "remember", "arguments": {{"text": "{text}"}}}}</tool_call>' for text in texts]
+    policy = EnginePolicy(ScriptedEngine([*calls, "ok"]), CharRenderer(), Sampling(), "a/0/0/0", max_context=9999)
+    messages = await loop.run(TASK, policy)
+    return [str(message["content"]) for message in messages if message["role"] == "tool"]
+
+
+def loop_of(*servers: McpServer) -> ToolLoop:
+    return ToolLoop(servers, budget=ToolBudget(8))
+
+
+async def test_every_rollout_has_a_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "ours")
+    async with loop_of(server()) as loop:
+        assert await said(loop, "a", "bad", "b") == [
+            "1 notes, no secret, sunny",
+            "error: no bad words",
+            "2 notes, no secret, sunny",
+        ]
+        assert await said(loop, "c") == ["1 notes, no secret, sunny"]
+
+
+async def test_a_run_may_share_one() -> None:
+    async with loop_of(server(shared=True)) as loop:
+        assert (await said(loop, "a"))[0].startswith("1 notes")
+        assert (await said(loop, "b"))[0].startswith("2 notes")
+        async with loop.open(TASK) as belt:
+            assert [tool["name"] for tool in belt.offered] == ["remember"]
+
+
+async def test_a_server_that_dies_is_a_failure_of_infrastructure() -> None:
+    async with loop_of(server()) as loop:
+        with pytest.raises(ToolServerError, match="was lost while remember ran"):
+            await said(loop, "die")
+        assert await said(loop, "a"), "the next rollout has a new one"
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        (["--refuse"], {}, "did not start: .*it said: out of ink"),
+        ([], {"only": ["recall"]}, "it has no tool recall; it has remember, forget"),
+    ],
+)
+async def test_a_server_that_does_not_start_says_why(args: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ToolServerError, match=f"(?s){message}"):
+        await said(loop_of(server(*args, **options)), "a")
+
+
+async def test_what_passes_a_server_on_its_way_out_keeps_its_shape() -> None:
+    """An error of the engine's must stay one: it decides whether the rollout is tried again."""
+    policy = EnginePolicy(ScriptedEngine(["x"], faults=[0]), CharRenderer(), Sampling(), "a/0/0/0", max_context=9999)
+    with pytest.raises(EngineError, match="scripted fault"):
+        await loop_of(server()).run(TASK, policy)
