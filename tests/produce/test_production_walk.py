@@ -1,0 +1,320 @@
+"""Production under random orders of finish, fail, filter, abort, pause, sync, save, kill and resume, in virtual time.
+
+At every step: conservation (R3), no token trained past its horizon, each group claimed and trained once (D1); at the
+end: nothing was dropped for being slow (R5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from async_house import async_house
+from house import House, KilledError, Mortal, task_set
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from loopwright.agents import SingleTurn
+from loopwright.core.seeds import derive_seed
+from loopwright.core.staleness import trainable_at
+from loopwright.errors import JudgeError
+from loopwright.judgers import IntegerAnswer
+from loopwright.ports import Policy
+from loopwright.produce import NO_SIGNAL, AgentLoopManager
+from loopwright.testing import CharRenderer, ScriptedEngine, VirtualTimeLoop
+from loopwright.types import Episode, GenerateRequest, Group, GroupStatus, Message, PauseMode, Scored, Stale, Task
+
+T = TypeVar("T")
+
+OVER = (GroupStatus.CONSUMED, GroupStatus.FILTERED, GroupStatus.FAILED)
+PATIENCE_SECONDS = 10_000.0
+
+
+def chance(*parts: object) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments."""
+    return derive_seed(*(str(part) for part in parts)) % 1000 / 1000
+
+
+@dataclass(frozen=True)
+class World:
+    """How the dice fall in one walk."""
+
+    seed: int
+    agent_fails: float
+    engine_fails: bool
+    judge_fails: float
+    slowest: float
+
+    def seconds(self, request: GenerateRequest) -> float:
+        return 0.1 + self.slowest * chance(self.seed, "seconds", request.id) ** 4
+
+    def answer(self, request: GenerateRequest) -> str:
+        """Right for most members, wrong for some: half of the groups have no signal."""
+        right = "".join(c for c in CharRenderer().text(request.prompt_ids) if c.isdigit())
+        member = request.id.split("/")[2]
+        return right if member == "00" or chance(self.seed, "right", request.id) < 0.5 else "no idea"
+
+    def engine(self, version: int) -> ScriptedEngine:
+        faults = range(self.seed % 7, 1000, 7) if self.engine_fails else ()
+        return ScriptedEngine(self.answer, seconds=self.seconds, faults=faults, version=version)
+
+
+class Moody:
+    """An agent that raises for some tasks, and goes on from its tokens otherwise."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+        if chance(self.world.seed, "agent", task.id) < self.world.agent_fails:
+            raise KeyError("tool")
+        return await SingleTurn().run(task, policy)
+
+
+class Doubtful:
+    """A judger that takes half a second, and cannot judge some tasks."""
+
+    name = "doubtful"
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def judge(self, task: Task, episode: Episode) -> Scored:
+        await asyncio.sleep(0.5)
+        if chance(self.world.seed, "judge", task.id) < self.world.judge_fails:
+            raise JudgeError("no idea", remedy="none: the test asked for it")
+        return await IntegerAnswer().judge(task, episode)
+
+
+worlds = st.builds(
+    World,
+    seed=st.integers(0, 10_000),
+    agent_fails=st.sampled_from([0.0, 0.2]),
+    engine_fails=st.booleans(),
+    judge_fails=st.sampled_from([0.0, 0.2]),
+    slowest=st.sampled_from([0.0, 5.0, 60.0]),
+)
+
+
+class Production(RuleBasedStateMachine):
+    """A trainer that does what it likes, as long as it keeps to the manager's contract."""
+
+    @initialize(
+        world=worlds,
+        staleness=st.integers(0, 3),
+        sync_interval=st.integers(1, 3),
+        stale=st.sampled_from(Stale),
+        in_flight=st.sampled_from(PauseMode),
+        tail_batch=st.sampled_from(["immediate", 1, 3]),
+        two_sets=st.booleans(),
+        concurrency=st.integers(1, 8),
+    )
+    def begin(
+        self,
+        world: World,
+        staleness: int,
+        sync_interval: int,
+        stale: Stale,
+        in_flight: PauseMode,
+        tail_batch: object,
+        two_sets: bool,
+        concurrency: int,
+    ) -> None:
+        self.loop = VirtualTimeLoop()
+        self.world, self.staleness, self.sync_interval = world, staleness, sync_interval
+        self.stale, self.in_flight = stale, in_flight
+        self.storage = Mortal()
+        moody = task_set("moody", loop=Moody(world), judger=Doubtful(world), resumable=True, weight=2.0)
+        plain = task_set("plain", filter=NO_SIGNAL, resumable=True)
+        self.house: House = async_house(
+            staleness=staleness,
+            sync_interval=sync_interval,
+            stale=stale,
+            engine=world.engine(0),
+            storage=self.storage,
+            task_sets=[moody, plain] if two_sets else [plain],
+            groups=3,
+            members=2,
+            concurrency=concurrency,
+            budget=1000,
+            filter_budget=1000,
+            more={"in_flight": in_flight, "tail_batch": tail_batch},
+        )
+        self.names = [one.name for one in self.house.task_sets]
+        self.trained: dict[tuple[str, int], int] = {}
+        self.checkpoint = 0
+        self._open(self.house.producer(), 0)
+
+    # What a trainer does.
+
+    @rule(seconds=st.sampled_from([0.05, 1.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self._run(asyncio.sleep(seconds))
+
+    @precondition(lambda self: not self.paused)
+    @rule(steps=st.integers(1, 4))
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self._run(self._train())
+
+    @precondition(lambda self: not self.paused)
+    @rule()
+    def pause(self) -> None:
+        self._run(self.manager.pause(self.in_flight))
+        self.paused = True
+
+    @precondition(lambda self: self.paused)
+    @rule(save=st.booleans())
+    def sync(self, save: bool) -> None:
+        self._run(self._publish(save))
+
+    @precondition(lambda self: self.version > self.checkpoint)
+    @rule(killed=st.booleans())
+    def resume(self, killed: bool) -> None:
+        if killed:
+            self.storage.writes_left = 0
+        else:
+            self._run(self.manager.shutdown())
+        self._resume()
+
+    # What always holds.
+
+    @invariant()
+    def every_group_is_in_one_place(self) -> None:
+        """R3: what was drawn is being made, waits, is trained or over; memory and ledger agree on it."""
+        self._run(_settle_down())
+        buffer, table = self.manager._buffer, self._run(self.storage.counts())
+        for name in self.names:
+            counts = table.get(name, {})
+            consumed = counts.get(GroupStatus.CONSUMED, 0)
+            assert consumed == sum(task_set == name for task_set, _ in self.trained)
+            for status in GroupStatus:
+                assert buffer.count(name, status) == counts.get(status, 0)
+            line = self.manager._lines[name]
+            current = sum(counts.values()) - counts.get(GroupStatus.ROLLED_BACK, 0) + len(line._draws._redraw)
+            assert current == line.next_draw, "no draw was skipped, lost or doubled"
+        pending = sum(buffer.count(name, GroupStatus.PENDING) for name in self.names)
+        assert pending == len(self.manager._floor._pending), "somebody works on every pending group"
+
+    @invariant()
+    def every_attempt_is_claimed_once(self) -> None:
+        told = Counter(rollout.key for rollout in self.house.seen)
+        assert not told or max(told.values()) == 1
+
+    @invariant()
+    def no_more_agents_run_than_there_are_slots(self) -> None:
+        assert self.house.engine.most_live <= self.house.concurrency
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            try:
+                if sys.exc_info()[0] is None:
+                    self._check_the_end()
+            finally:
+                self.loop.run_until_complete(_end_all())
+                self.loop.close()
+
+    def _check_the_end(self) -> None:
+        """R5: whatever was drawn by now is over some steps later, however slow it is."""
+        if self.paused:
+            self._run(self._publish(save=False))
+        drawn = [(name, draw) for name, count in self.manager.next_draws.items() for draw in range(count)]
+        for _ in range(12 + len(drawn)):
+            self._run(asyncio.sleep(2 * self.world.slowest))
+            self._run(self._train())
+            self._run(self._sync())
+            drawn = [group for group in drawn if self.storage._rounds(*group)[-1].row.status not in OVER]
+            if not drawn:
+                break
+        assert len(drawn) <= self._may_wait_for_company, drawn
+        if self.stale is Stale.WAIT:
+            assert self.manager._buffer.masked_tokens == 0, "nothing is ever stale"
+        self._run(self.manager.shutdown())
+        self._run(_settle_down())
+        assert not asyncio.all_tasks(self.loop), "nothing outlives production"
+
+    @property
+    def _may_wait_for_company(self) -> int:
+        """With a tail batch of N, fewer than N expired groups of a task set wait for others."""
+        tail_batch = self.house.more["tail_batch"]
+        return (tail_batch - 1) * len(self.names) if isinstance(tail_batch, int) else 0
+
+    # How it is done.
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE_SECONDS))
+        except TimeoutError:
+            raise AssertionError(f"nothing moves\n{self.loop.run_until_complete(self._describe())}") from None
+
+    async def _describe(self) -> str:
+        return self.manager.describe()
+
+    def _open(self, manager: AgentLoopManager, version: int) -> None:
+        self.manager, self.version, self.paused = manager, version, False
+        self.producing = self.loop.create_task(manager.produce_loop())
+        self._run(manager.continue_(version))
+
+    async def _train(self) -> None:
+        step = self.version + 1
+        while (batch := await self.manager.take(step)).is_empty:
+            await self._sync()
+        for group in batch.groups:
+            assert (group.task_set, group.draw) not in self.trained, "trained once"
+            self._check_ages(group, step)
+        await self.manager.consume(batch.groups, step)
+        self.trained |= {(group.task_set, group.draw): step for group in batch.groups}
+        self.version = step
+
+    def _check_ages(self, group: Group, step: int) -> None:
+        for rollout in group.rollouts:
+            assert not rollout.is_partial
+            for chain in rollout.episode.chains:  # type: ignore[union-attr]
+                for version, mask in zip(chain.versions, chain.mask, strict=True):
+                    assert not mask or trainable_at(int(version), step, self.staleness, self.sync_interval)
+
+    async def _sync(self) -> None:
+        await self.manager.pause(self.in_flight)
+        await self._publish(save=False)
+
+    async def _publish(self, save: bool) -> None:
+        await self.house.engine.load(self.version)
+        if save:
+            await self.manager.save()
+            self.checkpoint = self.version
+        await self.manager.continue_(self.version)
+        self.paused = False
+
+    def _resume(self) -> None:
+        """A new process: nothing is left but the storage and the checkpoint."""
+        self.loop.run_until_complete(_end_all())
+        self.storage.writes_left = None
+        self.house.engine = self.world.engine(self.checkpoint)
+        self.house.seen.clear()
+        self.trained = {group: step for group, step in self.trained.items() if step <= self.checkpoint}
+        self._open(self._run(self.house.resumed(self.checkpoint)), self.checkpoint)
+
+
+async def _settle_down() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def _end_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    for ended in await asyncio.gather(*others, return_exceptions=True):
+        if isinstance(ended, BaseException) and not isinstance(ended, asyncio.CancelledError | KilledError):
+            raise ended
+
+
+TestProduction = Production.TestCase
+TestProduction.settings = settings(
+    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
