@@ -14,6 +14,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from loopwright.core.chains import turns_of
+from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.recorder import Recorder
 from loopwright.gateway.server import Address, Gateway, Served, gateway_app, open_gateway
@@ -163,8 +164,9 @@ class Desk:
     def __init__(self, answers: Answers = ("Hello.",)) -> None:
         self.engine = RecordingEngine(answers, encode=odd_ids)
         self.sessions = Sessions(MemoryStore())
-        served = Served(self.engine, renderer(), 4096, "tiny")
-        self._app = gateway_app(served, MemoryStore(), self.sessions, Metrics(), key=KEY)
+        metrics = Metrics()
+        exchange = Exchange(self.engine, renderer(), MAX_CONTEXT, MemoryStore(), metrics)
+        self._app = gateway_app(exchange, self.sessions, metrics, name="tiny", key=KEY)
 
     async def open(self) -> Desk:
         await self.sessions.create("session-1", SessionSettings())

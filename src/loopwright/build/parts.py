@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from loopwright.agents import EnginePolicy, SingleTurn, load_agent
+from loopwright.agents import EnginePolicy, SingleTurn, load_agent, load_callable
 from loopwright.build.tools import make_tool_loop
 from loopwright.config import (
+    CallableAgent,
     Loaded,
     PythonAgent,
     RolloutConfig,
@@ -28,6 +29,7 @@ from loopwright.produce import (
     NO_SIGNAL,
     Filter,
     Limits,
+    PolicyFactory,
     ProduceSettings,
     RecordingPolicy,
     RolloutRunner,
@@ -68,6 +70,7 @@ def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shu
         sampling=_sampling(loaded.config.rollout, described.sampling),
         weight=described.weight,
         resumable=getattr(loop, "resumable", False) is True,
+        served=isinstance(described.agent, CallableAgent),
         on_agent_error=described.agent.on_agent_error,
         filter=_filter(loaded, described),
     )
@@ -77,6 +80,8 @@ def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
     match described.agent:
         case PythonAgent():
             return load_agent(described.agent.path, loaded.base, described.agent.args)
+        case CallableAgent() as own:
+            return load_callable(own.path, loaded.base, own.args, own.max_tokens)
         case ToolAgent():
             return make_tool_loop(described.agent, loaded.base)
         case SingleTurnAgent():
@@ -129,7 +134,13 @@ def model_source(loaded: Loaded, path: str) -> str:
     return path if folder is None else str(folder)
 
 
-def make_runner(config: RunConfig, engine: Engine, model: LoadedModel, lockstep: Lockstep | None) -> RolloutRunner:
+def make_runner(
+    config: RunConfig,
+    engine: Engine,
+    model: LoadedModel,
+    lockstep: Lockstep | None,
+    served: PolicyFactory | None = None,
+) -> RolloutRunner:
     renderer = make_renderer(model.tokenizer, config.model.renderer)
 
     def policy(
@@ -146,6 +157,7 @@ def make_runner(config: RunConfig, engine: Engine, model: LoadedModel, lockstep:
         concurrency=config.rollout.concurrency,
         max_attempts=config.produce.max_attempts,
         lockstep=lockstep,
+        served=served,
     )
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from loopwright.build import parts
 from loopwright.build.eval_plans import eval_plans
+from loopwright.build.gateway import served_policies
 from loopwright.config import Loaded, RunConfig
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.ports import Engine, Lockstep
+from loopwright.ports import Lockstep, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import Plan
 
@@ -44,11 +45,15 @@ class Workbench:
         """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
         return TorchEngine(self.model, self.compute, max_batch=self.config.rollout.engine.max_batch, version=version)
 
-    def runner(self, engine: Engine, lockstep: Lockstep | None = None) -> RolloutRunner:
-        """`lockstep` makes a deterministic run repeatable."""
-        return parts.make_runner(
-            self.config, engine, self.model, lockstep if self.config.trainer.deterministic else None
-        )
+    @asynccontextmanager
+    async def runner(self, engine: StreamingEngine, lockstep: Lockstep | None = None) -> AsyncIterator[RolloutRunner]:
+        """`lockstep` makes a deterministic run repeatable. With agents that talk to a gateway, one is open."""
+        lockstep = lockstep if self.config.trainer.deterministic else None
+        async with AsyncExitStack() as stack:
+            served = None
+            if any(task_set.served for task_set in (*self.train_sets, *self.eval_sets)):
+                served = await stack.enter_async_context(served_policies(self.config, engine, self.model))
+            yield parts.make_runner(self.config, engine, self.model, lockstep, served)
 
 
 @asynccontextmanager

@@ -70,7 +70,7 @@ async def open_session(
             folder,
             bench,
             engine,
-            bench.runner(engine, engine),
+            await stack.enter_async_context(bench.runner(engine, engine)),
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,

@@ -14,7 +14,7 @@ from loopwright.build.eval_plans import eval_modes
 from loopwright.build.sampling import Workbench
 from loopwright.learn.learner import TorchLearner
 from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
-from loopwright.produce import AgentLoopManager
+from loopwright.produce import AgentLoopManager, RolloutRunner
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.colocate import ColocateTrainer
 from loopwright.trainers.disaggregated import DisaggregatedTrainer
@@ -63,12 +63,16 @@ class Rollouts:
 
 
 def make_trainer(
-    opened: Opened, engines: Engines, *, stop: asyncio.Event, on_rollout: Callable[[Rollout], None] | None
+    opened: Opened,
+    engines: Engines,
+    runner: RolloutRunner,
+    *,
+    stop: asyncio.Event,
+    on_rollout: Callable[[Rollout], None] | None,
 ) -> tuple[Trainer, AgentLoopManager]:
     """The trainer that `trainer.kind` names, and the manager of its production."""
     bench, learner, tracker = opened.bench, opened.learner, opened.tracker
     config, rollouts = bench.config, Rollouts(on_rollout)
-    runner = bench.runner(engines.engine, engines.lockstep)
     manager = AgentLoopManager(
         bench.train_sets,
         runner,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from loopwright.agents import load_agent
+from loopwright.agents import load_agent, load_callable
 from loopwright.config import (
+    CallableAgent,
     CustomMetric,
     DatasetData,
     Loaded,
@@ -72,6 +73,9 @@ def _rehearse(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str | Loopwri
     if isinstance(task_set.agent, PythonAgent):
         load_agent(task_set.agent.path, loaded.base, task_set.agent.args)
         yield f"  agent {task_set.agent.path} can be made"
+    if isinstance(task_set.agent, CallableAgent):
+        load_callable(task_set.agent.path, loaded.base, task_set.agent.args, task_set.agent.max_tokens)
+        yield f"  agent {task_set.agent.path} can be called"
     if isinstance(task_set.agent, ToolAgent):
         from loopwright.build.tools import offered_tools
 

@@ -12,6 +12,7 @@ from loopwright.config.data import (
 )
 from loopwright.config.evaluation import BuiltInMetric, CustomMetric, EvalConfig, MetricSpec
 from loopwright.config.files import BUNDLED_MODEL, model_folder
+from loopwright.config.gateway import GatewayConfig
 from loopwright.config.imports import load_symbol, user_line
 from loopwright.config.judgers import (
     BUILT_IN_JUDGERS,
@@ -58,6 +59,7 @@ from loopwright.config.schema import (
 )
 from loopwright.config.task_sets import (
     AgentConfig,
+    CallableAgent,
     PythonAgent,
     SamplingOverrides,
     SingleTurnAgent,
@@ -73,6 +75,7 @@ __all__ = [
     "AgentConfig",
     "BufferConfig",
     "BuiltInMetric",
+    "CallableAgent",
     "CispoConfig",
     "Columns",
     "ComposedJudgerConfig",
@@ -82,6 +85,7 @@ __all__ = [
     "Dtype",
     "EndpointConfig",
     "EvalConfig",
+    "GatewayConfig",
     "GspoConfig",
     "HttpJudgerConfig",
     "ImportanceConfig",

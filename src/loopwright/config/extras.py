@@ -27,6 +27,8 @@ EXTRAS = {
     "http": Extra("httpx", "http"),
     "llm": Extra("httpx", "http"),
     "serve": Extra("uvicorn", "serve"),
+    "gateway": Extra("orjson", "serve"),
+    "callable": Extra("orjson", "serve"),
     "tensorboard": Extra("tensorboard", "tensorboard"),
     "mcp": Extra("mcp", "mcp"),
     "renderers": Extra("renderers", "renderers"),

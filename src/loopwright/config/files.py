@@ -19,7 +19,7 @@ from loopwright.config.judgers import BUILT_IN_JUDGERS, ComposedJudgerConfig, Ll
 from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import PythonAgent, ToolAgent
+from loopwright.config.task_sets import CallableAgent, PythonAgent, ToolAgent
 from loopwright.config.tools import PythonToolConfig, ToolConfig
 from loopwright.errors import ConfigError
 
@@ -58,7 +58,7 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
     for place, task_set in config.all_task_sets():
         yield from _data((*place, "data"), task_set.data, base)
         yield from _filter((*place, "filter"), task_set.filter, base)
-        if isinstance(task_set.agent, PythonAgent):
+        if isinstance(task_set.agent, PythonAgent | CallableAgent):
             yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
         if isinstance(task_set.agent, ToolAgent):
             yield from _tools((*place, "agent", "tools"), task_set.agent.tools, base)

@@ -20,6 +20,7 @@ from loopwright.config.base import (
     Text,
 )
 from loopwright.config.evaluation import EvalConfig
+from loopwright.config.gateway import GatewayConfig
 from loopwright.config.judgers import ComposedJudgerConfig, JudgerConfig
 from loopwright.config.learner import LearnerConfig
 from loopwright.config.problems import KeyPath
@@ -128,6 +129,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     produce: ProduceConfig = ProduceConfig()
     buffer: BufferConfig = BufferConfig()
+    gateway: GatewayConfig = GatewayConfig()
     learner: LearnerConfig = LearnerConfig()
     trainer: TrainerConfig
     eval: EvalConfig | None = None

@@ -47,7 +47,18 @@ class ToolAgent(Section):
     on_agent_error: OnAgentError = "fail"
 
 
-AgentConfig = Annotated[SingleTurnAgent | PythonAgent | ToolAgent, Field(discriminator="kind")]
+class CallableAgent(Section):
+    """The user's own function, called with a task, a base URL, a key and `args`; it talks to the model over HTTP."""
+
+    kind: Literal["callable"] = "callable"
+    path: Text
+    judger: Text
+    args: dict[str, Any] = Field(default_factory=dict)
+    max_tokens: Count | None = None
+    on_agent_error: OnAgentError = "fail"
+
+
+AgentConfig = Annotated[SingleTurnAgent | PythonAgent | ToolAgent | CallableAgent, Field(discriminator="kind")]
 
 
 class SamplingOverrides(Section):

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from loopwright.core.together import together
-from loopwright.errors import EngineError, LoopwrightError
+from loopwright.errors import ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, sample_id, tool_call_id
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.matching import History
@@ -142,12 +142,10 @@ class Exchange:
             raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
         tokens = len(prepared.prompt)
         if fitting and tokens > self._max_context:
-            raise refused(
-                Code.CONTEXT,
-                f"the prompt has {tokens} tokens, and this model's maximum context length is {self._max_context}",
-                remedy="shorten the conversation",
-                param="messages",
-            )
+            message = f"the prompt has {tokens} tokens, and this model's maximum context length is {self._max_context}"
+            remedy = "shorten the conversation"
+            session.unfit = ContextError(message, remedy=remedy, tokens=tokens, max_context=self._max_context)
+            raise refused(Code.CONTEXT, message, remedy=remedy, param="messages")
         return prepared
 
     async def _one(
@@ -171,7 +169,9 @@ class Exchange:
         try:
             generation = await sample(self._engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
+            session.fault = error
             raise refused(Code.ENGINE, f"the engine gave no answer: {error.message}", remedy="try again") from error
+        session.fault = None
         answer = replace(
             answer,
             parsed=_with_ids(reader.finish(), head.id),
@@ -187,6 +187,7 @@ class Exchange:
     ) -> None:
         """All samples of a call or none. An answer for which nothing was sampled is no turn."""
         wishes = _wishes(call)
+        session.last_finish = answers[-1][0].finish
         async with session.commits:
             for answer, generation in answers:
                 if not generation.ids:

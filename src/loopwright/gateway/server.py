@@ -14,10 +14,12 @@ from loopwright.gateway.calls import ModelCalls
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.management import Management
 from loopwright.gateway.metrics import Metrics
+from loopwright.gateway.policy import SessionPolicy
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import SessionStore
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.serve.listen import listening
+from loopwright.types import Sampling
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -46,9 +48,14 @@ class Gateway:
     """A gateway that is listening."""
 
     sessions: Sessions
+    exchange: Exchange
     metrics: Metrics
     base_url: str
     port: int
+
+    def policy(self, sampling: Sampling) -> SessionPolicy:
+        """The policy of one rollout whose agent talks to this gateway."""
+        return SessionPolicy(self.sessions, self.exchange, self.base_url, sampling)
 
 
 @asynccontextmanager
@@ -59,35 +66,25 @@ async def open_gateway(
     address = address or Address()
     advertised = check_advertised(address.advertise_url)
     metrics, sessions = Metrics(), await Sessions.restored(store)
-    app = gateway_app(served, store, sessions, metrics, key=key, advertised=advertised)
+    exchange = Exchange(served.engine, served.renderer, served.max_context, store, metrics)
+    app = gateway_app(exchange, sessions, metrics, name=served.name, key=key, advertised=advertised)
     sweeping = asyncio.create_task(sessions.sweep())
     try:
         async with listening(
             app, host=address.host, port=address.port, key=key, own_keys=True, refuse=app.refuse
         ) as port:
-            yield Gateway(sessions, metrics, advertised or _own_url(address.host, port), port)
+            yield Gateway(sessions, exchange, metrics, advertised or _own_url(address.host, port), port)
     finally:
         sweeping.cancel()
         await asyncio.wait((sweeping,))
 
 
 def gateway_app(
-    served: Served,
-    store: SessionStore,
-    sessions: Sessions,
-    metrics: Metrics,
-    *,
-    key: str,
-    advertised: str | None = None,
+    exchange: Exchange, sessions: Sessions, metrics: Metrics, *, name: str, key: str, advertised: str | None = None
 ) -> GatewayApp:
-    """The ASGI app over a model and its sessions."""
-    exchange = Exchange(served.engine, served.renderer, served.max_context, store, metrics)
-    return GatewayApp(
-        sessions,
-        Management(sessions, metrics, advertised, served.name),
-        ModelCalls(sessions, exchange, metrics, served.name),
-        key=key,
-    )
+    """The ASGI app over a model, which is called `name`, and its sessions."""
+    management = Management(sessions, metrics, advertised, name)
+    return GatewayApp(sessions, management, ModelCalls(sessions, exchange, metrics, name), key=key)
 
 
 def check_advertised(url: str | None) -> str | None:

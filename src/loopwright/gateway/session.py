@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loopwright.core.seeds import derive_seed
+from loopwright.errors import ContextError, EngineError
 from loopwright.gateway.call import Wishes
 from loopwright.gateway.matching import History
 from loopwright.gateway.recorder import Recorder
-from loopwright.types import Sampling
+from loopwright.types import FinishReason, Sampling
 
 
 class SessionState(StrEnum):
@@ -44,7 +45,10 @@ class SessionSettings:
 
 @dataclass(slots=True)
 class Session:
-    """`key_digest` is all that is kept of its key. Times are Unix times."""
+    """`key_digest` is all that is kept of its key. Times are Unix times.
+
+    `fault` is what the engine raised last, unless it has answered since; `unfit` says that a prompt was too long.
+    """
 
     id: str
     key_digest: str
@@ -58,6 +62,9 @@ class Session:
     flights: dict[bytes, asyncio.Event] = field(default_factory=dict)
     tries: dict[str | None, str] = field(default_factory=dict)
     running: set[asyncio.Task[object]] = field(default_factory=set)
+    last_finish: FinishReason | None = None
+    fault: EngineError | None = None
+    unfit: ContextError | None = None
 
     def opens_with(self, key: str) -> bool:
         return hmac.compare_digest(self.key_digest, digest_of(key))

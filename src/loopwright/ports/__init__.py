@@ -7,6 +7,7 @@ from loopwright.ports.judger import GroupJudger, Judger
 from loopwright.ports.learner import Learner, StepReport
 from loopwright.ports.renderer import Renderer, StreamParser
 from loopwright.ports.sampler import Sampler, TaskSource
+from loopwright.ports.sessions import Endpoint, ServedPolicy
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
 from loopwright.ports.tracker import Tracker
 from loopwright.ports.weights import CheckpointEngine
@@ -15,6 +16,7 @@ from loopwright.types import PauseMode
 __all__ = [
     "AgentLoop",
     "CheckpointEngine",
+    "Endpoint",
     "Engine",
     "GroupJudger",
     "GroupRow",
@@ -31,6 +33,7 @@ __all__ = [
     "Reply",
     "ResumePlan",
     "Sampler",
+    "ServedPolicy",
     "StalePolicy",
     "Started",
     "StepReport",

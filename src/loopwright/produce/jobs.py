@@ -23,7 +23,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class TaskSetRuntime:
     """One task set, ready to run: where its tasks come from, who works on them, who scores them, and which groups
-    are trained: all of them without a filter. Its rollouts may be interrupted if its loop is `resumable`."""
+    are trained: all of them without a filter. Its rollouts may be interrupted if its loop is `resumable`; its agent
+    talks to a gateway if it is `served`."""
 
     name: str
     sampler: Sampler
@@ -32,6 +33,7 @@ class TaskSetRuntime:
     sampling: Sampling
     weight: float = 1.0
     resumable: bool = False
+    served: bool = False
     on_agent_error: OnAgentError = "fail"
     filter: Filter | None = None
 

@@ -32,7 +32,10 @@ OnRollout = Callable[[Rollout], Awaitable[None]]
 
 
 class RolloutRunner:
-    """Runs jobs. It holds no state between calls of `run`."""
+    """Runs jobs. It holds no state between calls of `run`.
+
+    `served` makes the policies of agents that talk to a gateway; without it, there are no such agents.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,10 @@ class RolloutRunner:
         concurrency: int,
         max_attempts: int,
         lockstep: Lockstep | None = None,
+        served: PolicyFactory | None = None,
     ) -> None:
         self._policies = policies
+        self._served = served or policies
         self._seed = seed
         self._limits = limits
         self._concurrency = concurrency
@@ -103,7 +108,8 @@ class RolloutRunner:
         key = job.key
         seed = derive_seed(self._seed, job.split, key.task_set, key.draw, key.member, key.attempt)
         partial = job.resume_from.episode if job.resume_from else None
-        policy = self._policies(
+        policies = self._served if job.task_set.served else self._policies
+        policy = policies(
             str(key),
             replace(job.task_set.sampling, seed=seed),
             resumable=job.task_set.resumable,

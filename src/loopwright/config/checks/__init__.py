@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loopwright.config.checks import evaluating, judging, learning, producing, running, sampling, tasks, tools
+from loopwright.config.checks import evaluating, judging, learning, producing, running, sampling, served, tasks, tools
 from loopwright.config.checks.idle import idle_settings
 from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
 
-SUBJECTS = (tasks, judging, sampling, producing, learning, evaluating, tools)
+SUBJECTS = (tasks, judging, sampling, producing, learning, evaluating, tools, served)
 PROBLEMS = tuple(subject.problems for subject in SUBJECTS)
 WARNINGS = tuple(subject.warnings for subject in SUBJECTS)
 IDLE = tuple(rule for subject in (*SUBJECTS, running) for rule in subject.IDLE)

@@ -32,7 +32,7 @@ IDLE = tuple(
         ),
         Idle(
             f"{sets}.*.agent.max_tokens",
-            lambda config, agent: (agent.max_tokens or 0) >= agent.max_turns * _longest_reply(config),
+            lambda config, agent: _cannot_be_reached(config, agent),
             "so many turns of max_new_tokens cannot reach it",
         ),
     )
@@ -63,6 +63,11 @@ def warnings(config: RunConfig) -> Iterator[Problem]:
 def _not_repeatable(path: KeyPath, remedy: str) -> Problem:
     also = (("trainer", "deterministic"),)
     return Problem(path, "may differ between runs, although trainer.deterministic is set", remedy, also=also)
+
+
+def _cannot_be_reached(config: RunConfig, agent: Any) -> bool:
+    """Other agents have no limit of turns."""
+    return isinstance(agent, ToolAgent) and (agent.max_tokens or 0) >= agent.max_turns * _longest_reply(config)
 
 
 def _longest_reply(config: RunConfig) -> int:

@@ -1,0 +1,13 @@
+"""The schema of the gateway inside a run: what agents that talk HTTP are served with."""
+
+from __future__ import annotations
+
+from loopwright.config.base import FromYaml, Section
+from loopwright.types import Thinking
+
+
+class GatewayConfig(Section):
+    """`thinking`: whether the model sees its earlier thoughts as it sampled them, or as its chat template would have
+    it."""
+
+    thinking: FromYaml[Thinking] = Thinking.KEEP

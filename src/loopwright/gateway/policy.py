@@ -1,0 +1,81 @@
+"""A rollout's policy that is a session of a gateway: the agent talks HTTP, and its tokens are recorded here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from loopwright.errors import RunError
+from loopwright.gateway.call import Call, Wishes
+from loopwright.gateway.exchange import Exchange, Retry
+from loopwright.gateway.management import base_urls
+from loopwright.gateway.recorder import Recorder
+from loopwright.gateway.session import Session, SessionSettings
+from loopwright.gateway.sessions import Sessions
+from loopwright.ports import Endpoint, Reply
+from loopwright.types import Episode, FinishReason, Message, Sampling, StopReason, Tool, Turn
+
+LONGEST_PAUSE_SECONDS = 24 * 3600.0
+"""How long an agent may think between two calls: whoever runs it has a deadline of its own."""
+
+
+class SessionPolicy:
+    """A `ServedPolicy` for one rollout; it is used once. What was recorded outlives the session."""
+
+    def __init__(self, sessions: Sessions, exchange: Exchange, base_url: str, sampling: Sampling) -> None:
+        self._sessions = sessions
+        self._exchange = exchange
+        self._base_url = base_url
+        self._sampling = sampling
+        self._session: Session | None = None
+        self._recorder = Recorder()
+        self._stop: StopReason | None = None
+
+    @asynccontextmanager
+    async def endpoint(self, *, max_tokens: int | None = None) -> AsyncIterator[Endpoint]:
+        settings = SessionSettings(
+            replace(self._sampling, seed=0), max_tokens, ttl_seconds=LONGEST_PAUSE_SECONDS, seed=self._sampling.seed
+        )
+        session, key = await self._sessions.create(None, settings)
+        self._session, self._recorder = session, session.recorder
+        try:
+            yield Endpoint(base_urls(self._base_url, session.id)["openai"], key)
+        finally:
+            await self._sessions.end(session)
+
+    async def reply(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
+    ) -> Reply:
+        """Asks within the same session, without HTTP."""
+        if self._session is None:
+            raise RunError("the session is not open", remedy="ask inside `async with policy.endpoint()`")
+        call = Call(tuple(messages), tuple(tools), Wishes(max_tokens=max_new_tokens))
+        (answer,) = await self._exchange.answer(self._session, call, Retry(), None)
+        self._exchange.delivered(self._session, [answer])
+        said = answer.parsed
+        return Reply(said.content, answer.finish, said.reasoning, said.tool_calls, answer.completion_tokens)
+
+    def out_of_budget(self) -> None:
+        self._stop = StopReason.BUDGET
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self._recorder.as_turns()
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The conversation of the latest turn."""
+        return self._recorder.conversation(len(self._recorder) - 1) if len(self._recorder) else ()
+
+    @property
+    def fault(self) -> Exception | None:
+        """What kept the model from answering last; or that no prompt ever fitted."""
+        if self._session is None:
+            return None
+        return self._session.fault or (None if len(self._recorder) else self._session.unfit)
+
+    def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
+        last = self._session.last_finish if self._session else None
+        cut = StopReason.BUDGET if last is FinishReason.LENGTH else StopReason.DONE
+        return Episode(tuple(messages), self._recorder.chains(), stop or self._stop or cut)
