@@ -2,7 +2,8 @@
 
 Token chains are binary, because they are most of a run's bytes. A blob is one format byte, the chains, and a checksum,
 so that damage is reported and never trained on. Each chain is a header (its start, its length) and its four streams,
-little-endian, one after the other; the mask takes one bit per token. All else is JSON, which a person can read.
+little-endian, one after the other: ids of two bytes if all of them fit, one bit of mask per token, and of the sampled
+tokens alone their logprobs and, as runs, their versions. All else is JSON, which a person can read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,12 @@ import numpy.typing as npt
 from loopwright.errors import ChainError, DataError, RunError
 from loopwright.types import ChainStart, Failed, FailureCause, Message, Reward, Scored, Task, TokenChain, Unscored
 
-FORMAT = 1
+FORMAT = 2
 
 _HEADER = struct.Struct("<BI")
-"""A chain's start and length; also the blob's format and number of chains."""
+"""A chain's start and length; the bytes of an id and the runs of versions; the blob's format and number of chains."""
+_RUN = struct.Struct("<ii")
+"""How many tokens, and their version."""
 _CHECKSUM = struct.Struct("<I")
 _START_CODES = {
     ChainStart.FIRST: 0,
@@ -33,6 +37,7 @@ _START_CODES = {
     ChainStart.TOOLS: 5,
     ChainStart.TEMPLATE: 6,
 }
+_ID_TYPES = {2: "<u2", 4: "<i4"}
 _STARTS = {code: start for start, code in _START_CODES.items()}
 
 
@@ -43,15 +48,26 @@ def encode_chains(chains: Sequence[TokenChain]) -> bytes:
 
 
 def _encode_chain(chain: TokenChain) -> bytes:
+    width = 2 if len(chain) and chain.ids.min() >= 0 and chain.ids.max() < 2**16 else 4
+    runs = _runs(chain.versions[chain.mask])
     return b"".join(
         (
             _HEADER.pack(_START_CODES[chain.start], len(chain)),
-            chain.ids.astype("<i4").tobytes(),
+            _HEADER.pack(width, len(runs)),
+            chain.ids.astype(_ID_TYPES[width]).tobytes(),
             np.packbits(chain.mask).tobytes(),
-            chain.logprobs.astype("<f4").tobytes(),
-            chain.versions.astype("<i4").tobytes(),
+            chain.logprobs[chain.mask].astype("<f4").tobytes(),
+            b"".join(_RUN.pack(*run) for run in runs),
         )
     )
+
+
+def _runs(versions: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+    """How many tokens in a row have which version: hardly ever more than a handful of runs."""
+    if not len(versions):
+        return []
+    edges = [0, *(np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist(), len(versions)]
+    return [(end - start, int(versions[start])) for start, end in pairwise(edges)]
 
 
 def decode_chains(blob: bytes) -> tuple[TokenChain, ...]:
@@ -75,11 +91,18 @@ def _decode_chain(cursor: _Cursor) -> TokenChain:
     code, length = cursor.header()
     if code not in _STARTS:
         raise _damaged(f"unknown chain start {code}")
-    ids = cursor.array("<i4", length)
-    bits = cursor.array("u1", (length + 7) // 8)
-    logprobs = cursor.array("<f4", length)
-    versions = cursor.array("<i4", length)
-    mask = np.unpackbits(bits, count=length).astype(np.bool_)
+    width, runs = cursor.header()
+    if width not in _ID_TYPES:
+        raise _damaged(f"ids of {width} bytes")
+    ids = cursor.array(_ID_TYPES[width], length)
+    mask = np.unpackbits(cursor.array("u1", (length + 7) // 8), count=length).astype(np.bool_)
+    logprobs, versions = np.zeros(length, np.float32), np.full(length, -1, np.int32)
+    sampled = int(mask.sum())
+    logprobs[mask] = cursor.array("<f4", sampled)
+    lengths, values = cursor.array("<i4", 2 * runs).reshape(runs, 2).T
+    if (lengths < 0).any() or lengths.sum() != sampled:
+        raise _damaged("its versions are not those of its sampled tokens")
+    versions[mask] = np.repeat(values, lengths)
     return TokenChain(ids, mask, logprobs, versions, _STARTS[code])
 
 

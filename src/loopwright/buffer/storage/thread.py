@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -28,12 +28,14 @@ Opener = Callable[[Path], AbstractContextManager[sqlite3.Connection]]
 
 @dataclass(frozen=True, slots=True)
 class _Job(Generic[T]):
-    work: Work[T]
-    future: Future[T] = field(default_factory=Future)
+    """Work, and the future of its caller, who may be gone by the time that it is done."""
 
-    def __post_init__(self) -> None:
-        # From here on a cancelled caller can no longer cancel the work itself.
-        self.future.set_running_or_notify_cancel()
+    work: Work[T]
+    future: asyncio.Future[T]
+
+
+Outcome = Callable[[asyncio.Future[T]], None]
+"""Ends a caller's future."""
 
 
 class SqliteThread:
@@ -64,9 +66,9 @@ class SqliteThread:
         """The work's result, once it is committed."""
         if not self._accepting:
             raise RunError(f"{self._path} is not open", remedy="use the storage inside its `async with` block")
-        job = _Job(work)
-        self._jobs.put(job)
-        return await asyncio.wrap_future(job.future)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put(_Job(work, future))
+        return await future
 
     def _run(self) -> None:
         with ExitStack() as stack:
@@ -102,14 +104,32 @@ class SqliteThread:
         except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            for job in batch:
-                job.future.set_exception(storage_error(error, self._path))
-            return
-        for job, outcome in zip(batch, outcomes, strict=True):
-            outcome(job.future)
+            outcomes = [_refuse(storage_error(error, self._path)) for _ in batch]
+        _tell(batch, outcomes)
 
 
-def _attempt(connection: sqlite3.Connection, job: _Job[T]) -> Callable[[Future[T]], None]:
+def _tell(batch: Sequence[_Job[Any]], outcomes: Sequence[Outcome[Any]]) -> None:
+    """Wake every event loop once, not once per caller: that would cost more than the work."""
+    waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Outcome[Any]]]] = {}
+    for job, outcome in zip(batch, outcomes, strict=True):
+        waiting.setdefault(job.future.get_loop(), []).append((job.future, outcome))
+    for loop, pairs in waiting.items():
+        # A loop that has ended has nobody who waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(_end, pairs)
+
+
+def _end(pairs: Sequence[tuple[asyncio.Future[Any], Outcome[Any]]]) -> None:
+    for future, outcome in pairs:
+        if not future.done():
+            outcome(future)
+
+
+def _refuse(error: Exception) -> Outcome[Any]:
+    return lambda future: future.set_exception(error)
+
+
+def _attempt(connection: sqlite3.Connection, job: _Job[T]) -> Outcome[T]:
     """Do one job inside the transaction, and say how its future is to end after the commit.
 
     A job that is refused leaves no trace and does not disturb the others; trouble with the database ends them all.
@@ -122,7 +142,6 @@ def _attempt(connection: sqlite3.Connection, job: _Job[T]) -> Callable[[Future[T
     except Exception as error:  # handed to the caller, who is waiting for it in another thread
         connection.execute("ROLLBACK TO job")
         connection.execute("RELEASE job")
-        refused = error
-        return lambda future: future.set_exception(refused)
+        return _refuse(error)
     connection.execute("RELEASE job")
     return lambda future: future.set_result(result)
