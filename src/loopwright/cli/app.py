@@ -10,6 +10,7 @@ from loopwright.cli.chat import chat
 from loopwright.cli.check import check
 from loopwright.cli.config_command import config
 from loopwright.cli.doctor import doctor
+from loopwright.cli.drift import drift
 from loopwright.cli.engine import engine
 from loopwright.cli.eval import evaluate
 from loopwright.cli.migrate import migrate
@@ -36,6 +37,7 @@ app.command("doctor")(doctor)
 app.command("show")(show)
 app.command("audit")(audit)
 app.command("replay")(replay)
+app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)
 app.command("bench")(bench)

@@ -34,6 +34,11 @@ class Renderer(Protocol):
     """Knows one tokenizer and how its model was taught to write turns, thoughts and tool calls."""
 
     @property
+    def name(self) -> str:
+        """What kind of renderer it is, for people."""
+        ...
+
+    @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The tokens that end an assistant's turn."""
         ...
@@ -49,6 +54,14 @@ class Renderer(Protocol):
 
         Nothing of `stream` is tokenised again (T5). None when the template would have rewritten the history: the
         caller then renders afresh and starts a new chain.
+        """
+        ...
+
+    def answered(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """A written answer, the last of `messages`, as a model would have sampled it: the prompt before it, and its
+        tokens with their end. None when the earlier messages are written differently once they are answered.
         """
         ...
 

@@ -1,5 +1,5 @@
-"""Canonical messages and tools in the shape that chat templates and their kin expect: OpenAI's nesting, and a call's
-arguments as objects."""
+"""Between canonical messages and tools and OpenAI's nesting, in which others write them: chat templates and their kin,
+with a call's arguments as objects, and recorded conversations."""
 
 from __future__ import annotations
 
@@ -40,3 +40,32 @@ def _shaped(message: Message) -> dict[str, Any]:
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = {"name": call["name"], "arguments": value_of(call["arguments"])}
     return {"id": call.get("id", ""), "type": "function", "function": function}
+
+
+def canonical_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Messages as they are found in recorded conversations; canonical ones stay as they are."""
+    return tuple(_canonical(message) for message in messages)
+
+
+def canonical_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    return tuple(tool.get("function", tool) for tool in tools)
+
+
+def _canonical(message: Message) -> Message:
+    known = ("role", "content", "name", "tool_call_id", "reasoning", "tool_calls", "ids")
+    canonical = {key: message[key] for key in known if message.get(key) is not None}
+    content = message.get("content") or ""
+    parts = content if isinstance(content, list | tuple) else [{"text": content}]
+    canonical["content"] = "".join(str(part.get("text", "")) for part in parts)
+    if thought := message.get("reasoning_content"):
+        canonical["reasoning"] = thought
+    if calls := message.get("tool_calls"):
+        canonical["tool_calls"] = tuple(_canonical_call(call) for call in calls)
+    return canonical
+
+
+def _canonical_call(call: Mapping[str, Any]) -> Mapping[str, str]:
+    function = call.get("function", call)
+    arguments = function["arguments"]
+    spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": call.get("id", ""), "name": function["name"], "arguments": spelled}

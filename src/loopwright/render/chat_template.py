@@ -52,10 +52,6 @@ class ChatTemplateRenderer:
     def answered(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """A written answer as a model would have sampled it: the prompt before it, and its tokens with their end.
-
-        None when the template writes the earlier messages differently once they are answered.
-        """
         before = self._template.write(messages[:-1], tools)
         whole = self._template.write(messages, tools, opening=False)
         if not whole.startswith(before):

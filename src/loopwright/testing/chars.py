@@ -22,6 +22,7 @@ def encode_chars(text: str) -> tuple[int, ...]:
 class CharRenderer:
     """A `Renderer` that writes `role: content` and an end token for each message, and tools in Hermes' way."""
 
+    name = "characters"
     stop_token_ids = (END,)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
@@ -34,6 +35,12 @@ class CharRenderer:
     ) -> tuple[int, ...] | None:
         closed = stream if stream[-1:] == (END,) else (*stream, END)
         return (*closed, *self.render(new))
+
+    def answered(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        written = plain_messages(messages[-1:], (), result_role="tool")
+        return self.render(messages[:-1], tools), encode_chars(str(written[0]["content"]))
 
     def parse(
         self, ids: Sequence[int], tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None
