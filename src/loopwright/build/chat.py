@@ -13,6 +13,7 @@ from loopwright.models.load import LoadedModel, load_model, load_tokenizer
 from loopwright.models.runtime import configure
 from loopwright.ports import Renderer, Reply
 from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.render.choose import make_renderer
 from loopwright.trainers.kept_weights import newest_weights
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Message, Sampling
@@ -23,7 +24,7 @@ class ChatModel:
 
     def __init__(self, engine: TorchEngine, model: LoadedModel) -> None:
         self._engine = engine
-        self._renderer = ChatTemplateRenderer(model.tokenizer)
+        self._renderer = make_renderer(model.tokenizer)
         self._max_context = model.max_context
         self._replies = 0
 

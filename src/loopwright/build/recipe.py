@@ -39,7 +39,8 @@ from loopwright.learn.losses import Clip, TokenLoss, cispo, gspo, ppo_clip, rein
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.sft import Example, SftTerm
 from loopwright.models.load import LoadedModel
-from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.ports import Renderer
+from loopwright.render.choose import make_renderer
 from loopwright.types import Level
 
 
@@ -175,12 +176,12 @@ def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedMod
     config, seed = loaded.config.learner.sft, loaded.config.trainer.seed
     if config is None:
         return None
-    renderer = ChatTemplateRenderer(model.tokenizer)
+    renderer = make_renderer(model.tokenizer, loaded.config.model.renderer)
     examples = tuple(_example(each, renderer, model.max_context) for each in conversations)
     return SftTerm(examples, config.coefficient, config.examples_per_step, derive_seed(seed, "sft"))
 
 
-def _example(conversation: Conversation, renderer: ChatTemplateRenderer, max_context: int) -> Example:
+def _example(conversation: Conversation, renderer: Renderer, max_context: int) -> Example:
     rendered = renderer.answered(conversation.messages)
     if rendered is None:
         raise DataError(

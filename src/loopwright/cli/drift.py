@@ -34,7 +34,7 @@ def drift(
     renderer: Annotated[
         str, typer.Option("--renderer", help="As model.renderer: auto, template or a family.")
     ] = "auto",
-    thinking: Annotated[Thinking, typer.Option("--thinking", help="As gateway.thinking.")] = Thinking.TEMPLATE,
+    thinking: Annotated[Thinking, typer.Option("--thinking", help="As gateway.thinking.")] = Thinking.KEEP,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Count the tokens that would differ if recorded conversations were rendered again instead of kept as sampled.
