@@ -63,6 +63,26 @@ def test_partial_rollout_keeps_old_tokens_and_versions() -> None:
     run_virtually(main())
 
 
+def test_an_abort_turns_away_members_that_wait_for_a_slot() -> None:
+    async def main() -> None:
+        house = async_house(staleness=0, groups=1, members=3, concurrency=1, seconds=lambda _: 10.0)
+        manager = house.producer()
+        async with producing(manager):
+            await asyncio.sleep(15)
+            await manager.pause(PauseMode.ABORT)
+            await asyncio.sleep(0.1)
+            assert await house.counts() == {GroupStatus.ABORTED: 1}, "it need not wait for those who never started"
+            stored = await house.storage.rollouts_of("math", 0)
+            assert [rollout.is_partial for rollout in stored] == [False, True]
+            await manager.continue_(0)
+            (group,) = (await manager.take(1)).groups
+        assert [rollout.key.attempt for rollout in group.rollouts] == [0, 0, 0]
+        asked = [request.id.split("/")[2] for request in house.engine.requests]
+        assert asked == ["00", "01", "01", "02"], "what was made is not made again"
+
+    run_virtually(main())
+
+
 def test_non_resumable_loop_across_a_sync_sees_one_slower_call() -> None:
     class Timed:
         """Writes down how long each of its two calls took."""

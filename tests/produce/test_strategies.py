@@ -1,0 +1,74 @@
+"""Strategies decide which group comes next: within the limit, in retry order, and without changing anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loopwright.produce.context import ProduceContext
+from loopwright.produce.strategies import AsyncStrategy, Source, SyncStrategy
+
+EMPTY = ProduceContext(
+    step=1,
+    version=0,
+    target=4,
+    batch=4,
+    ahead=8,
+    available=0,
+    pending=0,
+    aborted=0,
+    expired=0,
+    slot_is_free=True,
+    may_look=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({}, Source.NEW),
+        ({"slot_is_free": False}, None),
+        ({"slot_is_free": False, "aborted": 1}, None),
+        ({"expired": 1, "aborted": 1}, Source.EXPIRED),
+        ({"aborted": 1}, Source.ABORTED),
+        ({"pending": 8}, None),
+        ({"available": 4, "pending": 4}, None),
+        ({"pending": 7, "aborted": 1, "expired": 1}, Source.ABORTED),
+        ({"aborted": 8, "expired": 1}, Source.ABORTED),
+        ({"may_look": False}, None),
+        ({"may_look": False, "expired": 1}, Source.EXPIRED),
+        ({"ahead": None}, Source.NEW),
+        ({"ahead": None, "pending": 4}, Source.NEW),
+        ({"ahead": None, "pending": 6}, None),
+    ],
+)
+def test_an_async_strategy(changes: dict[str, object], source: Source | None) -> None:
+    """What was interrupted was admitted already: it goes on whatever the limit says, and keeps its place in it."""
+    strategy, context = AsyncStrategy(over_sample=0.5), replace(EMPTY, **changes)  # type: ignore[arg-type]
+    assert [strategy.choose(context) for _ in range(2)] == [source, source], "asking changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [({}, Source.NEW), ({"pending": 4}, None), ({"ahead": 2, "pending": 2}, None), ({"aborted": 4}, Source.ABORTED)],
+)
+def test_a_sync_strategy_makes_what_the_step_needs(changes: dict[str, object], source: Source | None) -> None:
+    assert SyncStrategy().choose(replace(EMPTY, **changes)) is source  # type: ignore[arg-type]
+
+
+def test_a_tail_step_is_made_of_expired_groups_without_oversampling() -> None:
+    strategy = AsyncStrategy(over_sample=1.0, tail_batch=3)
+    few = replace(EMPTY, ahead=None, expired=2, aborted=1)
+    strategy.begin(few)
+    assert strategy.choose(few) is Source.ABORTED, "they wait for a third one"
+    assert strategy.choose(replace(few, aborted=0, pending=7)) is Source.NEW
+    enough = replace(few, expired=6)
+    strategy.begin(enough)
+    for expired in (6, 5, 4, 3):
+        assert strategy.choose(replace(enough, expired=expired)) is Source.EXPIRED
+        strategy.started(Source.EXPIRED)
+    assert strategy.choose(replace(enough, expired=2)) is Source.ABORTED, "a step has four groups"
+    assert strategy.choose(replace(enough, expired=2, aborted=0, pending=4)) is None, "and no more are made in it"
+    strategy.begin(replace(enough, expired=2))
+    assert strategy.choose(replace(enough, expired=2, aborted=0, pending=4)) is Source.NEW
