@@ -156,7 +156,9 @@ class StoredBuffer:
         self._taken.difference_update(names)
 
     def _shelf(self, task_set: str) -> Shelf:
-        return self._shelves.setdefault(task_set, Shelf({}))
+        if task_set not in self._shelves:
+            self._shelves[task_set] = Shelf({})
+        return self._shelves[task_set]
 
     def _pending(self, row: GroupRow) -> Holding:
         group = self._shelf(row.task_set).get(row.draw)
