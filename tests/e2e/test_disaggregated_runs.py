@@ -1,0 +1,201 @@
+"""Whole disaggregated runs, with the engine in a process of its own, and what may befall them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.build import open_run
+from loopwright.config import load
+from loopwright.errors import RunLockedError, WeightsError
+from loopwright.learn.learner import TorchLearner
+from loopwright.track.jsonl import read_jsonl
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import GroupStatus, WeightFile
+
+WriteConfig = Callable[..., Path]
+DEADLINE = 120
+APART: dict[str, Any] = {
+    "produce": {"kind": "async"},
+    "rollout__engine": {"threads": 1},
+    "trainer__kind": "disaggregated",
+}
+
+pytestmark = pytest.mark.real
+
+
+async def run(file: Path, stop: asyncio.Event | None = None) -> RunFolder:
+    stop = stop or asyncio.Event()
+    async with open_run(load(file), cache=file.parent, stop=stop, env=os.environ) as opened:
+        await opened.train()
+        return opened.folder
+
+
+def metrics(folder: RunFolder, name: str) -> dict[int, float]:
+    return {record["step"]: record[name] for record in read_jsonl(folder.metrics) if name in record}
+
+
+def events(folder: RunFolder, name: str) -> list[dict[str, Any]]:
+    return [event for event in read_jsonl(folder.events) if event["name"] == name]
+
+
+def check_ledger(folder: RunFolder, *, steps: int, staleness: int) -> None:
+    """Every step trained its groups once, no token was too old, and `loopwright audit` agrees."""
+    stored = StoredRun(folder.rollouts)
+    assert list(stored.steps()) == list(range(1, steps + 1))
+    trained = [(r.key.task_set, r.key.draw) for step in stored.steps() for r in stored.rollouts(step)]
+    assert len(trained) == steps * 12
+    assert {trained.count(group) for group in trained} == {4}, "a group is trained once"
+    assert max(metrics(folder, "staleness/max").values()) <= staleness
+    audit = subprocess.run([sys.executable, "-m", "loopwright.cli", "audit", str(folder.path)], capture_output=True)
+    assert audit.returncode == 0, audit.stdout.decode() + audit.stderr.decode()
+
+
+def command(file: Path, **options: Any) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "loopwright.cli", "train", str(file)]
+    return subprocess.Popen(words, cwd=file.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+
+def engines_of(pid: int) -> list[int]:
+    """The engine processes that `pid` has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"engine" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(DEADLINE):
+        while not (found := condition()):
+            await asyncio.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("produce", "trainer"),
+    [
+        ({"in_flight": "abort"}, {}),
+        ({"in_flight": "keep", "stale": "wait"}, {"sync_interval": 2}),
+        ({"in_flight": "drain", "stale": "retry", "max_staleness": 0}, {}),
+    ],
+    ids=["abort", "keep", "drain"],
+)
+async def test_a_disaggregated_run_leaves_what_every_run_leaves(
+    write_config: WriteConfig, produce: dict[str, Any], trainer: dict[str, Any]
+) -> None:
+    settings = {**APART, "produce": {"kind": "async", **produce}, "trainer__steps": 4, "trainer__checkpoint_every": 2}
+    folder = await run(write_config(**settings, **{f"trainer__{name}": value for name, value in trainer.items()}))
+
+    stale = produce.get("max_staleness", 1)
+    check_ledger(folder, steps=4, staleness=(stale + 1) * trainer.get("sync_interval", 1) - 1)
+    assert set(metrics(folder, "eval/eval/greedy/reward")) == {0, 4}
+    for name in ("time/wait", "time/train", "time/sync", "time/idle_share", "staleness/masked", "engine/restarts"):
+        assert set(metrics(folder, name)) == {1, 2, 3, 4}
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step-000002", "step-000004"}
+    assert len(events(folder, "sync")) >= 4 // trainer.get("sync_interval", 1)
+    assert folder.export.is_dir()
+    assert engines_of(os.getpid()) == [], "the engine ends with the run"
+
+
+async def test_a_killed_engine_is_survived_and_told(write_config: WriteConfig) -> None:
+    file = write_config(**APART, trainer__steps=6, rollout__max_new_tokens=40)
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event(), env=os.environ) as opened:
+        training = asyncio.create_task(opened.train())
+        await until(lambda: opened.learner.version >= 2)
+        (engine,) = engines_of(os.getpid())
+        os.kill(engine, signal.SIGKILL)
+        assert await training
+    folder = opened.folder
+    check_ledger(folder, steps=6, staleness=1)
+    assert sum(metrics(folder, "engine/restarts").values()) == 1
+    (lost,) = events(folder, "engine_lost")
+    assert "SIGKILL" in lost["facts"]["last_words"]
+
+
+async def test_a_deleted_weights_file_is_a_clear_error_and_nothing_is_lost(
+    write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = TorchLearner.write_weights
+
+    async def write_and_lose(self: TorchLearner, file: Path) -> WeightFile:
+        manifest = await write(self, file)
+        if self.version == 2:
+            os.unlink(file)
+        return manifest
+
+    file = write_config(**APART, trainer__steps=4, trainer__checkpoint_every=4)
+    monkeypatch.setattr(TorchLearner, "write_weights", write_and_lose)
+    with pytest.raises(WeightsError, match="weights-2"):
+        await run(file)
+    monkeypatch.undo()
+    folder = RunFolder(file.parent / "run")
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000002"]
+
+    check_ledger(await run(file), steps=4, staleness=1)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.5, "weights-0"), (1.5, "the checkpoint of step 2 could not be written|rollouts.sqlite")],
+    ids=["memory", "disk"],
+)
+async def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
+    write_config: WriteConfig, tiny_model: Path, share: float, words: str
+) -> None:
+    """No file may grow beyond a share of the model's size: weights fit or not, an optimiser's state does not, and the
+    database sooner or later neither."""
+    limit = int(share * (tiny_model / "model.safetensors").stat().st_size)
+    file = write_config(**APART, trainer__steps=3, trainer__checkpoint_every=2)
+    full = command(file, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    output, _ = await asyncio.to_thread(full.communicate, timeout=DEADLINE)
+    assert full.returncode == 1, output.decode()
+    assert re.search(words, output.decode()), output.decode()
+    assert "Traceback" not in output.decode()
+
+    check_ledger(await run(file), steps=3, staleness=1)
+
+
+async def test_a_second_run_on_the_same_folder_is_refused_and_the_first_goes_on(write_config: WriteConfig) -> None:
+    file = write_config(**APART, trainer__steps=4)
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event(), env=os.environ) as opened:
+        training = asyncio.create_task(opened.train())
+        await until(lambda: opened.learner.version >= 1)
+        with pytest.raises(RunLockedError, match=str(os.getpid())):
+            await run(file)
+        assert await training
+    check_ledger(opened.folder, steps=4, staleness=1)
+
+
+async def test_a_signal_ends_it_in_order_and_the_same_command_goes_on(write_config: WriteConfig) -> None:
+    file = write_config(**APART, trainer__steps=2000, trainer__checkpoint_every=1000)
+    folder = RunFolder(file.parent / "run")
+    process = command(file)
+    await until(lambda: max(metrics(folder, "reward/mean"), default=0) >= 2 or process.poll() is not None)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=DEADLINE)
+    assert process.returncode == 0, output.decode()
+    assert time.monotonic() - started < 30
+    (saved,) = folder.checkpoints.iterdir()
+    step = int(saved.name.removeprefix("step-"))
+    assert step == max(metrics(folder, "reward/mean"))
+    assert GroupStatus.PENDING not in {s for s, n in StoredRun(folder.rollouts).counts()["train"].items() if n}
+
+    # More steps than before may be asked for, not fewer: the run goes on under the same config, and is stopped again.
+    stop = asyncio.Event()
+    async with open_run(load(file), cache=file.parent, stop=stop, env=os.environ) as opened:
+        training = asyncio.create_task(opened.train())
+        await until(lambda: opened.learner.version >= step + 2)
+        stop.set()
+        assert not await training
+    check_ledger(folder, steps=opened.learner.version, staleness=1)
