@@ -20,7 +20,7 @@ check: lint  ## Lint, types, layers and the fast tests
 test-full: test  ## Long runs: trainings and kills. Run it before an issue is resolved
 	$(BIN)/pytest -m long
 
-bench: $(VENV)/.ready .peers/trl/.ready  ## Measure ours, the peers and the machine's limit; leave the machine alone meanwhile
+bench: $(VENV)/.ready .peers/trl/.ready .peers/transferqueue/.ready  ## Measure ours, the peers and the machine's limit; leave the machine alone meanwhile
 	mkdir -p benchmarks/results
 	set -e; for name in $$($(BIN)/loopwright bench | cut -d' ' -f1); do \
 		$(BIN)/loopwright bench $$name --json > benchmarks/results/$$name.part; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.buffer import Buffer
 from benchmarks.decode import Decode
 from benchmarks.grpo import Grpo
 from benchmarks.models import Model
@@ -31,6 +32,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         threads=1,
         rounds=15,
     ),
+    Buffer("buffer", "45 KB samples put and got, one by one and 64 at once: committed to SQLite, beside TransferQueue"),
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
 )
 

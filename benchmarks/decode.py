@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.figures import Better, Figure, Round
 from benchmarks.models import Model
+from benchmarks.products import ProductsPlan
 from benchmarks.setting import Peer, Places, Prepared, read_layers
 from benchmarks.work import Pace, Phase, Rows, Work
 
@@ -68,7 +69,7 @@ class Decode:
             Phase.PREFILL: Rows(prompts, self.sequences),
             Phase.DECODE: Rows(self.sequences, self.sequences),
         }
-        return Prepared(ours=spec, peer=spec, layers=read_layers(model), rows=rows)
+        return Prepared(ours=spec, peer=spec, limit=ProductsPlan(read_layers(model), rows, self.threads))
 
     def round(self, answer: Mapping[str, Any], pace: Pace) -> Round:
         first = answer["first_token_seconds"]

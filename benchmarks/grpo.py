@@ -12,6 +12,7 @@ import yaml
 
 from benchmarks.figures import Better, Figure, Round
 from benchmarks.models import Model, prompt_counter
+from benchmarks.products import ProductsPlan
 from benchmarks.setting import Peer, Places, Prepared, Spec, read_layers
 from benchmarks.tasks import addition, lengthened, write_tasks
 from benchmarks.work import GroupCounts, Pace, Phase, Rows, Work, total
@@ -75,8 +76,9 @@ class Grpo:
         return Prepared(
             ours={"config": str(config), "cache": str(places.cache)},
             peer=self._peer_spec(model, file, folder),
-            layers=read_layers(model),
-            rows=self.rows(count(str(tasks[0].messages[0]["content"]))),
+            limit=ProductsPlan(
+                read_layers(model), self.rows(count(str(tasks[0].messages[0]["content"]))), self.threads
+            ),
         )
 
     def rows(self, prompt_tokens: int) -> Work:

@@ -8,20 +8,17 @@ do not fit into memory together are started for each round anew, and its length 
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Round
-from benchmarks.flops import Layers
 from benchmarks.process import Program, Worker, environment_of
-from benchmarks.setting import Benchmark, Places, Prepared, Spec
-from benchmarks.work import Pace, Work
+from benchmarks.setting import Benchmark, Limit, Places, Prepared, Spec
 from loopwright.errors import BenchError
 
 OURS = "loopwright"
@@ -54,13 +51,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A finished benchmark. The first side is ours; `limit_seconds` are those of one pass, by phase and part."""
+    """A finished benchmark. The first side is ours."""
 
     benchmark: Benchmark
     sides: tuple[Side, ...]
-    layers: Layers
-    limit_rows: Work
-    limit_seconds: Mapping[str, Mapping[str, float]]
+    limit: Limit
 
 
 async def measure(
@@ -133,24 +128,15 @@ def _programs(
                 peer=peer.name,
             )
         programs.append((Program(peer.name, python, peer.module, places.checkout, shared), prepared.peer))
-    limit = {
-        "threads": benchmark.threads,
-        "layers": {"body": prepared.layers.body, "head": [prepared.layers.head]},
-        "rows": {phase: asdict(rows) for phase, rows in prepared.rows.items()},
-    }
-    return [*programs, (Program(LIMIT, own, "benchmarks.workers.gemm", places.checkout, shared), limit)]
+    limit = prepared.limit
+    return [*programs, (Program(LIMIT, own, limit.module, places.checkout, shared), limit.spec)]
 
 
 def _measured(benchmark: Benchmark, prepared: Prepared, answers: Mapping[str, Answers]) -> Measured:
-    passes = [answer["phases"] for answer in answers[LIMIT].rounds]
-    seconds = {
-        phase: {part: statistics.median(one[phase][part] for one in passes) for part in passes[0][phase]}
-        for phase in passes[0]
-    }
-    pace = Pace.of(seconds, prepared.rows)
+    limit = prepared.limit.measured(answers[LIMIT].rounds)
     sides = tuple(
-        Side(name, said.versions, tuple(benchmark.round(answer, pace) for answer in said.rounds))
+        Side(name, said.versions, tuple(benchmark.round(answer, limit.pace) for answer in said.rounds))
         for name, said in answers.items()
         if name != LIMIT
     )
-    return Measured(benchmark, sides, prepared.layers, prepared.rows, seconds)
+    return Measured(benchmark, sides, limit)

@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks.figures import Figure, Summary, advantage, summarise
 from benchmarks.harness import Measured, Side
-from benchmarks.work import Phase
 
 
 def as_json(measured: Measured, busy_before: float | None) -> dict[str, Any]:
@@ -26,14 +25,7 @@ def as_json(measured: Measured, busy_before: float | None) -> dict[str, Any]:
         "threads": benchmark.threads,
         "sides": {side.name: _side(measured, side) for side in measured.sides},
         "ratios": {figure.key: asdict(ratio) for figure, ratio in ratios(measured) if ratio is not None},
-        "limit": {
-            phase: {
-                "rows": asdict(rows),
-                "seconds": measured.limit_seconds[phase],
-                "gflops_per_second": gflops_per_second(measured, phase),
-            }
-            for phase, rows in measured.limit_rows.items()
-        },
+        "limit": measured.limit.as_json(),
     }
 
 
@@ -50,14 +42,6 @@ def ratios(measured: Measured) -> Iterator[tuple[Figure, Summary | None]]:
     ours, *peers = measured.sides
     for figure in measured.benchmark.figures:
         yield figure, advantage(figure, ours.rounds, peers[0].rounds) if peers else None
-
-
-def gflops_per_second(measured: Measured, phase: Phase) -> float:
-    """What the machine's matrix products reach at the rows of one phase."""
-    rows, seconds = measured.limit_rows[phase], measured.limit_seconds[phase]
-    forward = rows.body * measured.layers.body_flops + rows.head * measured.layers.head_flops
-    products = 3 if phase is Phase.TRAIN else 1
-    return products * forward / (seconds["body"] + seconds["head"]) / 1e9
 
 
 def machine() -> dict[str, Any]:
@@ -84,14 +68,13 @@ def table(measured: Measured) -> list[str]:
         rows.append((figure.label, *cells, f"{_cell(ratio, 2)} x" if ratio else ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    speeds = ", ".join(f"{phase} {gflops_per_second(measured, phase):.0f}" for phase in measured.limit_rows)
     return [
         f"{measured.benchmark.name}: {measured.benchmark.what}",
         f"rounds: {len(measured.sides[0].rounds)}, threads: {measured.benchmark.threads}; median (lowest - highest)",
         "",
         *lines,
         "",
-        f"matrix products of this model on this machine, GFLOP/s: {speeds}",
+        measured.limit.line,
     ]
 
 

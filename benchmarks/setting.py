@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.figures import Figure, Round
 from benchmarks.flops import Layers, layers_of
-from benchmarks.work import Pace, Work
 
 Spec = dict[str, Any]
 """What a worker is told when it starts: plain JSON."""
@@ -33,14 +32,41 @@ class Peer:
     environment: str | None = None
 
 
+class Limit(Protocol):
+    """What the machine could do at most, as it was measured beside the sides."""
+
+    @property
+    def pace(self) -> Any:
+        """All that a round's figures need of it."""
+        ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+    @property
+    def line(self) -> str:
+        """For the foot of the table."""
+        ...
+
+
+class LimitPlan(Protocol):
+    """How the limit is measured: by a worker of our own, and what follows from its answers."""
+
+    @property
+    def module(self) -> str: ...
+
+    @property
+    def spec(self) -> Spec: ...
+
+    def measured(self, answers: Sequence[Mapping[str, Any]]) -> Limit: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a benchmark's workers need. `rows` are those that the machine's limit is measured at."""
+    """All that a benchmark's workers need."""
 
     ours: Spec
     peer: Spec
-    layers: Layers
-    rows: Work
+    limit: LimitPlan
 
 
 class Benchmark(Protocol):
@@ -84,8 +110,8 @@ class Benchmark(Protocol):
         """Write what the workers need into `folder`."""
         ...
 
-    def round(self, answer: Mapping[str, Any], pace: Pace) -> Round:
-        """The figures of one round from a worker's answer."""
+    def round(self, answer: Mapping[str, Any], pace: Any) -> Round:
+        """The figures of one round from a worker's answer and the limit's pace."""
         ...
 
 

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from benchmarks.buffer import RowsPlan
 from benchmarks.catalogue import BENCHMARKS, find
 from benchmarks.flops import Layers
 from benchmarks.grpo import Grpo
 from benchmarks.harness import Measured, Side
+from benchmarks.products import Products
 from benchmarks.report import as_json, table
 from benchmarks.rewards import REWARDS, dense, exact
 from benchmarks.tasks import with_notes
@@ -30,6 +32,17 @@ STEP = {
         {"prompt_tokens": 20, "sampled": [4, 2], "rewards": [1.0, 1.0]},
     ],
 }
+
+
+BUFFER = {
+    "seconds": 9.0,
+    "cpu_seconds": 3.0,
+    "peak_memory": 1_000_000,
+    "samples": 400,
+    "put_seconds": {"1": 4.0, "64": 0.5},
+    "get_seconds": {"1": 2.0, "64": 1.0},
+}
+RATES = {"puts_1": 200.0, "gets_1": 400.0, "puts_64": 1600.0, "gets_64": 4000.0}
 
 
 def words(text: str) -> int:
@@ -60,8 +73,30 @@ def test_a_decode_round():
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_every_figure_that_is_shown_is_in_a_round(benchmark):
-    answer = {**STEP, "first_token_seconds": 1.0}
-    assert {figure.key for figure in benchmark.figures} <= set(benchmark.round(answer, PACE))
+    answer, pace = (BUFFER, RATES) if benchmark.name == "buffer" else ({**STEP, "first_token_seconds": 1.0}, PACE)
+    assert {figure.key for figure in benchmark.figures} <= set(benchmark.round(answer, pace))
+
+
+def test_a_buffer_round():
+    figures = find("buffer").round(BUFFER, RATES)
+    assert (figures["puts_1"], figures["gets_1"], figures["puts_64"], figures["gets_64"]) == (
+        100.0,
+        200.0,
+        800.0,
+        400.0,
+    )
+    assert figures["limit_share_puts_1"] == 0.5
+    assert figures["limit_share_gets_64"] == 0.1
+
+
+def test_a_buffers_limit_is_the_median_of_its_rounds():
+    seconds = (1.0, 2.0, 4.0)
+    limit = RowsPlan({}, 10).measured(
+        [{"samples": 10, "put_seconds": {"1": one}, "get_seconds": {"1": 1.0}} for one in seconds]
+    )
+    assert limit.pace == {"puts_1": 5.0, "gets_1": 10.0}
+    assert limit.as_json() == limit.pace
+    assert "puts_1 5" in limit.line
 
 
 def test_the_limit_is_measured_at_the_rows_that_occur():
@@ -78,7 +113,8 @@ def test_the_report_is_plain_json_and_the_table_shows_both_sides():
     mine, theirs = (benchmark.round({**STEP, "seconds": seconds}, PACE) for seconds in (4.0, 20.0))
     sides = (Side("loopwright", {"loopwright": "1.0"}, (mine,)), Side("trl", {"trl": "1.16.0"}, (theirs,)))
     layers = Layers(((1000, 1000),) * 500, (1000, 1000))
-    measured = Measured(benchmark, sides, layers, {Phase.DECODE: Rows(64, 0)}, {"decode": {"body": 0.64, "head": 0.0}})
+    limit = Products(layers, {Phase.DECODE: Rows(64, 0)}, {"decode": {"body": 0.64, "head": 0.0}})
+    measured = Measured(benchmark, sides, limit)
     report = json.loads(json.dumps(as_json(measured, 0.1)))
     assert report["ratios"]["seconds"]["median"] == 5.0
     assert report["sides"]["trl"]["figures"]["seconds"] == {"median": 20.0, "lowest": 20.0, "highest": 20.0}
@@ -91,7 +127,7 @@ def test_the_report_is_plain_json_and_the_table_shows_both_sides():
 def test_a_report_without_a_peer_has_no_ratios():
     benchmark = find("grpo")
     ours = Side("loopwright", {}, (benchmark.round(STEP, PACE),))
-    measured = Measured(benchmark, (ours,), Layers((), (1, 1)), {}, {})
+    measured = Measured(benchmark, (ours,), Products(Layers((), (1, 1)), {}, {}))
     assert as_json(measured, 0.0)["ratios"] == {}
     assert any(line.startswith("seconds per step") for line in table(measured))
     assert "better" not in "".join(table(measured))
