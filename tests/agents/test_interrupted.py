@@ -149,6 +149,16 @@ async def test_a_loop_that_asks_something_else_starts_afresh() -> None:
     assert policy.turns[0].versions == (1,) * len(policy.turns[0].ids)
 
 
+async def test_a_recorded_turn_is_given_out_once() -> None:
+    """Equal prompts are two samples, also after an interruption."""
+    engine = ScriptedEngine(writes("a long answer"), steps=1)
+    partial = await interrupted(engine)
+    policy = policy_on(engine, resume_from=partial.chains)
+    await policy.reply(ASK)
+    await policy.reply(ASK)
+    assert [request.sampled_before > 0 for request in engine.requests[-2:]] == [True, False]
+
+
 async def test_after_an_interruption_nothing_more_is_asked() -> None:
     engine = ScriptedEngine(writes("a long answer"), steps=1)
     policy = policy_on(engine)

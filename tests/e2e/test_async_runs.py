@@ -68,7 +68,8 @@ async def test_a_colocated_run_may_start_more_groups_than_it_needs(
 ) -> None:
     agent = python_agent(tmp_path, SLOW_AT_TIMES)
     produce = {"kind": "async", "over_sample": 0.7, "max_staleness": 2, "in_flight": in_flight}
-    folder = await run(write_config(produce=produce, agent=agent, trainer__steps=4))
+    changes = {"rollout__max_new_tokens": 60, "rollout__engine": {"max_batch": 4}}
+    folder = await run(write_config(produce=produce, agent=agent, trainer__steps=4, **changes))
     assert counts(folder)[GroupStatus.CONSUMED] == 12
     assert max(metrics(folder, "staleness/max").values()) <= 2
     assert set(metrics(folder, "staleness/masked").values()) == {0.0}
@@ -77,6 +78,7 @@ async def test_a_colocated_run_may_start_more_groups_than_it_needs(
             int(v) for r in StoredRun(folder.rollouts).rollouts(step) for v in r.episode.chains[0].versions if v >= 0
         }
         assert all(step - 1 - version <= 2 for version in versions)
+        assert all(r.key.attempt == 0 for r in StoredRun(folder.rollouts).rollouts(step)), "nobody saw an abort"
 
 
 async def test_a_run_in_memory_leaves_checkpoints_metrics_and_an_export_and_goes_on(

@@ -141,6 +141,31 @@ async def test_keep_goes_on_in_place() -> None:
     assert len(nursery.engines[0].requests) == 1
 
 
+async def test_a_pool_that_was_paused_by_abort_can_be_drained_without_waiting_for_those_who_wait() -> None:
+    """As a trainer does that makes sure that nothing moves."""
+    nursery = Nursery()
+    async with pool(nursery) as controller:
+        [task] = start(controller, ask())
+        await under_way(nursery)
+        await controller.pause(PauseMode.ABORT)
+        async with asyncio.timeout(1):
+            await controller.pause(PauseMode.DRAIN)
+        assert not task.done()
+        await controller.resume()
+        assert whole(await task)
+
+
+async def test_to_drain_what_was_kept_lets_it_finish() -> None:
+    nursery = Nursery()
+    async with pool(nursery) as controller:
+        [task] = start(controller, ask())
+        await under_way(nursery)
+        await controller.pause(PauseMode.KEEP)
+        await controller.pause(PauseMode.DRAIN)
+        assert whole(await task)
+        await controller.resume()
+
+
 # Deaths.
 
 

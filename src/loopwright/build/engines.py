@@ -13,6 +13,7 @@ from loopwright.build.sampling import Workbench
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.torch.engine import TorchEngine
+from loopwright.engines.worker import embedded
 from loopwright.ports import CheckpointEngine, Learner, Tracker
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.weights.in_process import SharedWeights
@@ -40,7 +41,7 @@ class Deaths:
 class Engines:
     """The engines of a run as one, and how new weights reach them. `lockstep` is there if they can keep step."""
 
-    engine: TorchEngine | RolloutController
+    engine: RolloutController
     weights: CheckpointEngine
     lockstep: TorchEngine | None = None
     restarts: Callable[[], int] = lambda: 0
@@ -49,8 +50,11 @@ class Engines:
 @asynccontextmanager
 async def colocated(bench: Workbench, learner: Learner) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing."""
-    async with bench.embedded_engine(learner.version) as engine:
-        yield Engines(engine, SharedWeights(engine), engine)
+    async with (
+        bench.embedded_engine(learner.version) as engine,
+        RolloutController.open([embedded(engine)]) as controller,
+    ):
+        yield Engines(controller, SharedWeights(controller), engine)
 
 
 @asynccontextmanager

@@ -105,10 +105,16 @@ class RolloutController:
         await self._pool.each(lambda engine: engine.abort(request_id))
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Calls that come after this wait. With `abort`, all resumable ones that came before have returned."""
-        self._paused = mode
-        if mode is PauseMode.DRAIN:
+        """Calls that come after this wait. With `abort`, all resumable ones that came before have returned.
+
+        To drain a pool that is paused already is to drain its engines: calls that wait for the end of that pause go on
+        waiting.
+        """
+        if self._paused is None and mode is PauseMode.DRAIN:
+            self._paused = mode
             await self._pool.until(lambda: not any(call.begun for call in self._calls))
+        elif mode is not PauseMode.DRAIN:
+            self._paused = mode
         for call in self._calls if mode is PauseMode.ABORT else ():
             call.cut = True
         self._pool.bell.ring()
