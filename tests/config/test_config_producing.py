@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from loopwright.types import PauseMode, ProduceKind, Stale, TrainerKind
@@ -112,3 +114,11 @@ def test_a_setting_without_effect_in_the_chosen_mode_is_reported(load_text, mini
 def test_what_is_probably_not_meant_is_a_warning(load_text, minimal, overrides, words):
     (warning,) = load_text(minimal, *overrides).warnings
     assert words in warning
+
+
+def test_an_engine_in_a_process_of_its_own_needs_an_extra(problems_of, load_text, minimal, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
+    problems = problems_of(minimal, ASYNC, APART, files=True)
+    assert any("trainer.kind: needs the package uvicorn" in one and "loopwright[serve]" in one for one in problems)
+    assert not any("uvicorn" in one for one in problems_of(minimal, files=True))

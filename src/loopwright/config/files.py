@@ -22,6 +22,7 @@ from loopwright.config.schema import RunConfig
 from loopwright.config.task_sets import CallableAgent, PythonAgent, ToolAgent
 from loopwright.config.tools import PythonToolConfig, ToolConfig
 from loopwright.errors import ConfigError
+from loopwright.types import TrainerKind
 
 BUNDLED_MODEL = "smollm2"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -70,6 +71,8 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
     yield from _learner(config.learner, base)
     if config.track.tensorboard:
         yield from _package(("track", "tensorboard"), "tensorboard")
+    if config.trainer.kind is TrainerKind.DISAGGREGATED:
+        yield from _package(("trainer", "kind"), "serve")
     yield from _run_dir(Path(config.trainer.run_dir))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from loopwright.config.judgers import made_of
 from loopwright.config.learner import LearnerConfig
 from loopwright.config.schema import RunConfig
+from loopwright.types import TrainerKind
 
 
 class Purpose(StrEnum):
@@ -29,6 +30,7 @@ def part_for(config: RunConfig, purpose: Purpose) -> RunConfig:
     changes: dict[str, Any] = {
         "produce": config.produce.model_copy(update={"filter": "none"}),
         "track": config.track.model_copy(update={"tensorboard": False}),
+        "trainer": config.trainer.model_copy(update={"kind": TrainerKind.COLOCATE}),
         "task_sets": (),
     }
     if purpose is not Purpose.REPLAY:
