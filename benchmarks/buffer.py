@@ -38,7 +38,6 @@ class RowsPlan:
     """The limit: the same bytes as rows of a SQLite table without anything round it, one commit per batch."""
 
     spec: Spec
-    samples: int
     module: str = "benchmarks.workers.sqlite_rows"
 
     def measured(self, answers: Sequence[Mapping[str, Any]]) -> RowsLimit:
@@ -75,7 +74,7 @@ class Buffer:
 
     def prepare(self, folder: Path, places: Places) -> Prepared:
         spec = {"folder": str(folder), "tokens": TOKENS, "samples": self.samples, "batches": BATCHES}
-        return Prepared(ours=spec, peer=spec, limit=RowsPlan(spec, self.samples))
+        return Prepared(ours=spec, peer=spec, limit=RowsPlan(spec))
 
     def round(self, answer: Mapping[str, Any], pace: Rates) -> Round:
         own = rates(answer)

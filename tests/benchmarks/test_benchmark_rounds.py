@@ -91,7 +91,7 @@ def test_a_buffer_round():
 
 def test_a_buffers_limit_is_the_median_of_its_rounds():
     seconds = (1.0, 2.0, 4.0)
-    limit = RowsPlan({}, 10).measured(
+    limit = RowsPlan({}).measured(
         [{"samples": 10, "put_seconds": {"1": one}, "get_seconds": {"1": 1.0}} for one in seconds]
     )
     assert limit.pace == {"puts_1": 5.0, "gets_1": 10.0}
