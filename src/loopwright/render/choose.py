@@ -6,6 +6,7 @@ Ours writes with the model's own chat template and reads tool calls in Hermes' w
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from loopwright.errors import ModelError
 from loopwright.ports import Renderer
@@ -26,7 +27,16 @@ def make_renderer(tokenizer: ChatTokenizer, choice: str = AUTO, thinking: Thinki
         raise ModelError(
             f"model.renderer {choice!r} needs the package renderers", remedy="pip install 'loopwright[renderers]'"
         )
+    if choice == AUTO and not _may_be_known(tokenizer):
+        return ChatTemplateRenderer(tokenizer, thinking)
     from loopwright.render.families import known_family, make_family
 
     family = known_family(tokenizer) if choice == AUTO else choice
     return ChatTemplateRenderer(tokenizer, thinking) if family is None else make_family(tokenizer, family, thinking)
+
+
+def _may_be_known(tokenizer: ChatTokenizer) -> bool:
+    """Whether it is worth a second to load the library: it knows models by name, or by a template that shows tools."""
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    has_public_name = "/" in name and not Path(name).exists()
+    return has_public_name or "tools" in str(tokenizer.chat_template)

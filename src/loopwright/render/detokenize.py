@@ -21,27 +21,27 @@ class Detokenizer:
     def __init__(self, decode: Callable[[Sequence[int]], str], is_byte: Callable[[int], bool]) -> None:
         self._decode = decode
         self._is_byte = is_byte
-        self._context: list[int] = []
-        self._pending: list[int] = []
+        self._window: list[int] = []
+        self._told = ""
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain now."""
-        self._pending.extend(ids)
-        if not self._pending or self._is_byte(self._pending[-1]):
+        self._window.extend(ids)
+        if not self._window or self._is_byte(self._window[-1]):
             return ""
-        text = self._text()
+        text = self._decode(self._window)
         if text.endswith(UNKNOWN):
             return ""
-        self._context = [*self._context, *self._pending][-CONTEXT:]
-        self._pending = []
-        return text
+        return self._tell(text)
 
     def finish(self) -> str:
         """What was held back, with a mark in place of characters that never became whole."""
-        text = self._text()
-        self._pending = []
-        return text
+        return self._tell(self._decode(self._window))
 
-    def _text(self) -> str:
-        before = self._decode(self._context)
-        return self._decode([*self._context, *self._pending]).removeprefix(before)
+    def _tell(self, text: str) -> str:
+        """What is new in the text of the window, which then begins later if it has grown."""
+        news, self._told = text[len(self._told) :], text
+        if len(self._window) > 4 * CONTEXT:
+            self._window = self._window[-CONTEXT:]
+            self._told = self._decode(self._window)
+        return news

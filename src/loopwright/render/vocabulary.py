@@ -30,6 +30,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
         # Siblings are asked the same: their prompt is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
+        self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
 
     def text(self, ids: Sequence[int]) -> str:
         return self._decode(ids, skip_special_tokens=True)
@@ -61,5 +62,5 @@ class Vocabulary:
         # Part of a character: on its own it is no text, so its bytes are shown.
         return byte_level(str(self._tokenizer.convert_ids_to_tokens(token)))
 
-    def _is_byte(self, token: int) -> bool:
+    def _looks_like_a_byte(self, token: int) -> bool:
         return is_byte_token(str(self._tokenizer.convert_ids_to_tokens(token)))
