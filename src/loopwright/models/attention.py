@@ -1,8 +1,8 @@
 """One attention entry point for engine and learner.
 
-Both run the same unmodified transformers model on one packed row of tokens. All that differs between prefill,
-decode and training is which token sees which; that is a plan's business. transformers hands the plan through as a
-keyword argument, so no state hides in the model, and engine and learner can share its parameters.
+Both compute from the parameters of one transformers model, on one packed row of tokens. All that differs between
+prefill, decode and training is which token sees which; that is a plan's business. transformers hands the plan through
+as a keyword argument, so no state hides in the model, and engine and learner can share its parameters.
 """
 
 from __future__ import annotations
