@@ -32,7 +32,7 @@ class Deaths:
 
     def saw(self, words: str) -> None:
         self.count += 1
-        log.warning("the engine is lost and started again: %s", words)
+        log.warning("the engine is lost: %s", words)
         with self._tracker.span("engine_lost", step=self._learner.version, last_words=words):
             pass
 

@@ -49,7 +49,6 @@ class TorchEngine:
         self._paused: PauseMode | None = None
         self._waiting_for_quiet: list[Callable[[], object]] = []
         self._expected = 0
-        self._steps = 0
 
     async def __aenter__(self) -> Self:
         self._open = True
@@ -65,11 +64,6 @@ class TorchEngine:
     @property
     def version(self) -> int:
         return self._batch.version
-
-    @property
-    def steps(self) -> int:
-        """How often a token was sampled for everything in the batch: while this grows, the engine is at work."""
-        return self._steps
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         self._check(request)
@@ -148,7 +142,6 @@ class TorchEngine:
             # retry; the engine goes on with an empty batch.
             self._fail_all(_failed(error))
             return
-        self._steps += 1
         for sequence in finished:
             self._resolve(sequence, sequence.generation())
         for sequence in self._batch.live:
