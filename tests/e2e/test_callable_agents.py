@@ -27,11 +27,16 @@ def long_model(folder: Path) -> Path:
 AGENTS = '''
 import asyncio
 from anthropic import Anthropic
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+def connect(base_url, api_key):
+    # Reading the certificates of the world takes a while, and nobody here needs them.
+    http = DefaultAsyncHttpxClient(verify=False)
+    return AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=http)
 
 async def two_turns(task, base_url, api_key):
     """Asks, and asks again."""
-    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+    async with connect(base_url, api_key) as client:
         messages = list(task.messages)
         for _ in range(2):
             reply = await client.chat.completions.create(model="m", messages=messages, temperature=0.1)
@@ -47,15 +52,15 @@ async def raises(task, base_url, api_key):
     raise ValueError("no idea")
 
 async def wrong_key(task, base_url, api_key):
-    async with AsyncOpenAI(base_url=base_url, api_key="wrong", max_retries=0) as client:
+    async with connect(base_url, "wrong") as client:
         await client.chat.completions.create(model="m", messages=list(task.messages))
 
 async def too_long(task, base_url, api_key):
-    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+    async with connect(base_url, api_key) as client:
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 5000}])
 
 async def slow(task, base_url, api_key):
-    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+    async with connect(base_url, api_key) as client:
         await client.chat.completions.create(model="m", messages=list(task.messages))
         await asyncio.sleep(60)
 '''

@@ -2,6 +2,7 @@
 
 from loopwright.build.chat import ChatModel, open_chat, run_renderer
 from loopwright.build.evaluate import evaluate_weights
+from loopwright.build.gateway import RemoteEngine, serve_gateway
 from loopwright.build.recipe import rehearse_learner
 from loopwright.build.replay import replay_step
 from loopwright.build.roll_out import Made, roll_out
@@ -11,6 +12,7 @@ from loopwright.build.serving import ServedModel, serve_engine
 __all__ = [
     "ChatModel",
     "Made",
+    "RemoteEngine",
     "Run",
     "ServedModel",
     "evaluate_weights",
@@ -21,4 +23,5 @@ __all__ = [
     "roll_out",
     "run_renderer",
     "serve_engine",
+    "serve_gateway",
 ]

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import RunConfig
-from loopwright.models.load import LoadedModel
+from loopwright.models.load import LoadedModel, load_tokenizer
+from loopwright.models.smollm2 import NAME as SMOLLM2
+from loopwright.models.smollm2 import smollm2_folder
 from loopwright.ports import StreamingEngine
 from loopwright.produce import PolicyFactory, RecordingPolicy
 from loopwright.render.choose import make_renderer
-from loopwright.types import Sampling, TokenChain
+from loopwright.types import Sampling, Thinking, TokenChain
+
+if TYPE_CHECKING:
+    from loopwright.gateway.server import Address, Gateway, Served
 
 
 @asynccontextmanager
@@ -35,3 +44,51 @@ async def served_policies(
             return gateway.policy(sampling)
 
         yield policy
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """An engine at a URL. `model` names its tokenizer, if the engine does not say which model it serves."""
+
+    url: str
+    key: str | None
+    model: str | None
+    cache: Path
+
+
+@asynccontextmanager
+async def serve_gateway(
+    behind: ServedModel | RemoteEngine, address: Address, *, store: Path, key: str, renderer: str, thinking: Thinking
+) -> AsyncIterator[Gateway]:
+    """A gateway of its own, in front of a model in this process or of an engine elsewhere. Sessions are in `store`."""
+    from loopwright.gateway.server import open_gateway
+    from loopwright.gateway.store import SqliteStore
+
+    async with AsyncExitStack() as stack:
+        match behind:
+            case RemoteEngine():
+                served = await stack.enter_async_context(_remote(behind, renderer, thinking))
+            case ServedModel():
+                served = await stack.enter_async_context(_embedded(behind, renderer, thinking))
+        sessions = await stack.enter_async_context(SqliteStore(store))
+        yield await stack.enter_async_context(open_gateway(served, sessions, key=key, address=address))
+
+
+@asynccontextmanager
+async def _embedded(behind: ServedModel, renderer: str, thinking: Thinking) -> AsyncIterator[Served]:
+    from loopwright.gateway.server import Served
+
+    async with opened_engine(behind) as (engine, model):
+        yield Served(engine, make_renderer(model.tokenizer, renderer, thinking), model.max_context, behind.model)
+
+
+@asynccontextmanager
+async def _remote(behind: RemoteEngine, renderer: str, thinking: Thinking) -> AsyncIterator[Served]:
+    from loopwright.engines.http.client import HttpEngine
+    from loopwright.gateway.server import Served
+
+    async with HttpEngine.connect(behind.url, behind.key) as engine:
+        card = await engine.model()
+        source = behind.model or card.source
+        tokenizer = load_tokenizer(str(smollm2_folder(behind.cache)) if source == SMOLLM2 else source)
+        yield Served(engine, make_renderer(tokenizer, renderer, thinking), card.max_context, card.source)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.models.compute import ComputeThread
-from loopwright.models.load import load_model
+from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure
 
 
@@ -24,19 +24,33 @@ class ServedModel:
     threads: int | None
     max_batch: int
 
+    @property
+    def found(self) -> str:
+        """The model as others on this machine find it, too."""
+        return str(Path(self.model).resolve()) if Path(self.model).exists() else self.model
+
 
 @asynccontextmanager
-async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | None) -> AsyncIterator[int]:
-    """Serve the embedded engine, and give the port. Weights are version 0 until others are loaded."""
-    from loopwright.engines.http.server import engine_app
-    from loopwright.serve.listen import check_bind, listening
-
-    check_bind(host, key)
+async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine, LoadedModel]]:
+    """The embedded engine in this process, over weights of version 0, and its model."""
     async with AsyncExitStack() as stack:
         compute = stack.enter_context(ComputeThread())
         await compute.run(configure, threads=served.threads, deterministic=False)
         loaded = await compute.run(
             load_model, served.model, cache=served.cache, dtype=served.dtype, max_context=served.max_context
         )
-        engine = await stack.enter_async_context(TorchEngine(loaded, compute, max_batch=served.max_batch))
-        yield await stack.enter_async_context(listening(engine_app(engine), host=host, port=port, key=key))
+        yield await stack.enter_async_context(TorchEngine(loaded, compute, max_batch=served.max_batch)), loaded
+
+
+@asynccontextmanager
+async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | None) -> AsyncIterator[int]:
+    """Serve the embedded engine, and give the port. Weights are version 0 until others are loaded."""
+    from loopwright.engines.http.model_card import ModelCard
+    from loopwright.engines.http.server import engine_app
+    from loopwright.serve.listen import check_bind, listening
+
+    check_bind(host, key)
+    async with opened_engine(served) as (engine, loaded):
+        card = ModelCard(served.found, loaded.max_context)
+        async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
+            yield bound

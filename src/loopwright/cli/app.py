@@ -13,6 +13,7 @@ from loopwright.cli.doctor import doctor
 from loopwright.cli.drift import drift
 from loopwright.cli.engine import engine
 from loopwright.cli.eval import evaluate
+from loopwright.cli.gateway import gateway
 from loopwright.cli.migrate import migrate
 from loopwright.cli.replay import replay
 from loopwright.cli.rollout import rollout
@@ -40,4 +41,5 @@ app.command("replay")(replay)
 app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)
+app.command("gateway")(gateway)
 app.command("bench")(bench)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import stat
 from pathlib import Path
@@ -28,6 +29,16 @@ def read_key(file: Path) -> str:
             remedy=f"chmod 600 {file}, and make a new key if others may have read it",
         )
     return check_key(key, f"the key file {file}")
+
+
+def write_key(file: Path, key: str) -> None:
+    """Keep a key in a new file that nobody else can read."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+            opened.write(f"{key}\n")
+    except OSError as error:
+        raise ConfigError(f"the key file {file} cannot be written: {error}", remedy="name another place") from error
 
 
 def check_key(key: str, where: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import httpx
 
+from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, generation_from_json, request_to_json, weights_to_json
 from loopwright.errors import EngineError, EngineLostError, LoopwrightError, WeightsError
 from loopwright.ports import OnPart
@@ -55,7 +56,9 @@ class HttpEngine:
             trust_env=False,
         ) as client:
             engine = cls(client, 0)
-            engine._version = (await engine._command("GET", "/version"))["version"]
+            version = (await engine._command("GET", "/version"))["version"]
+            # vLLM says there which release it is; the weights that it was started with are version 0.
+            engine._version = version if isinstance(version, int) else 0
             yield engine
 
     @property
@@ -76,6 +79,10 @@ class HttpEngine:
                 if on_part is not None:
                     on_part(part)
         raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+
+    async def model(self) -> ModelCard:
+        """Which model is served."""
+        return card_from_json(await self._command("GET", MODELS))
 
     async def abort(self, request_id: str) -> None:
         await self._command("POST", "/abort_requests", {"request_ids": [request_id]})

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from loopwright.engines.http.model_card import MODELS, ModelCard, cards_to_json
 from loopwright.engines.http.streaming import BEAT_SECONDS, WhileConnected, write_parts, write_whole
 from loopwright.engines.http.wire import GENERATE, request_from_json, weights_from_json
 from loopwright.errors import LoopwrightError, RefusedError, WeightsError
@@ -26,9 +27,11 @@ from loopwright.types import PauseMode
 MODES = {"wait": PauseMode.DRAIN, "abort": PauseMode.ABORT, "keep": PauseMode.KEEP}
 
 
-def engine_app(engine: StreamingEngine, *, beat_seconds: float = BEAT_SECONDS) -> Starlette:
-    """The ASGI app. It is served behind a `Guard`."""
-    routes = _Routes(engine, beat_seconds)
+def engine_app(
+    engine: StreamingEngine, *, card: ModelCard | None = None, beat_seconds: float = BEAT_SECONDS
+) -> Starlette:
+    """The ASGI app. It is served behind a `Guard`. `card` says which model it serves, for those who ask."""
+    routes = _Routes(engine, card, beat_seconds)
     return Starlette(
         routes=[
             Route(GENERATE, routes.generate, methods=["POST"]),
@@ -38,6 +41,7 @@ def engine_app(engine: StreamingEngine, *, beat_seconds: float = BEAT_SECONDS) -
             Route("/is_paused", routes.is_paused),
             Route("/weights", routes.weights, methods=["POST"]),
             Route("/version", routes.version),
+            Route(MODELS, routes.models),
             Route("/health", routes.health),
         ],
         exception_handlers={LoopwrightError: _answer_error},
@@ -45,8 +49,9 @@ def engine_app(engine: StreamingEngine, *, beat_seconds: float = BEAT_SECONDS) -
 
 
 class _Routes:
-    def __init__(self, engine: StreamingEngine, beat_seconds: float) -> None:
+    def __init__(self, engine: StreamingEngine, card: ModelCard | None, beat_seconds: float) -> None:
         self._engine = engine
+        self._card = card
         self._beat_seconds = beat_seconds
         self._paused = False
 
@@ -90,6 +95,9 @@ class _Routes:
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": self._engine.version})
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse(cards_to_json([self._card] if self._card else []))
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({})

@@ -1,0 +1,123 @@
+"""`loopwright gateway`: the server that agents talk to, on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loopwright.cli.models import models_folder
+from loopwright.config import Dtype
+from loopwright.config.extras import require
+from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
+from loopwright.errors import ConfigError
+from loopwright.serve.keys import check_key, new_key, read_key, write_key
+from loopwright.types import Thinking
+
+if TYPE_CHECKING:
+    from loopwright.build import RemoteEngine, ServedModel
+    from loopwright.gateway.server import Address
+
+KEY_VARIABLE = "LOOPWRIGHT_GATEWAY_KEY"
+
+
+def gateway(
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="The URL of `loopwright engine` or of a vLLM server.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A model to serve here; with --engine, the name of its tokenizer, if need be."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
+    advertise_url: Annotated[
+        str | None, typer.Option("--advertise-url", help="What agents reach this gateway by, if not by host and port.")
+    ] = None,
+    store: Annotated[Path, typer.Option("--store", help="Where sessions outlive the process.")] = Path(
+        "gateway.sqlite"
+    ),
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--key-file", help=f"A file of mode 600 with the key; else {KEY_VARIABLE}; else one is made."),
+    ] = None,
+    engine_key_file: Annotated[
+        Path | None, typer.Option("--engine-key-file", help=f"The engine's key; else {ENGINE_KEY_VARIABLE}.")
+    ] = None,
+    renderer: Annotated[
+        str, typer.Option("--renderer", help="As model.renderer: auto, template or a family.")
+    ] = "auto",
+    thinking: Annotated[Thinking, typer.Option("--thinking", help="As gateway.thinking.")] = Thinking.KEEP,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of torch.")] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Requests that are computed at once.")] = 64,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="The model's numbers.")] = Dtype.FLOAT32,
+    max_context: Annotated[int | None, typer.Option("--max-context", min=1, help="Tokens; else the model's.")] = None,
+) -> None:
+    """Serve agents in the dialects of OpenAI and Anthropic, and record every token.
+
+    Prints one line of JSON with its URL when it is ready.
+    """
+    require("gateway")
+    from loopwright.build import RemoteEngine, ServedModel
+    from loopwright.gateway.server import Address
+
+    behind: ServedModel | RemoteEngine
+    if engine is not None:
+        behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder())
+    elif model is not None:
+        behind = ServedModel(
+            model, models_folder(), dtype=dtype, max_context=max_context, threads=threads, max_batch=max_batch
+        )
+    else:
+        raise ConfigError("there is nothing to serve", remedy="name an --engine by its URL, or a --model")
+    key, made = _key(key_file, store)
+    address = Address(host, port, advertise_url)
+    asyncio.run(_serve(behind, address, store, key, made, renderer, thinking))
+
+
+def _key(file: Path | None, store: Path) -> tuple[str, Path | None]:
+    """The gateway's key, and the file that it was written to if nobody gave one."""
+    if file is not None:
+        return read_key(file), None
+    # Taken out: nothing that this process may start shall find it.
+    given = os.environ.pop(KEY_VARIABLE, None)
+    if given is not None:
+        return check_key(given, f"the environment variable {KEY_VARIABLE}"), None
+    made = store.with_suffix(".key")
+    if made.exists():
+        return read_key(made), made
+    key = new_key()
+    write_key(made, key)
+    return key, made
+
+
+def _engine_key(file: Path | None) -> str | None:
+    if file is not None:
+        return read_key(file)
+    given = os.environ.pop(ENGINE_KEY_VARIABLE, None)
+    return None if given is None else check_key(given, f"the environment variable {ENGINE_KEY_VARIABLE}")
+
+
+async def _serve(
+    behind: ServedModel | RemoteEngine,
+    address: Address,
+    store: Path,
+    key: str,
+    key_file: Path | None,
+    renderer: str,
+    thinking: Thinking,
+) -> None:
+    from loopwright.build import serve_gateway
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serve_gateway(behind, address, store=store, key=key, renderer=renderer, thinking=thinking) as opened:
+        where = {"url": opened.base_url, "port": opened.port, "pid": os.getpid()}
+        typer.echo(json.dumps(where | ({"key_file": str(key_file)} if key_file else {})))
+        await stop.wait()

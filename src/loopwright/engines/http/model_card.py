@@ -1,0 +1,36 @@
+"""Which model an engine serves, as vLLM's list of models has it: enough to find its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loopwright.errors import EngineError
+
+MODELS = "/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """`source` is a folder or a name; `max_context` counts tokens."""
+
+    source: str
+    max_context: int
+
+
+def cards_to_json(cards: Sequence[ModelCard]) -> Mapping[str, Any]:
+    listed = [
+        {"id": card.source, "object": "model", "root": card.source, "max_model_len": card.max_context} for card in cards
+    ]
+    return {"object": "list", "data": listed}
+
+
+def card_from_json(body: Any) -> ModelCard:
+    match body:
+        case {"data": [{"root": str(source), "max_model_len": int(max_context)}, *_]}:
+            return ModelCard(source, max_context)
+    raise EngineError(
+        f"the engine does not say which model it serves: {str(body)[:200]}",
+        remedy="name the model, whose tokenizer is needed, with --model",
+    )

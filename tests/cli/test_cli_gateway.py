@@ -1,0 +1,127 @@
+"""The gateway on its own: over a model in this process, over an engine elsewhere, and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from typer.testing import CliRunner
+
+from loopwright.build import RemoteEngine, ServedModel, serve_engine, serve_gateway
+from loopwright.cli.app import app
+from loopwright.cli.gateway import KEY_VARIABLE, _key
+from loopwright.core.chains import turns_of
+from loopwright.errors import ConfigError
+from loopwright.gateway.server import Address
+from loopwright.types import Thinking
+
+KEY = "a-key"
+OPTIONS: dict[str, Any] = {"key": KEY, "renderer": "auto", "thinking": Thinking.KEEP}
+TASK: list[Any] = [{"role": "user", "content": "Tell me."}]
+
+
+def tiny(folder: Path, cache: Path) -> ServedModel:
+    return ServedModel(str(folder), cache, dtype="float32", max_context=None, threads=1, max_batch=4)
+
+
+async def talk(url: str, turns: int = 2) -> list[Any]:
+    """A streamed conversation; gives each turn's chunks."""
+    async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEY}"}) as http:
+        made = (await http.post("/sessions", json={"sampling": {"max_new_tokens": 12}})).json()
+    messages, heard = list(TASK), []
+    async with AsyncOpenAI(base_url=made["base_urls"]["openai"], api_key=made["key"]) as client:
+        for _ in range(turns):
+            stream = await client.chat.completions.create(model="m", messages=messages, stream=True)
+            heard.append([chunk async for chunk in stream])
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in heard[-1] if chunk.choices)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+    return [made["id"], *heard]
+
+
+async def test_it_serves_a_model_of_its_own(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    served = serve_gateway(tiny(tiny_llama_folder, tmp_path), Address(), store=tmp_path / "g.sqlite", **OPTIONS)
+    async with served as gateway:
+        session, *heard = await talk(gateway.base_url)
+        assert max(len(chunks) for chunks in heard) > 4, "text comes token by token"
+        (chain,) = gateway.sessions.find(session).recorder.chains()
+        assert len(turns_of(chain)) == 2
+
+
+async def test_it_serves_an_engine_elsewhere(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    async with serve_engine(tiny(tiny_llama_folder, tmp_path), host="127.0.0.1", port=0, key="engines-key") as port:
+        behind = RemoteEngine(f"http://127.0.0.1:{port}", "engines-key", None, tmp_path)
+        async with serve_gateway(behind, Address(), store=tmp_path / "g.sqlite", **OPTIONS) as gateway:
+            session, *heard = await talk(gateway.base_url)
+            assert max(len(chunks) for chunks in heard) > 4
+            (chain,) = gateway.sessions.find(session).recorder.chains()
+            assert len(turns_of(chain)) == 2
+
+
+def test_keys_come_from_files_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    key, made = _key(None, tmp_path / "g.sqlite")
+    assert made == tmp_path / "g.key"
+    assert made.stat().st_mode & 0o777 == 0o600
+    assert _key(None, tmp_path / "g.sqlite") == (key, made), "a restarted gateway has the same key"
+    monkeypatch.setenv(KEY_VARIABLE, "from-the-environment")
+    assert _key(None, tmp_path / "g.sqlite") == ("from-the-environment", None)
+    assert KEY_VARIABLE not in os.environ
+    open_file = tmp_path / "open.key"
+    open_file.write_text("secret")
+    open_file.chmod(0o644)
+    with pytest.raises(ConfigError, match="open to other users"):
+        _key(open_file, tmp_path / "g.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to serve"),
+        (["--model", "x", "--advertise-url", "http://0.0.0.0:1"], None),
+    ],
+)
+def test_what_cannot_be_served_is_said(arguments: list[str], words: str | None, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["gateway", "--store", str(tmp_path / "g.sqlite"), *arguments])
+    assert result.exit_code != 0
+    if words is not None:
+        assert words in str(result.exception)
+
+
+def start(folder: Path, model: Path) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    command = [sys.executable, "-m", "loopwright.cli", "gateway", "--model", str(model), "--threads", "1"]
+    process = subprocess.Popen(
+        [*command, "--store", str(folder / "g.sqlite")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, KEY_VARIABLE: KEY},
+    )
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+@pytest.mark.real
+def test_a_killed_gateway_comes_back_with_its_sessions(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    process, where = start(tmp_path, tiny_llama_folder)
+    with process, httpx.Client(headers=headers, base_url=where["url"], timeout=60) as http:
+        made = http.post("/sessions/session-1", json={"sampling": {"max_new_tokens": 10}}).json()
+        body = {"messages": TASK}
+        first = http.post("/session-1/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    process, where = start(tmp_path, tiny_llama_folder)
+    with process, httpx.Client(headers={"x-api-key": made["key"]}, base_url=where["url"], timeout=60) as http:
+        on = {"messages": [*TASK, first, {"role": "user", "content": "Go on."}]}
+        assert http.post("/session-1/v1/chat/completions", json=on).status_code == 200
+        chains = http.get("/sessions/session-1/chains", headers=headers).json()["chains"]
+        assert [chain["start"] for chain in chains] == ["first"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
