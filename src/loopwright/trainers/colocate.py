@@ -16,6 +16,7 @@ from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
+from loopwright.types import PauseMode
 
 
 class ColocateTrainer:
@@ -89,8 +90,9 @@ class ColocateTrainer:
         return Batch(batch.groups, {**batch.metrics, "time/rollout": time.monotonic() - started})
 
     async def _learn(self, step: int, batch: Batch) -> Mapping[str, float]:
-        # The parameters are shared: nothing may be sampled while they change.
-        await self._engine.pause()
+        # The parameters are shared: nothing may be sampled while they change. What is still in flight is for the next
+        # step, and is not waited for.
+        await self._engine.pause(PauseMode.ABORT)
         started = time.monotonic()
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
