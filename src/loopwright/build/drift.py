@@ -85,15 +85,16 @@ def _measure(record: Mapping[str, Any], renderer: Renderer, where: str) -> Conve
 
 
 def _rollout(episode: Mapping[str, Any], renderer: Renderer) -> ConversationDrift | None:
-    """A stored rollout: the tokens of its one chain against its messages."""
+    """A stored rollout: the tokens of its one chain against its messages, of which the last replies were sampled."""
     messages, chains = canonical_messages(episode["messages"]), episode["chains"]
     replies = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
-    if len(chains) != 1 or not replies:
+    if len(chains) != 1:
         return None
     mask = np.asarray(chains[0]["mask"], dtype=bool)
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-    if len(edges) != 2 * len(replies):
+    sampled = len(edges) // 2
+    if not 0 < sampled <= len(replies):
         return None
     stream, until = chains[0]["ids"][: int(edges[-1])], messages[: replies[-1] + 1]
-    drift = chain_drift(stream, until, renderer, first_sampled=int(edges[0]), first_reply=replies[0])
+    drift = chain_drift(stream, until, renderer, first_sampled=int(edges[0]), first_reply=replies[-sampled])
     return ConversationDrift(1, 0, drift)
