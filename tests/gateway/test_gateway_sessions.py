@@ -274,3 +274,17 @@ def test_unusable_advertised_urls_are_refused(url: str) -> None:
 
 def test_an_advertised_url_may_lack_a_port() -> None:
     assert check_advertised("https://gateway.example/llm/") == "https://gateway.example/llm"
+
+
+async def test_a_completed_session_tells_its_drift() -> None:
+    async with house(["The answer is 19.", "The answer is 19."]) as h:
+        session = await h.session()
+        reply = await h.chat(session, HI)
+        await h.chat(session, [*HI, reply, *HI])
+        sampled = h.recorder().sampled_tokens
+        drift = (await h.http.post(f"/sessions/{session}/complete")).json()["drift"]
+        # The model wrote letter by letter; a tokenizer would not.
+        assert 0 < drift["wrong"] <= sampled
+        assert drift["first"]["recorded"] != drift["first"]["naive"]
+        assert f"loopwright_gateway_drift_tokens_total {drift['wrong']}" in (await h.http.get("/metrics")).text
+        assert (await h.http.post(f"/sessions/{session}/complete")).json()["state"] == "completed"

@@ -67,7 +67,7 @@ class Exchange:
         self, engine: StreamingEngine, renderer: Renderer, max_context: int, store: SessionStore, metrics: Metrics
     ) -> None:
         self._engine = engine
-        self._renderer = renderer
+        self.renderer = renderer
         self._max_context = max_context
         self._store = store
         self._metrics = metrics
@@ -136,7 +136,7 @@ class Exchange:
 
     def _prepared(self, session: Session, history: History, call: Call, *, fitting: bool = True) -> Prepared:
         try:
-            prepared = session.recorder.prepare(history, call.tools, self._renderer, preamble=call.instructions)
+            prepared = session.recorder.prepare(history, call.tools, self.renderer, preamble=call.instructions)
         except LoopwrightError as error:
             message = f"the conversation cannot be written for this model: {error.message}"
             raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
@@ -162,10 +162,10 @@ class Exchange:
         )
         if sampling.max_new_tokens == 0:
             return answer, Generation((), (), (), FinishReason.LENGTH)
-        stops = dict.fromkeys((*sampling.stop_token_ids, *self._renderer.stop_token_ids))
+        stops = dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids))
         sampling = replace(sampling, stop_token_ids=tuple(stops))
         request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
-        reader = _Reader(self._renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
+        reader = _Reader(self.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
             generation = await sample(self._engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
@@ -200,7 +200,7 @@ class Exchange:
                 self._metrics.recorded(turn)
 
     def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
-        pieces = self._renderer.pieces(generation.ids)
+        pieces = self.renderer.pieces(generation.ids)
         return tuple(TokenLogprob(piece, odds) for piece, odds in zip(pieces, generation.logprobs, strict=True))
 
 

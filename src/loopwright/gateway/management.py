@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from loopwright.core.drift import Mismatch
 from loopwright.errors import ConfigError
+from loopwright.gateway.drift import session_drift
 from loopwright.gateway.http import TEXT, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.openapi import openapi_document
@@ -14,8 +17,9 @@ from loopwright.gateway.reading import count, number, read_json, strings
 from loopwright.gateway.recorder import Recorder
 from loopwright.gateway.refusals import invalid
 from loopwright.gateway.routes import Target
-from loopwright.gateway.session import Session, SessionSettings
+from loopwright.gateway.session import Session, SessionSettings, SessionState
 from loopwright.gateway.sessions import Sessions
+from loopwright.ports import Renderer
 from loopwright.types import Sampling, TokenChain
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
@@ -24,8 +28,11 @@ SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
 class Management:
     """`base_url` is what agents reach the gateway by; None: by the name under which whoever creates a session does."""
 
-    def __init__(self, sessions: Sessions, metrics: Metrics, base_url: str | None, model: str) -> None:
+    def __init__(
+        self, sessions: Sessions, metrics: Metrics, renderer: Renderer, base_url: str | None, model: str
+    ) -> None:
         self._sessions = sessions
+        self._renderer = renderer
         self._metrics = metrics
         self._base_url = base_url
         self._model = model
@@ -62,8 +69,20 @@ class Management:
 
     async def complete(self, request: Request, target: Target) -> None:
         session = self._sessions.find(target.session or "")
+        is_first_time = session.state is SessionState.OPEN
         recorder = await self._sessions.end(session)
-        await request.answer(200, _described(session, recorder))
+        drift = await asyncio.to_thread(session_drift, recorder, self._renderer)
+        if is_first_time:
+            self._metrics.drift_tokens += drift.wrong
+        measured = {"recorded": drift.tokens, "wrong": drift.wrong, "first": self._diff(drift.first)}
+        await request.answer(200, {**_described(session, recorder), "drift": measured})
+
+    def _diff(self, first: Mismatch | None) -> dict[str, Any] | None:
+        """The first mismatch as the texts of its tokens."""
+        if first is None:
+            return None
+        sides = {"before": first.before, "recorded": first.recorded, "naive": first.naive}
+        return {"place": first.place, **{name: self._renderer.pieces(ids) for name, ids in sides.items()}}
 
     async def chains(self, request: Request, target: Target) -> None:
         session = self._sessions.find(target.session or "")

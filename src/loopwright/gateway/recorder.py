@@ -51,6 +51,15 @@ class Said:
     wishes: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A chain: its last turn, the place of its first own token, and the number of the message that this belongs to."""
+
+    last: int
+    first_sampled: int
+    first_reply: int
+
+
 class Recorder:
     """Everything that one session has recorded. It does no I/O and never waits."""
 
@@ -222,6 +231,14 @@ class Recorder:
         turn, stream = self._turns[number], self.stream(number)
         prompt = stream[: len(stream) - len(turn.ids)]
         return Turn(prompt, *_tuples(turn), turn.finish)
+
+    def spans(self) -> list[Span]:
+        """Where each chain's own tokens begin, and the turn with which it ends."""
+        firsts = [turn.number for turn in self._turns if turn.start is not None]
+        return [
+            Span(last, self.prompt_tokens(first)[0], self._length[first] - 1)
+            for first, last in zip(firsts, self._last_of, strict=True)
+        ]
 
     def chains(self) -> tuple[TokenChain, ...]:
         """One linear sequence for each chain; what it shares with an earlier one is context in it."""

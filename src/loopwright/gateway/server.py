@@ -83,7 +83,7 @@ def gateway_app(
     exchange: Exchange, sessions: Sessions, metrics: Metrics, *, name: str, key: str, advertised: str | None = None
 ) -> GatewayApp:
     """The ASGI app over a model, which is called `name`, and its sessions."""
-    management = Management(sessions, metrics, advertised, name)
+    management = Management(sessions, metrics, exchange.renderer, advertised, name)
     return GatewayApp(sessions, management, ModelCalls(sessions, exchange, metrics, name), key=key)
 
 
