@@ -103,6 +103,7 @@ class Floor:
     async def abandon(self) -> None:
         """Cancel all groups in flight: they go back to the buffer as far as they got."""
         await self._pending.cancel()
+        await self._maker.give_back()
 
     def _choose(self) -> tuple[int, Source] | None:
         """The next line in turn that may start a group, and where it comes from."""

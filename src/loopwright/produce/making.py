@@ -3,44 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 from loopwright.core.together import together
-from loopwright.ports import ReplayBuffer, Started
+from loopwright.ports import GroupRow, ReplayBuffer
 from loopwright.produce.filling import Filling, Groups
 from loopwright.produce.settling import Ended, end_of
 from loopwright.types import GroupStatus
 
 
 class GroupMaker:
-    """Fills groups and settles them. Whatever was made of a group is stored, also when the making is cancelled."""
+    """Fills groups and settles them."""
 
     def __init__(self, filling: Filling, buffer: ReplayBuffer, least: int) -> None:
         self._filling = filling
         self._buffer = buffer
         self._least = least
+        self._unsettled: dict[tuple[str, int], GroupRow] = {}
 
     def agents(self, groups: Groups) -> int:
         """How many agents it takes to make the groups."""
         return sum(self._filling.agents(started, task_set) for started, task_set in groups)
 
-    async def make(self, groups: Groups) -> list[Ended]:
+    def make(self, groups: Groups) -> Coroutine[Any, Any, list[Ended]]:
         """The groups, settled: one, or all those that a lockstep engine has to see together."""
+        self._unsettled |= {(started.row.task_set, started.row.draw): started.row for started, _ in groups}
+        return self._make(groups)
+
+    async def give_back(self) -> None:
+        """Settle the groups whose making has been cancelled, or broke, as interrupted: they go on from what is stored
+        of them. A task that is cancelled before its first step can do nothing, so this is for its owner to ask for."""
+        while self._unsettled:
+            _, row = self._unsettled.popitem()
+            await self._buffer.settle(row, GroupStatus.ABORTED)
+
+    async def _make(self, groups: Groups) -> list[Ended]:
         clock = asyncio.get_running_loop().time
         begun = clock()
-        try:
-            filled = await self._filling.fill(groups)
-        except asyncio.CancelledError:
-            await self._give_back([started for started, _ in groups])
-            raise
+        filled = await self._filling.fill(groups)
         ended = [end_of(one, self._least, task_set.filter) for one, (_, task_set) in zip(filled, groups, strict=True)]
-        await together(
-            self._buffer.settle(started.row, one.status) for one, (started, _) in zip(ended, groups, strict=True)
-        )
+        await together(self._settle(started.row, one.status) for one, (started, _) in zip(ended, groups, strict=True))
         return [replace(one, seconds=clock() - begun) for one in ended]
 
-    async def _give_back(self, groups: Sequence[Started]) -> None:
-        """Cancelled work does not vanish: it goes on from what is stored of it."""
-        for group in groups:
-            await self._buffer.settle(group.row, GroupStatus.ABORTED)
+    async def _settle(self, row: GroupRow, status: GroupStatus) -> None:
+        await self._buffer.settle(row, status)
+        del self._unsettled[row.task_set, row.draw]
