@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loopwright.config import load
+from loopwright.types import PauseMode
 from tools.chaos.chaos import Chaos
 
 WriteConfig = Callable[..., Path]
@@ -20,6 +22,18 @@ def judge(task, episode):
 """
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "colocated": {},
+    **{
+        f"disaggregated, {in_flight}": {
+            "trainer__kind": "disaggregated",
+            "produce": {"kind": "async", "max_staleness": 1, "in_flight": in_flight.value},
+        }
+        for in_flight in PauseMode
+    },
+}
+
+
 def wreak(file: Path, kills: int, seed: int) -> None:
     (file.parent / "judger.py").write_text(JUDGER)
     chaos = Chaos(file, Path(load(file).config.trainer.run_dir), random.Random(seed))
@@ -27,11 +41,14 @@ def wreak(file: Path, kills: int, seed: int) -> None:
 
 
 @pytest.mark.real
-def test_a_run_survives_three_kills(write_config: WriteConfig) -> None:
-    wreak(write_config(trainer__steps=30), kills=3, seed=1)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["colocated", "disaggregated, abort"])
+def test_a_run_survives_three_kills(write_config: WriteConfig, kind: str) -> None:
+    wreak(write_config(trainer__steps=20, **KINDS[kind]), kills=3, seed=1)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_run_survives_twenty_kills(write_config: WriteConfig) -> None:
-    wreak(write_config(trainer__steps=60), kills=20, seed=0)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_survives_twenty_kills(write_config: WriteConfig, kind: str) -> None:
+    wreak(write_config(trainer__steps=60, **KINDS[kind]), kills=20, seed=0)

@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("config", type=Path, help="the config file of a run; the run in its folder is deleted")
     parser.add_argument("--kills", type=int, default=20, help="how often it is killed before it may finish")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which it is killed")
-    parser.add_argument("--longest", type=float, default=3.0, help="seconds that a life lasts at most, once it works")
+    parser.add_argument("--longest", type=int, default=6, help="train steps that a life lasts at most")
     given = parser.parse_args()
     try:
         folder = Path(load(given.config, env=os.environ).config.trainer.run_dir)

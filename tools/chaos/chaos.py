@@ -1,6 +1,8 @@
 """A run that is killed at random moments, and audited after every one of them.
 
 A life is `loopwright train` in a session of its own, killed as a whole with SIGKILL. The next one is the same command.
+Its length is counted in train steps, so that a slow machine does not spare a run its later moments; where within a step
+it ends is a matter of time.
 A run that comes to its end before it was killed often enough starts over, so every kill hits a run at work.
 """
 
@@ -18,12 +20,14 @@ from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
 from tools.chaos.life import Life
 
-STARTING_SECONDS = 120.0
-"""How long a life may take until it works."""
+LONGEST_SECONDS = 300.0
+"""How long a life may take until it works, and then until it is killed."""
 FINISHING_SECONDS = 600.0
 """How long the last life may take to finish the run."""
 EARLY = 0.15
 """The share of kills that come before the run works: while it loads, or brings back what the last life left."""
+LOADING_SECONDS, STEP_SECONDS = 4.0, 0.5
+"""Within which such a kill, or one within a step, comes."""
 
 
 class ChaosError(Exception):
@@ -39,7 +43,7 @@ class Chaos:
         folder: Path,
         chance: random.Random,
         *,
-        longest: float = 3.0,
+        longest: int = 6,
         say: Callable[[str], None] = print,
     ) -> None:
         self._config = config
@@ -70,19 +74,30 @@ class Chaos:
 
     def _kill_one(self) -> bool:
         """Live until a random moment. False when the run finished before."""
-        early = self._chance.random() < EARLY
-        seconds = self._chance.uniform(0, self._longest)
-        before = self._traces()
+        early, steps, moment = (
+            self._chance.random() < EARLY,
+            self._chance.randint(0, self._longest),
+            self._chance.random(),
+        )
         with self._life() as life:
-            if not early:
-                self._until(lambda: self._traces() != before or not life.is_alive, "the run begins to work")
-            time.sleep(seconds)
+            if early:
+                time.sleep(moment * LOADING_SECONDS)
+            else:
+                self._until_worked(life, steps)
+                time.sleep(moment * STEP_SECONDS)
             if life.is_alive:
                 life.kill()
                 return True
         if life.code != 0:
             raise self._error(f"the run ended by itself with exit code {life.code}")
         return False
+
+    def _until_worked(self, life: Life, steps: int) -> None:
+        """Wait until the life has stored something, and then for so many train steps, or for its end."""
+        before = self._traces()
+        self._until(lambda: self._traces() != before or not life.is_alive, "the run begins to work")
+        goal = self._last_step() + steps
+        self._until(lambda: self._last_step() >= goal or not life.is_alive, f"the run comes to step {goal}")
 
     def _audit(self) -> None:
         """After a kill before the first commit there is nothing to audit yet."""
@@ -115,10 +130,10 @@ class Chaos:
         return tuple(number for stat in found for number in (stat.st_mtime_ns, stat.st_size))
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + STARTING_SECONDS
+        deadline = time.monotonic() + LONGEST_SECONDS
         while not condition():
             if time.monotonic() > deadline:
-                raise self._error(f"waited {STARTING_SECONDS:g} s until {what}")
+                raise self._error(f"waited {LONGEST_SECONDS:g} s until {what}")
             time.sleep(0.01)
 
     def _error(self, what: str) -> ChaosError:
