@@ -114,6 +114,7 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
     ),
     ("data.train_files", ["a.jsonl"], {}, {"task_sets.0.data.kind": "jsonl", "task_sets.0.data.path": "a.jsonl"}),
     ("data.val_files", "b.parquet", {}, {"eval.task_sets.0.data.kind": "parquet"}),
+    ("data.seed", 5, {"data.train_files": "a.jsonl"}, {"trainer.seed": 5}),
     ("data.prompt_key", "q", {"data.train_files": "a.parquet"}, {"task_sets.0.data.columns.prompt": "q"}),
     ("data.train_batch_size", 16, {}, {"trainer.groups_per_step": 16}),
     ("data.max_response_length", 64, {}, {"rollout.max_new_tokens": 64}),

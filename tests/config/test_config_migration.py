@@ -13,7 +13,7 @@ from old_settings import FIXED, MOVES
 from loopwright.cli import main
 from loopwright.config import load, migrate_file
 from loopwright.config.fields import options
-from loopwright.config.migration.migrate import REMEDIES, ROOTS, RULES
+from loopwright.config.migration.migrate import BY_COMPANY, REMEDIES, ROOTS, RULES
 from loopwright.config.migration.values import resolve
 from loopwright.config.schema import RunConfig
 from loopwright.config.short_form import SHORT_KEYS
@@ -66,11 +66,11 @@ def test_every_old_key_is_tried_below():
 
 
 def test_every_key_of_verl_is_known():
-    """`verl_keys.txt`: the names in verl 0.9.1's `_generated_ppo_trainer.yaml`. Two of them are names of ours."""
+    """`verl_keys.txt`: the names in verl 0.9.1's `_generated_ppo_trainer.yaml`. One is ours, and means the same."""
     names = (Path(__file__).parent / "verl_keys.txt").read_text().splitlines()
     known = {*RULES, *REMEDIES}
     unknown = {name for name in names if not any(name == key or name.startswith(f"{key}.") for key in known)}
-    assert unknown == {"data.shuffle", "data.seed"}
+    assert unknown == {"data.shuffle"}
     assert len(names) > 800
 
 
@@ -272,7 +272,14 @@ def test_no_old_key_is_one_of_ours():
     assert not ROOTS & (ours | set(RunConfig.model_fields))
     names = {option.split(": ")[0].replace("task_sets.N.", "") for option in options()}
     flat = {".".join(part.partition("[")[0] for part in name.split(".")) for name in names}
-    assert not flat & (set(RULES) | set(REMEDIES))
+    assert flat & (set(RULES) | set(REMEDIES)) == {".".join(BY_COMPANY)}
+
+
+def test_the_seed_of_generated_tasks_stays_ours(load_text, minimal):
+    data = {"kind": "reasoning_gym", "family": "countdown", "size": 3, "seed": 5}
+    for more in ({}, {"train_batch_size": 4}):
+        loaded = load_text(yaml.safe_dump({**yaml.safe_load(minimal), "data": {**data, **more}}))
+        assert (loaded.config.task_sets[0].data.seed, loaded.config.trainer.seed) == (5, 0)
 
 
 OLD_FILE = """

@@ -156,7 +156,8 @@ def test_an_expression_has_numbers_letters_and_functions(answer: str, score: flo
 
 def test_what_is_no_expression_scores_as_no_answer_does() -> None:
     (task,) = tasks_of("countdown", 1)
-    assert {judge(task, answered(text)).value for text in ("", "I do not know", "open('x')", "1 +")} == {0.01}
+    texts = ("", "I do not know", "open('x')", "1 +", "9**9**9", "(9**9)**9**9")
+    assert {judge(task, answered(text)).value for text in texts} == {0.01}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ async def test_filtered_groups_are_kept_but_not_trained(write_sets: WriteConfig)
 async def test_a_run_that_filters_everything_stops_and_says_why(write_config: WriteConfig, tmp_path: Path) -> None:
     (tmp_path / "filters.py").write_text(FILTER)
     file = write_config(eval=None, produce__filter="filters.py:none", produce__filter_budget=5)
-    with pytest.raises(BudgetError, match=r"step 1: .*'train': [5-7] groups in a row were filtered by filters\.py:none"):
+    with pytest.raises(
+        BudgetError, match=r"step 1: .*'train': [5-7] groups in a row were filtered by filters\.py:none"
+    ):
         await run(file)
 
 

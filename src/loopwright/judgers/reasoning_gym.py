@@ -15,6 +15,7 @@ from typing import Any
 
 from reasoning_gym.factory import create_dataset
 
+from loopwright.core.expression_size import stays_small
 from loopwright.core.gym_entry import CONFIG, FAMILY, entry_of
 from loopwright.errors import JudgeError
 from loopwright.types import Episode, Scored, Task
@@ -49,7 +50,7 @@ def judge(task: Task, episode: Episode) -> Scored:
             remedy="use the judger reasoning_gym with data of kind reasoning_gym",
         ) from error
     answer = final_answer(episode.answer, lines=str(task.truth).count("\n") + 1)
-    readable = family not in EVALUATES_EXPRESSIONS or _names(answer) <= FUNCTIONS | _names(str(task.truth))
+    readable = family not in EVALUATES_EXPRESSIONS or _may_be_computed(answer, str(task.truth))
     # What may not be read counts as no answer at all, which has a score of its own in some families.
     score = _score(_scorer(family, json.dumps(config)), answer if readable else "", entry)
     return Scored(score, answer=answer)
@@ -72,6 +73,11 @@ def _score(scorer: Any, answer: str, entry: dict[str, Any]) -> float:
     except Exception:  # many scorers expect the shape of a right answer, and raise whatever comes of another one
         scorer.score_answer(entry["answer"], entry)
         return 0.0
+
+
+def _may_be_computed(answer: str, truth: str) -> bool:
+    """Whether it names nothing but functions, and its numbers stay small: 9**9**9 would take for ever."""
+    return _names(answer) <= FUNCTIONS | _names(truth) and stays_small(answer)
 
 
 def _names(expression: str) -> set[str]:

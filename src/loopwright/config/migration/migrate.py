@@ -25,7 +25,9 @@ SHARED = ("data", "trainer")
 
 _PATHS = {tuple(name.split(".")) for name in (*RULES, *REMEDIES)}
 ROOTS = {path[0] for path in _PATHS} - set(SHARED)
-_SHARED_KEYS = {path[:2] for path in _PATHS if path[0] in SHARED}
+BY_COMPANY = ("data", "seed")
+"""A name that is ours too, for generated tasks: it is old where it stands among old ones, without a kind."""
+_SHARED_KEYS = {path[:2] for path in _PATHS if path[0] in SHARED} - {BY_COMPANY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Migration:
 
 def set_apart(layered: Layered) -> Layered:
     """Take the old keys out of a file's values."""
-    old = Layered({}, {path: layered.sources.pop(path) for path in list(layered.sources) if _is_old(path)})
+    old = Layered({}, {})
     for root in list(layered.values):
         if root in ROOTS:
             old.values[root] = layered.values.pop(root)
@@ -49,6 +51,9 @@ def set_apart(layered: Layered) -> Layered:
                 layered.values[root], old.values[root] = ours, theirs
             if theirs and not ours:
                 del layered.values[root]
+    for path in list(layered.sources):
+        if path[0] in ROOTS or (len(path) > 1 and path[1] in old.values.get(path[0], {})):
+            old.sources[path] = layered.sources.pop(path)
     return old
 
 
@@ -156,6 +161,8 @@ def _known(leaf: KeyPath) -> KeyPath:
 
 def _parted(root: str, section: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     theirs = {key: value for key, value in section.items() if (root, key) in _SHARED_KEYS}
+    if root == BY_COMPANY[0] and theirs and "kind" not in section and BY_COMPANY[1] in section:
+        theirs[BY_COMPANY[1]] = section[BY_COMPANY[1]]
     return {key: value for key, value in section.items() if key not in theirs}, theirs
 
 

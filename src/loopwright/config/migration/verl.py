@@ -87,6 +87,7 @@ REST: dict[str, Rule] = {
     "algorithm.rollout_correction.rollout_is_batch_normalize": only(False, remedy="remove it"),
     "algorithm.rollout_correction.bypass_mode": only(False, remedy="remove it: the learner computes old logprobs"),
     "algorithm.filter_groups.enable": rules.group_filter,
+    "data.seed": to("trainer.seed"),
     "data.train_files": rules.files(""),
     "data.val_files": rules.files("eval."),
     "data.prompt_key": rules.prompt_column,
