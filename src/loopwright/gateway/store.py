@@ -1,7 +1,8 @@
 """Where sessions outlive the process: a turn is stored before its answer is sent, and a session until it is deleted.
 
-SQLite in WAL mode, one writer thread, group commit: what is submitted while a transaction is being written goes into
-the next one together. What was committed survives the death of this process.
+SQLite in WAL mode, group commit: what is submitted in one turn of the event loop goes into one transaction. It is
+committed right there: that is a write to memory that the system owns, which takes less time than waking a thread. What
+takes long, moving the log into the file, is left to a thread. What was committed survives the death of this process.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -22,6 +22,7 @@ from loopwright.gateway.wire import session_from_row, session_row, turn_from_row
 
 T = TypeVar("T")
 FORMAT = 1
+TIDY_SECONDS = 2.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY, key_digest TEXT NOT NULL, settings TEXT NOT NULL, created REAL NOT NULL, state TEXT NOT NULL
@@ -82,28 +83,29 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._thread = ThreadPoolExecutor(1, "gateway-store")
         self._connection: sqlite3.Connection | None = None
         self._waiting: list[tuple[Work, asyncio.Future[Any]]] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self._wrote = False
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
         try:
-            self._connection = await loop.run_in_executor(self._thread, _open, self._path)
+            self._connection = await asyncio.to_thread(_open, self._path)
         except sqlite3.Error as error:
-            self._thread.shutdown()
             raise _unusable(self._path, error) from error
+        self._tidying = asyncio.create_task(self._tidy())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._writing is not None:
-            await asyncio.wait([self._writing])
+        self._commit()
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait((self._tidying,))
         if self._connection is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
-        self._thread.shutdown()
+            self._connection.close()
+            self._connection = None
 
     async def create(self, session: Session) -> None:
         row = session_row(session)
@@ -138,31 +140,42 @@ class SqliteStore:
 
     async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """The work's result, once it is committed. Work that was submitted is done, whether or not its caller waits."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append((work, done))
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write())
-        return await asyncio.shield(done)
-
-    async def _write(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            try:
-                results = await loop.run_in_executor(self._thread, self._commit, [work for work, _ in batch])
-            except sqlite3.Error as error:
-                for _, done in batch:
-                    done.set_exception(_unusable(self._path, error))
-            else:
-                for (_, done), result in zip(batch, results, strict=True):
-                    done.set_result(result)
-        self._writing = None
+        done: asyncio.Future[T] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._commit)
+        self._waiting.append((work, done))
+        return await done
 
-    def _commit(self, batch: Sequence[Work]) -> list[Any]:
+    def _commit(self) -> None:
+        batch, self._waiting = self._waiting, []
+        try:
+            results = self._written([work for work, _ in batch]) if batch else []
+        except sqlite3.Error as error:
+            for _, done in batch:
+                if not done.cancelled():
+                    done.set_exception(_unusable(self._path, error))
+            return
+        for (_, done), result in zip(batch, results, strict=True):
+            if not done.cancelled():
+                done.set_result(result)
+
+    def _written(self, batch: Sequence[Work]) -> list[Any]:
         if self._connection is None:
-            raise RunError(f"{self._path} is not open", remedy="use the store inside its `async with` block")
+            raise sqlite3.ProgrammingError("the store is not open")
+        self._wrote = True
         with self._connection as connection:
             return [work(connection) for work in batch]
+
+    async def _tidy(self) -> None:
+        """Move what was committed from the log into the file, from time to time, and not in the event loop."""
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            if self._wrote:
+                self._wrote = False
+                # What is wrong with the file is told to the next who writes.
+                with suppress(sqlite3.Error):
+                    await asyncio.to_thread(_checkpoint, self._path)
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -171,6 +184,7 @@ def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.executescript(SCHEMA)
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in (0, FORMAT):
@@ -181,6 +195,12 @@ def _open(path: Path) -> sqlite3.Connection:
             )
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     return connection
+
+
+def _checkpoint(path: Path) -> None:
+    """It waits for nobody: what is in use stays in the log until the next time."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> RunError:
