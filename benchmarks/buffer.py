@@ -67,6 +67,7 @@ class Buffer:
     samples: int = 384
     threads: int = 2
     rounds: int = 5
+    warms_up: bool = True
     alone: bool = False
     module: str = "benchmarks.workers.ours_buffer"
     peer: Peer = TRANSFER_QUEUE

@@ -5,6 +5,8 @@ from __future__ import annotations
 from benchmarks.buffer import Buffer
 from benchmarks.decode import Decode
 from benchmarks.grpo import Grpo
+from benchmarks.makespan import Makespan
+from benchmarks.manager import Manager
 from benchmarks.models import Model
 from benchmarks.setting import Benchmark
 from loopwright.errors import BenchError
@@ -34,6 +36,11 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ),
     Buffer("buffer", "45 KB samples put and got, one by one and 64 at once: committed to SQLite, beside TransferQueue"),
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
+    Makespan(
+        "makespan",
+        "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",
+    ),
+    Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
 )
 
 

@@ -49,6 +49,7 @@ class Decode:
     new_tokens: int = 32
     threads: int = 2
     rounds: int = 5
+    warms_up: bool = True
     alone: bool = False
     module: str = "benchmarks.workers.ours_decode"
     peer: Peer = GENERATE

@@ -59,6 +59,7 @@ class Grpo:
     threads: int = 2
     rounds: int = 5
     peer_micro_batch: int = 64
+    warms_up: bool = True
     alone: bool = False
     module: str = "benchmarks.workers.ours_grpo"
     peer: Peer = TRL

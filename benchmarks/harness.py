@@ -2,8 +2,9 @@
 
     ours, peer, limit -> ours, peer, limit -> ...
 
-The first round of each warms up and does not count. A slow moment of the machine meets all sides, not one. Sides that
-do not fit into memory together are started for each round anew, and its length makes up for the missing warm-up.
+The first round of each warms up and does not count, unless the time that it measures is virtual. A slow moment of the
+machine meets all sides, not one. Sides that do not fit into memory together are started for each round anew, and its
+length makes up for the missing warm-up.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ class Measured:
 
     benchmark: Benchmark
     sides: tuple[Side, ...]
-    limit: Limit
+    limit: Limit | None
 
 
 async def measure(
     benchmark: Benchmark, places: Places, environment: Mapping[str, str], *, rounds: int, ours_only: bool, say: Say
 ) -> Measured:
-    """Run `rounds` counted rounds of every side. `ours_only` leaves the peer out; the limit is measured always."""
+    """Run `rounds` counted rounds of every side. `ours_only` leaves the peer out, but not the limit."""
     runs = places.checkout / "runs"
     runs.mkdir(exist_ok=True)
     # Beside ordinary runs, so that rollouts are committed to the same kind of disk.
@@ -78,13 +79,14 @@ async def measure(
                 programs = _programs(benchmark, anew, places, environment, ours_only=ours_only)
                 await _one_by_one(programs, again, number, answers, say)
         else:
-            await _side_by_side(programs, folder, rounds, answers, say)
+            await _side_by_side(programs, folder, range(int(not benchmark.warms_up), rounds + 1), answers, say)
     return _measured(benchmark, prepared, answers)
 
 
 async def _side_by_side(
-    programs: Programs, folder: Path, rounds: int, answers: Mapping[str, Answers], say: Say
+    programs: Programs, folder: Path, rounds: range, answers: Mapping[str, Answers], say: Say
 ) -> None:
+    """Round 0 warms up."""
     async with AsyncExitStack() as stack:
         workers = []
         for program, spec in programs:
@@ -92,7 +94,7 @@ async def _side_by_side(
             started = Worker.start(program, spec, folder / f"{program.name}.log")
             workers.append(await stack.enter_async_context(started))
             answers[program.name].versions = workers[-1].versions
-        for number in range(rounds + 1):
+        for number in rounds:
             for worker in workers:
                 answer = await worker.round()
                 _tell(f"round {number}" if number else "warm-up", worker.name, answer, say)
@@ -119,7 +121,7 @@ def _programs(
     shared = environment_of(environment, places.checkout, benchmark.threads)
     own, peer = Path(sys.executable), benchmark.peer
     programs = [(Program(OURS, own, benchmark.module, places.checkout, shared), prepared.ours)]
-    if not ours_only:
+    if peer is not None and not ours_only:
         python = own if peer.environment is None else places.checkout / peer.environment / "bin" / "python"
         if not python.exists():
             raise BenchError(
@@ -128,14 +130,16 @@ def _programs(
                 peer=peer.name,
             )
         programs.append((Program(peer.name, python, peer.module, places.checkout, shared), prepared.peer))
-    limit = prepared.limit
-    return [*programs, (Program(LIMIT, own, limit.module, places.checkout, shared), limit.spec)]
+    if (limit := prepared.limit) is not None:
+        programs.append((Program(LIMIT, own, limit.module, places.checkout, shared), limit.spec))
+    return programs
 
 
 def _measured(benchmark: Benchmark, prepared: Prepared, answers: Mapping[str, Answers]) -> Measured:
-    limit = prepared.limit.measured(answers[LIMIT].rounds)
+    limit = prepared.limit.measured(answers[LIMIT].rounds) if prepared.limit else None
+    pace = limit.pace if limit else None
     sides = tuple(
-        Side(name, said.versions, tuple(benchmark.round(answer, limit.pace) for answer in said.rounds))
+        Side(name, said.versions, tuple(benchmark.round(answer, pace) for answer in said.rounds))
         for name, said in answers.items()
         if name != LIMIT
     )

@@ -25,7 +25,7 @@ def as_json(measured: Measured, busy_before: float | None) -> dict[str, Any]:
         "threads": benchmark.threads,
         "sides": {side.name: _side(measured, side) for side in measured.sides},
         "ratios": {figure.key: asdict(ratio) for figure, ratio in ratios(measured) if ratio is not None},
-        "limit": measured.limit.as_json(),
+        "limit": measured.limit.as_json() if measured.limit else None,
     }
 
 
@@ -73,8 +73,7 @@ def table(measured: Measured) -> list[str]:
         f"rounds: {len(measured.sides[0].rounds)}, threads: {measured.benchmark.threads}; median (lowest - highest)",
         "",
         *lines,
-        "",
-        measured.limit.line,
+        *(("", measured.limit.line) if measured.limit else ()),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,15 +62,15 @@ class LimitPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a benchmark's workers need."""
+    """All that a benchmark's workers need: ours, the peer's if there is one, and the limit's if it can be measured."""
 
     ours: Spec
-    peer: Spec
-    limit: LimitPlan
+    peer: Spec = field(default_factory=dict)
+    limit: LimitPlan | None = None
 
 
 class Benchmark(Protocol):
-    """One comparison. Rounds are what workers answer, turned into figures once the limit is known."""
+    """One comparison, or a measurement of ours alone. Rounds are what workers answer, as figures once the limit is known."""
 
     @property
     def name(self) -> str: ...
@@ -89,6 +89,11 @@ class Benchmark(Protocol):
         ...
 
     @property
+    def warms_up(self) -> bool:
+        """Whether a first round is made that does not count."""
+        ...
+
+    @property
     def alone(self) -> bool:
         """Whether the sides' processes do not fit into memory together."""
         ...
@@ -99,7 +104,7 @@ class Benchmark(Protocol):
         ...
 
     @property
-    def peer(self) -> Peer: ...
+    def peer(self) -> Peer | None: ...
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -111,7 +116,7 @@ class Benchmark(Protocol):
         ...
 
     def round(self, answer: Mapping[str, Any], pace: Any) -> Round:
-        """The figures of one round from a worker's answer and the limit's pace."""
+        """The figures of one round from a worker's answer and the limit's pace, None without a limit."""
         ...
 
 

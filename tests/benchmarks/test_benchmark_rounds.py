@@ -11,6 +11,7 @@ from benchmarks.catalogue import BENCHMARKS, find
 from benchmarks.flops import Layers
 from benchmarks.grpo import Grpo
 from benchmarks.harness import Measured, Side
+from benchmarks.makespan import LEARNER_SECONDS, STALENESS
 from benchmarks.products import Products
 from benchmarks.report import as_json, table
 from benchmarks.rewards import REWARDS, dense, exact
@@ -44,6 +45,14 @@ BUFFER = {
 }
 RATES = {"puts_1": 200.0, "gets_1": 400.0, "puts_64": 1600.0, "gets_64": 4000.0}
 
+CASE = {"makespan": 1.0, "ideal": 1.0, "slowest_groups": 1.0, "slowest_tokens": 1.0}
+CASES = [{**CASE, "staleness": steps, "learner": seconds} for steps in STALENESS for seconds in LEARNER_SECONDS]
+ANSWERS = {
+    "buffer": (BUFFER, RATES),
+    "makespan": ({**STEP, "in_turn_seconds": 1.0, "cases": CASES}, None),
+    "manager": ({**STEP, "cases": [1.0, 1.0]}, None),
+}
+
 
 def words(text: str) -> int:
     return len(text.split())
@@ -73,7 +82,7 @@ def test_a_decode_round():
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_every_figure_that_is_shown_is_in_a_round(benchmark):
-    answer, pace = (BUFFER, RATES) if benchmark.name == "buffer" else ({**STEP, "first_token_seconds": 1.0}, PACE)
+    answer, pace = ANSWERS.get(benchmark.name, ({**STEP, "first_token_seconds": 1.0}, PACE))
     assert {figure.key for figure in benchmark.figures} <= set(benchmark.round(answer, pace))
 
 
