@@ -154,6 +154,16 @@ def test_pieces_add_up_to_the_whole(name: str, parts: list[str]) -> None:
         assert parsed_of([*deltas, *parser.finish()]) == renderer.parse(ids, [ADD])
 
 
+def test_a_call_without_any_marker_is_not_told_as_content() -> None:
+    """Llama's calls are bare JSON: until the end it may be one."""
+    ids = tokenizer_of("llama-3").encode(
+        '{"name": "add", "parameters": {"a": "1"}}<|eot_id|>', add_special_tokens=False
+    )
+    parser = family("llama-3").parser([ADD])
+    assert [delta for token in ids for delta in parser.feed([token])] == []
+    assert parsed_of(parser.finish()) == Parsed(tool_calls=(ToolCall("add", '{"a": "1"}'),))
+
+
 def test_content_is_told_while_it_is_sampled() -> None:
     parser = family("qwen3").parser([ADD])
     ids = tokenizer_of("qwen3").encode("The answer is 19. " * 20, add_special_tokens=False)
