@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.errors import BudgetError, EngineError, LearnerError, StalledError
+from loopwright.errors import BudgetError, EngineError, LearnerError, RunError, StalledError
 from loopwright.ports import StepReport
 from loopwright.produce import Batch
 from loopwright.testing import ScriptedEngine
@@ -51,6 +51,8 @@ class Hand:
         """What `take` gives for a step instead, one after the other; None is never ready."""
         self.breaks = asyncio.Event()
         self.turns = 0
+        self.full_at: int | None = None
+        """The step whose consumption cannot be recorded."""
         self.drains: asyncio.Event | None = None
         self.running = asyncio.Event()
         self._finished = asyncio.Event()
@@ -78,6 +80,8 @@ class Hand:
             raise BudgetError("every group fails", remedy="mend the judger")
 
     async def consume(self, groups: Sequence[Group], step: int) -> None:
+        if step == self.full_at:
+            raise RunError("the disk is full", remedy="free some disk space")
         self.log.append(f"consume {step}")
 
     async def pause(self, mode: PauseMode) -> None:
@@ -347,17 +351,29 @@ async def test_weights_that_cannot_be_published_end_the_run_but_the_step_is_save
     assert run.checkpoints.latest().step == 2
 
 
-async def test_a_train_step_that_went_wrong_is_not_saved(tmp_path):
+@pytest.mark.parametrize("error", [LearnerError("the loss is NaN", remedy="lower learner.lr"), MemoryError("no room")])
+async def test_a_train_step_that_went_wrong_is_not_saved(tmp_path, error):
+    """Whatever went wrong: some of its updates may have been made."""
     run = Apart(tmp_path, version=1)
 
     async def breaks() -> None:
-        raise LearnerError("the loss is NaN", remedy="lower learner.lr")
+        raise error
 
     run.learner.lesson = breaks
-    with pytest.raises(LearnerError):
+    with pytest.raises(type(error)):
         await run.trainer().train()
     assert run.checkpoints.latest() is None
     assert run.log[-1] == "shutdown"
+
+
+async def test_a_step_whose_groups_could_not_be_recorded_is_not_saved(tmp_path):
+    """With its checkpoint the next run would train the same groups again."""
+    run = Apart(tmp_path, checkpoint=1)
+    run.production.full_at = 2
+    with pytest.raises(RunError, match="the disk is full"):
+        await run.trainer().train()
+    assert run.log[-2:] == ["train 2", "shutdown"]
+    assert run.checkpoints.latest().step == 1
 
 
 async def test_a_step_counts_the_restarts_since_the_one_before(tmp_path):

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from loopwright.errors import CheckpointError, LearnerError
+from loopwright.errors import CheckpointError
 from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
@@ -61,17 +61,19 @@ class DisaggregatedTrainer:
         self._restarts = restarts
         self._restarts_before = 0
         self._sync_seconds = 0.0
+        self._is_mid_step = False
 
     async def train(self) -> bool:
         """Train. True when the last step was reached, False when the run was to stop before."""
         try:
             async with self._produced_beside():
                 reached = await self._begin() and await self._train()
-        except (LearnerError, CheckpointError):
+        except CheckpointError:
             raise
         except Exception:
-            # Whatever broke, the learner is sound: what it learned since the last checkpoint is kept.
-            await self._checkpoint()
+            # Unless it broke in the middle of a step, the learner is sound, and what it has learned is kept.
+            if not self._is_mid_step:
+                await self._checkpoint()
             raise
         if not reached:
             await self._checkpoint()
@@ -125,9 +127,12 @@ class DisaggregatedTrainer:
 
     async def _learn(self, step: int, batch: Batch) -> None:
         started = self._now()
+        # A checkpoint in between would hold half an update, or groups that the ledger would give out once more.
+        self._is_mid_step = True
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
         await self._manager.consume(batch.groups, step)
+        self._is_mid_step = False
         train, sync, wait = self._now() - started, self._sync_seconds, batch.metrics["time/wait"]
         restarts = self._restarts()
         self._tracker.log(
@@ -175,7 +180,11 @@ class DisaggregatedTrainer:
         )
 
     async def _evaluate(self) -> bool:
-        """While production is paused: the engines answer to the evaluation alone. False when the run is to stop."""
+        """While no group starts. False when the run is to stop.
+
+        The engines answer again, so rollouts that the pause holds (`keep`, and agents that cannot be interrupted) go on
+        beside the evaluation.
+        """
         await self._watchdog.wait("the engines to resume", self._engine.resume())
         return await self._upkeep.evaluate()
 
