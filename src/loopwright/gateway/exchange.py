@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -18,38 +18,23 @@ from loopwright.core.together import together
 from loopwright.errors import ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, sample_id, tool_call_id
 from loopwright.gateway.dialects.dialect import Head
+from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.matching import History
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.recorder import Prepared, Said
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session
-from loopwright.gateway.stopping import CutDeltas
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.upstream import sample
-from loopwright.ports import Renderer, StreamingEngine, StreamParser
+from loopwright.ports import Renderer, StreamingEngine
 from loopwright.types import (
-    ContentDelta,
-    Delta,
     FinishReason,
     GenerateRequest,
     Generation,
     Parsed,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-    parsed_of,
 )
 
 T = TypeVar("T")
-
-
-class Listener(Protocol):
-    """Hears of an answer while it is made."""
-
-    def head(self, head: Head) -> None: ...
-
-    def delta(self, sample: int, delta: Delta) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +62,7 @@ class Exchange:
         history = _history(session, call)
         earlier = await self._earlier(session, history, call, retry)
         if earlier is not None:
-            _tell_whole(earlier, listener)
+            tell_whole(earlier, listener)
             return [earlier]
         prepared = self._prepared(session, history, call)
         head = Head(secrets.token_hex(12), int(time.time()), len(prepared.prompt), prepared.shared_tokens)
@@ -165,7 +150,7 @@ class Exchange:
         stops = dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids))
         sampling = replace(sampling, stop_token_ids=tuple(stops))
         request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
-        reader = _Reader(self.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
+        reader = SampleReader(self.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
             generation = await sample(self._engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
@@ -223,34 +208,6 @@ def _history(session: Session, call: Call) -> History:
         raise invalid("tools", f"they cannot be written as JSON ({error})", remedy="nest their schemas less") from error
 
 
-class _Reader:
-    """Reads one sample while it is made."""
-
-    def __init__(self, parser: StreamParser, stops: Sequence[str], number: int, listener: Listener | None) -> None:
-        self._parser = parser
-        self._cut = CutDeltas(stops)
-        self._number = number
-        self._listener = listener
-        self._heard: list[Delta] = []
-
-    @property
-    def stop(self) -> str | None:
-        return self._cut.found
-
-    def hear(self, part: Generation) -> None:
-        self._tell(self._cut.feed(self._parser.feed(part.ids)))
-
-    def finish(self) -> Parsed:
-        self._tell([*self._cut.feed(self._parser.finish()), *self._cut.finish()])
-        return parsed_of(self._heard)
-
-    def _tell(self, deltas: Sequence[Delta]) -> None:
-        self._heard.extend(deltas)
-        if self._listener is not None:
-            for delta in deltas:
-                self._listener.delta(self._number, delta)
-
-
 async def _alone(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [await one for one in work]
 
@@ -263,19 +220,3 @@ def _with_ids(parsed: Parsed, answer: str) -> Parsed:
 def _wishes(call: Call) -> dict[str, object]:
     """What the agent asked for, without what it left open."""
     return {name: value for name, value in asdict(call.wishes).items() if value not in (None, (), {})}
-
-
-def _tell_whole(answer: Answer, listener: Listener | None) -> None:
-    """A committed answer, told as if it were made now."""
-    if listener is None:
-        return
-    listener.head(Head(answer.id, answer.created, answer.prompt_tokens, answer.cached_tokens))
-    parsed = answer.parsed
-    if parsed.reasoning:
-        listener.delta(0, ReasoningDelta(parsed.reasoning))
-    if parsed.content:
-        listener.delta(0, ContentDelta(parsed.content))
-    for index, call in enumerate(parsed.tool_calls):
-        for delta in (ToolCallStart(index, call.name, call.id), ToolCallArguments(index, call.arguments)):
-            listener.delta(0, delta)
-        listener.delta(0, ToolCallEnd(index))
