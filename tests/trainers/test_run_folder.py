@@ -21,6 +21,7 @@ CONFIG: dict[str, Any] = {
     "model": {"path": "smollm2"},
     "learner": {"lr": 1e-5, "betas": (0.9, 0.999)},
     "task_sets": [{"name": "train", "weight": 1.0}],
+    "produce": {"max_attempts": 3, "judge_attempts": 2, "failure_budget": 16, "filter_budget": 256},
     "trainer": {"run_dir": "runs/a", "steps": 30, "checkpoint_every": 10, "keep_checkpoints": 2, "export": True},
     "track": {"console": True},
 }
@@ -127,6 +128,7 @@ def test_an_allowed_change_becomes_the_config_of_the_run(path: Path) -> None:
         changed(trainer__export=False),
         changed(track__console=False),
         changed(track__report=True),
+        *(changed(**{f"produce__{name}": 99}) for name in CONFIG["produce"]),
     ],
 )
 def test_some_settings_may_change_freely(path: Path, config: dict[str, Any]) -> None:

@@ -11,10 +11,15 @@ FREE = (
     "trainer.run_dir",
     "trainer.export",
     "trainer.stall_seconds",
+    "produce.max_attempts",
+    "produce.judge_attempts",
+    "produce.failure_budget",
+    "produce.filter_budget",
     "buffer.archive",
     "track.",
 )
-"""Settings that may differ when a run goes on; one that ends in a dot stands for all below it."""
+"""Settings that may differ when a run goes on; one that ends in a dot stands for all below it. Those of `produce` are
+what the error of a spent budget tells the user to look at."""
 
 _UNSET = object()
 
