@@ -140,6 +140,7 @@ DAMAGES = {
         ],
         [
             (DOUBLED, "train/000000", "it was consumed at step 3 after consumed at step 1"),
+            (LOST, "step 1", "no group is known that it trained"),
             (DAMAGED, "train/000000", "the tokens of train/000000/00/0 are neither in the database nor in the archive"),
         ],
     ),
@@ -204,6 +205,10 @@ DAMAGES = {
             for name, step in (("train/000000", 1), ("train/000001", 2), ("train/000004", 2))
             for did in ("took", "trained")
         ],
+    ),
+    "a step was saved and its groups were not recorded": (
+        ["UPDATE lineages SET step = 3 WHERE lineage = 1"],
+        [(LOST, "step 3", "no group is known that it trained: they may be trained again")],
     ),
     "the trail lies about what was trained": (
         ["UPDATE trail SET version = NULL WHERE draw = 0 AND event = 'consumed'"],
@@ -270,7 +275,8 @@ def test_the_command_lists_what_is_wrong_and_exits_1(run: Path, capfd: pytest.Ca
 
 
 class AuditedWalk(Walk):
-    """Whatever a buffer goes through, its run stays clean. (In a walk nobody keeps the step that `wait` waits for.)"""
+    """Whatever a buffer goes through, its run stays clean. (In a walk nobody keeps the step that `wait` waits for, and
+    not every step is trained.)"""
 
     def open_storage(self) -> Storage:
         self.folder = Path(tempfile.mkdtemp())
@@ -280,7 +286,7 @@ class AuditedWalk(Walk):
     def teardown(self) -> None:
         found = audit(self.folder / "rollouts.sqlite").findings
         allowed = {STALE} if self.policy.stale is Stale.WAIT else set()
-        assert [one for one in found if one.kind not in allowed] == []
+        assert [one for one in found if one.kind not in allowed and not one.where.startswith("step ")] == []
         assert isinstance(self.storage, SqliteStorage)
         self.runner.run(self.storage.__aexit__(None, None, None))
         shutil.rmtree(self.folder)

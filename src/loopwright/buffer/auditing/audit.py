@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from loopwright.buffer.archive import Archive, GroupKey
 from loopwright.buffer.auditing.ageing import check_trained
-from loopwright.buffer.auditing.comparing import LedgerRow, compare_draws, compare_groups, compare_rollouts
+from loopwright.buffer.auditing.comparing import (
+    LedgerRow,
+    compare_draws,
+    compare_groups,
+    compare_rollouts,
+    compare_steps,
+)
 from loopwright.buffer.auditing.findings import Finding
 from loopwright.buffer.auditing.lives import Life, Lives, TrailRow
 from loopwright.buffer.storage.schema import snapshot
@@ -55,15 +61,16 @@ def audit(path: Path) -> Audit:
     with snapshot(path) as db:
         lives = Lives.of(_trail(db))
         rows = _groups(db)
+        opened_at = [step for (step,) in db.execute("SELECT step FROM lineages ORDER BY lineage")]
         findings = [
             *lives.findings,
             *compare_groups(rows, lives.groups),
             *compare_rollouts(db, rows, lives.groups),
             *compare_draws(rows),
+            *compare_steps(rows, opened_at),
             *check_trained(db, Archive.beside(path), rows, lives.groups),
         ]
-        (lineages,) = db.execute("SELECT count(*) FROM lineages").fetchone()
-        return Audit(_conservation(db, lives.groups), lineages, tuple(findings))
+        return Audit(_conservation(db, lives.groups), len(opened_at), tuple(findings))
 
 
 def _trail(db: sqlite3.Connection) -> Iterator[TrailRow]:

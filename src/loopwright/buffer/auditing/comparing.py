@@ -1,12 +1,12 @@
 """The ledger held against the trail: every group and every rollout is in both, and stands where the other says.
 
-Every number was drawn, and of a draw that was made again only the last round counts.
+Every number was drawn, of a draw that was made again only the last round counts, and every train step has its groups.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from loopwright.buffer.archive import GroupKey
@@ -81,3 +81,15 @@ def compare_draws(rows: Mapping[GroupKey, LedgerRow]) -> Iterator[Finding]:
             what = f"it is {rows[earlier].status}, and was drawn again and is {row.status}"
             yield Finding(FindingKind.DOUBLED, group_name(earlier), what)
         latest[task_set, draw] = group
+
+
+def compare_steps(rows: Mapping[GroupKey, LedgerRow], opened_at: Sequence[int]) -> Iterator[Finding]:
+    """Every step has groups, from the checkpoint with which the database began. `opened_at` are those that the run was
+    opened at, in order: all steps up to the last of them were trained."""
+    consumed = {row.step for row in rows.values() if row.step is not None}
+    first, last = (opened_at[0], opened_at[-1]) if opened_at else (0, 0)
+    for step in range(first + 1, max(last, *consumed, 0) + 1):
+        if step not in consumed:
+            yield Finding(
+                FindingKind.LOST, f"step {step}", "no group is known that it trained: they may be trained again"
+            )

@@ -10,7 +10,7 @@ from loopwright.buffer.archive import GroupKey
 
 class FindingKind(StrEnum):
     LOST = "lost"
-    """Something that was drawn or stored is gone, or nobody will ever work on it."""
+    """Something that was drawn or stored is gone, or nobody will ever work on it; a train step has no groups."""
     DOUBLED = "doubled"
     """Something counts twice in the lineage that survives: a group trained twice, or a rollout stored twice."""
     STALE = "stale"
@@ -20,7 +20,7 @@ class FindingKind(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong; `where` names the group or the rollout."""
+    """One thing that is wrong; `where` names the group, the rollout or the train step."""
 
     kind: FindingKind
     where: str
