@@ -39,8 +39,11 @@ async def consume(storage: Storage, draw: int, *, step: int) -> None:
 
 
 async def resume(storage: Storage, step: int, next_draw: int | None = None) -> ResumePlan:
-    next_draws = None if next_draw is None else {"train": next_draw}
-    return (await storage.resume(["train"], step=step, next_draws=next_draws, policy=ON_POLICY))["train"]
+    return (await storage.resume(["train"], step=step, next_draws=_from(next_draw), policy=ON_POLICY))["train"]
+
+
+def _from(next_draw: int | None) -> dict[str, int] | None:
+    return None if next_draw is None else {"train": next_draw}
 
 
 def held(plan: ResumePlan, status: GroupStatus) -> list[int]:
@@ -339,12 +342,31 @@ async def test_groups_that_failed_for_want_of_a_judge_go_on(storage: Storage) ->
 
 async def test_task_sets_do_not_disturb_each_other(storage: Storage) -> None:
     await consume(storage, 0, step=2)
-    await storage.draw("other", 0, TASK, 2)
+    await storage.draw("other", 0, TASK, 0)
     plan = await resume(storage, 0)
     assert plan.redraw == (0,)
     counts = await storage.counts()
-    assert counts["other"][GroupStatus.PENDING] == 1
+    assert counts["other"][GroupStatus.ABORTED] == 1
     assert sum(counts["other"].values()) == sum(counts["train"].values()) == 1
+
+
+@pytest.mark.parametrize("next_draw", [None, 0])
+async def test_a_task_set_that_the_config_has_no_more_is_undone_too(storage: Storage, next_draw: int | None) -> None:
+    """Its groups must not count for steps that are trained again; if it comes back, it goes on with them."""
+    for draw, step in ((0, 1), (1, 2), (2, 3)):
+        await storage.put(await storage.draw("gone", draw, TASK, step - 1), make_rollout(draw, task_set="gone"))
+        await storage.consume([group_of(make_rollout(draw, task_set="gone"))], step)
+    await storage.draw("gone", 3, TASK, 1)
+
+    plans = await storage.resume(["train"], step=1, next_draws=_from(next_draw), policy=ON_POLICY)
+
+    assert list(plans) == ["train"]
+    assert {status: count for status, count in (await storage.counts())["gone"].items() if count} == {
+        GroupStatus.CONSUMED: 1,
+        GroupStatus.COMPLETED: 1,
+        GroupStatus.ROLLED_BACK: 1,
+        GroupStatus.ABORTED: 1,
+    }
 
 
 async def test_an_evaluation_is_stored_under_its_own_name(storage: Storage) -> None:

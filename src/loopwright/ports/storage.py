@@ -106,7 +106,8 @@ class Storage(Protocol):
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
-        """Bring the ledger to checkpoint `step` and say, for each task set, what is left to do. A new lineage begins.
+        """Bring the ledger to checkpoint `step`, also for task sets that are not named, and say for each that is what is
+        left to do. A new lineage begins.
 
         Consumption at later steps is undone, groups sampled by later versions are rolled back, and groups that were
         PENDING are ABORTED: they go on member by member. So are groups that FAILED for want of a judge since the last

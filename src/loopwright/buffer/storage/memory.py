@@ -90,15 +90,14 @@ class MemoryStorage:
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
         self._evals = {key: rows for key, rows in self._evals.items() if key[0] <= step}
-        plans = {}
+        again_from = {} if next_draws is None else {task_set: next_draws.get(task_set, 0) for task_set in task_sets}
+        current: dict[str, list[Round]] = {task_set: [] for task_set in task_sets}
+        for (task_set, _), rounds in sorted(self._draws.items()):
+            undo(rounds[-1], step, again_from.get(task_set))
+            current.setdefault(task_set, []).append(rounds[-1])
         for task_set in task_sets:
-            next_draw = None if next_draws is None else next_draws.get(task_set, 0)
-            current = [rounds[-1] for (owner, _), rounds in sorted(self._draws.items()) if owner == task_set]
-            for group in current:
-                undo(group, step, next_draw)
-            reopen(current)
-            plans[task_set] = plan_of(current, next_draw)
-        return plans
+            reopen(current[task_set])
+        return {task_set: plan_of(current[task_set], again_from.get(task_set)) for task_set in task_sets}
 
     async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
         return self._rounds(task_set, draw)[-1].members()

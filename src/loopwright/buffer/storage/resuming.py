@@ -37,24 +37,22 @@ def resume_at(
     begin_lineage(db, step, policy)
     bring_back(db, step, archive)
     db.execute("DELETE FROM eval_rollouts WHERE step > ?", (step,))
-    plans = {}
+    again_from = {} if next_draws is None else {task_set: next_draws.get(task_set, 0) for task_set in task_sets}
+    _undo(db, step, again_from)
     for task_set in task_sets:
-        next_draw = None if next_draws is None else next_draws.get(task_set, 0)
-        _undo(db, task_set, step, next_draw)
         _reopen(db, archive, task_set)
-        plans[task_set] = _plan(db, task_set, next_draw)
-    return plans
+    return {task_set: _plan(db, task_set, again_from.get(task_set)) for task_set in task_sets}
 
 
-def _undo(db: sqlite3.Connection, task_set: str, step: int, next_draw: int | None) -> None:
-    later = ("task_set = ? AND status = 'consumed' AND step > ?", (task_set, step))
-    _move_all(db, TrailEvent.RETURNED, GroupStatus.COMPLETED, *later)
-    if next_draw is not None:
+def _undo(db: sqlite3.Connection, step: int, again_from: Mapping[str, int]) -> None:
+    """In all task sets, also in those that the config has no more: a step that is trained again has no old groups."""
+    _move_all(db, TrailEvent.RETURNED, GroupStatus.COMPLETED, "status = 'consumed' AND step > ?", (step,))
+    for drawn_from in again_from.items():
         drawn_later = "task_set = ? AND draw >= ? AND status NOT IN ('rolled_back', 'discarded')"
-        _move_all(db, TrailEvent.DISCARDED, GroupStatus.DISCARDED, drawn_later, (task_set, next_draw))
-    lost = "task_set = ? AND newest > ? AND status NOT IN ('consumed', 'rolled_back', 'discarded')"
-    _move_all(db, TrailEvent.ROLLED_BACK, GroupStatus.ROLLED_BACK, lost, (task_set, step))
-    _move_all(db, TrailEvent.ABORTED, GroupStatus.ABORTED, "task_set = ? AND status = 'pending'", (task_set,))
+        _move_all(db, TrailEvent.DISCARDED, GroupStatus.DISCARDED, drawn_later, drawn_from)
+    lost = "newest > ? AND status NOT IN ('consumed', 'rolled_back', 'discarded')"
+    _move_all(db, TrailEvent.ROLLED_BACK, GroupStatus.ROLLED_BACK, lost, (step,))
+    _move_all(db, TrailEvent.ABORTED, GroupStatus.ABORTED, "status = 'pending'", ())
 
 
 def _reopen(db: sqlite3.Connection, archive: Archive, task_set: str) -> None:
