@@ -70,10 +70,10 @@ class Floor:
         return self._choose() is not None
 
     async def start(self, version: int, is_open: Callable[[], bool]) -> None:
-        """Start all groups that may start, as long as production `is_open`."""
+        """Start all groups that may start, as long as production `is_open` and nobody drains it."""
+        if self._starting.locked() or (self._in_lockstep and self._pending):
+            return
         async with self._starting:
-            if self._in_lockstep and self._pending:
-                return
             wave = []
             while is_open() and (chosen := self._choose()):
                 place, source = chosen
@@ -89,16 +89,21 @@ class Floor:
 
     def claim(self, step: int) -> None:
         """Count the groups that have ended. Raises what their making raised, and when a budget is spent."""
+        if not self._pending.unclaimed:
+            return
         while (ended := self._pending.claim()) is not None:
             for one in ended:
                 self._first_failures.filter_failed(one.group.task_set, one.failures)
                 self._by_name[one.group.task_set].count(one, step)
+        # What is counted may spend a budget, and so make a step ready or close the gate: whoever waits has to look.
+        self.signal.notify()
 
     async def drain(self) -> None:
         """Wait until all groups in flight have ended. Nothing starts meanwhile."""
         async with self._starting:
             while self._pending:
                 await self.signal.news.wait()
+        self.signal.notify()
 
     async def abandon(self) -> None:
         """Cancel all groups in flight: they go back to the buffer as far as they got."""

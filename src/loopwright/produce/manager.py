@@ -78,6 +78,7 @@ class AgentLoopManager:
         self._meter = Meter(self._floor.slots)
         self._state = ManagerState.UPDATING
         self._version = step
+        self._begun = step
         self._makes_ahead = False
         self._crash: Exception | None = None
 
@@ -116,8 +117,8 @@ class AgentLoopManager:
         """Make groups until `shutdown`. What ends it early, a spent budget for one, is also raised in `take`."""
         try:
             while self._state is not ManagerState.FINISHED:
-                news = self._floor.signal.news
                 self._floor.claim(self._progress.next_consumer_step)
+                news = self._floor.signal.news
                 await self._start_groups()
                 await news.wait()
         except Exception as error:
@@ -130,7 +131,9 @@ class AgentLoopManager:
 
     async def take(self, step: int) -> Batch:
         """The groups of train step `step`. An empty batch says: load the newest weights, then ask for the same step."""
-        await self._begin(step)
+        self._check_next(step)
+        if step != self._begun:
+            await self._begin(step)
         while True:
             news = self._floor.signal.news
             if self._crash is not None:
@@ -184,7 +187,7 @@ class AgentLoopManager:
                     remedy="pause it first",
                 )
             await self._floor.drain()
-        return {"next_draws": self.next_draws, "consumed": dict(self._progress.consumed)}
+        return {"next_draws": self.next_draws}
 
     async def shutdown(self) -> None:
         """End production. What is in flight goes back to the buffer, as far as it got."""
@@ -201,11 +204,8 @@ class AgentLoopManager:
 
     async def _begin(self, step: int) -> None:
         """Step `step` is taken next."""
-        if step != self._progress.next_consumer_step:
-            raise RunError(
-                f"step {step} was asked for, but step {self._progress.next_consumer_step} is next",
-                remedy="take the steps one by one",
-            )
+        self._check_next(step)
+        self._begun = step
         self._meter.start()
         await self._buffer.expire(step)
         for line in self._lines.values():
@@ -214,8 +214,8 @@ class AgentLoopManager:
 
     async def _until_ready(self, step: int) -> None:
         while True:
-            news = self._floor.signal.news
             self._floor.claim(step)
+            news = self._floor.signal.news
             if self._is_ready(step):
                 return
             await self._start_groups()
@@ -283,6 +283,13 @@ class AgentLoopManager:
             raise self._crash
         if self._state is ManagerState.FINISHED:
             raise RunError(f"production cannot {verb}: it has ended", remedy="open the run again")
+
+    def _check_next(self, step: int) -> None:
+        if step != self._progress.next_consumer_step:
+            raise RunError(
+                f"step {step} was asked for, but step {self._progress.next_consumer_step} is next",
+                remedy="take the steps one by one",
+            )
 
     def _stuck(self, step: int) -> StalledError:
         return StalledError(
