@@ -9,6 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,6 +22,7 @@ from loopwright.buffer.archive import Archive, GroupKey
 from loopwright.buffer.reader import Evaluation, StoredRun
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.errors import RunError
 from loopwright.types import GroupStatus, Rollout, RolloutKey, Task
 
@@ -101,6 +104,45 @@ async def _limit_pages(storage: SqliteStorage, extra: int) -> None:
         db.execute(f"PRAGMA max_page_count = {used + extra}")
 
     await storage._writer.do(limit)
+
+
+class Worn(sqlite3.Connection):
+    """A connection that breaks at a word."""
+
+    breaks_at: tuple[str, ...] = ()
+    error: Exception = sqlite3.OperationalError("disk I/O error")
+
+    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        if statement in self.breaks_at:
+            raise self.error
+        return super().execute(statement, *values)
+
+
+@pytest.mark.parametrize(
+    ("breaks_at", "error", "heard"),
+    [
+        (("COMMIT", "ROLLBACK"), sqlite3.OperationalError("disk I/O error"), RunError),
+        (("COMMIT",), MemoryError("no room"), MemoryError),
+    ],
+)
+async def test_nobody_waits_for_a_thread_that_is_broken(
+    path: Path, breaks_at: tuple[str, ...], error: Exception, heard: type[Exception]
+) -> None:
+    """Those whose work broke it, those behind them and all who come later hear why."""
+
+    @contextmanager
+    def opener(file: Path) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(file, isolation_level=None, factory=Worn)) as connection:
+            connection.breaks_at, connection.error = breaks_at, error
+            yield connection
+
+    thread = SqliteThread("worn", path, opener)
+    await thread.start()
+    async with asyncio.timeout(5):
+        first = await asyncio.gather(*(thread.do(lambda db: None) for _ in range(3)), return_exceptions=True)
+        later = await asyncio.gather(thread.do(lambda db: None), return_exceptions=True)
+        assert {type(one) for one in [*first, *later]} == {heard}
+        await thread.stop()
 
 
 async def test_a_closed_storage_says_so(path: Path) -> None:

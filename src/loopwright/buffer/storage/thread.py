@@ -2,7 +2,8 @@
 
 Work that has been submitted is done, whether or not its caller still waits. All work that is waiting when the thread
 comes round goes into one transaction, and nobody hears of success before that transaction is committed. When it cannot
-be committed, everyone in it is told so, nothing of it is stored, and the thread goes on.
+be committed, everyone in it is told so, nothing of it is stored, and the thread goes on. When even that fails, the
+connection is of no use any more: everyone from then on is told why, so that nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -79,8 +80,18 @@ class SqliteThread:
                 self._opened.set_exception(known)
                 return
             self._opened.set_result(None)
-            while batch := self._next_batch():
-                self._commit(connection, batch)
+            self._serve(connection)
+
+    def _serve(self, connection: sqlite3.Connection) -> None:
+        """Do what is submitted until the thread is to end."""
+        broken: Exception | None = None
+        while batch := self._next_batch():
+            try:
+                outcomes = self._refusals(batch, broken) if broken else self._commit(connection, batch)
+            except Exception as error:  # handed to all callers from now on
+                broken = error
+                outcomes = self._refusals(batch, error)
+            _tell(batch, outcomes)
 
     def _next_batch(self) -> list[_Job[Any]]:
         """All jobs that wait, at least one; empty when the thread is to end."""
@@ -96,7 +107,7 @@ class SqliteThread:
             self._jobs.put(None)
         return batch
 
-    def _commit(self, connection: sqlite3.Connection, batch: list[_Job[Any]]) -> None:
+    def _commit(self, connection: sqlite3.Connection, batch: list[_Job[Any]]) -> list[Outcome[Any]]:
         try:
             connection.execute("BEGIN")
             outcomes = [_attempt(connection, job) for job in batch]
@@ -104,8 +115,13 @@ class SqliteThread:
         except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            outcomes = [_refuse(storage_error(error, self._path)) for _ in batch]
-        _tell(batch, outcomes)
+            return self._refusals(batch, error)
+        return outcomes
+
+    def _refusals(self, batch: list[_Job[Any]], error: Exception) -> list[Outcome[Any]]:
+        if isinstance(error, sqlite3.Error):
+            return [_refuse(storage_error(error, self._path)) for _ in batch]
+        return [_refuse(error)] * len(batch)
 
 
 def _tell(batch: Sequence[_Job[Any]], outcomes: Sequence[Outcome[Any]]) -> None:
