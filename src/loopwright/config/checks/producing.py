@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
@@ -63,10 +64,13 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _in_flight(config)
     yield from _retries(config)
     yield from _intervals(config)
+    if config.produce.stale is Stale.WAIT:
+        yield from _too_far_ahead(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    yield from _born_stale(config)
+    if config.produce.stale is not Stale.WAIT:
+        yield from _too_far_ahead(config)
     yield from _uncorrected(config)
 
 
@@ -136,14 +140,17 @@ def _intervals(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _born_stale(config: RunConfig) -> Iterator[Problem]:
+def _too_far_ahead(config: RunConfig) -> Iterator[Problem]:
+    """Groups are trained in the order of their age, so one waits for as many steps as there are batches before it."""
     produce = config.produce
-    makes_more = not _is_sync(config, produce) and _is_colocated(config, produce) and produce.over_sample > 0
-    if makes_more and produce.max_staleness == 0:
+    makes_ahead = not _is_sync(config, produce) and _is_colocated(config, produce)
+    if makes_ahead and produce.over_sample > produce.max_staleness:
         yield Problem(
-            ("produce", "max_staleness"),
-            "is 0: what produce.over_sample leaves over is too old for the next step",
-            "set it to 1 or more",
+            ("produce", "over_sample"),
+            f"is {produce.over_sample:g}, more than produce.max_staleness ({produce.max_staleness}): "
+            "groups wait so long for their turn that they are too old",
+            f"set it to {produce.max_staleness} or less, or produce.max_staleness to {math.ceil(produce.over_sample)}",
+            also=(("produce", "max_staleness"),),
         )
 
 
