@@ -70,7 +70,7 @@ class Prepared:
 
 
 class Benchmark(Protocol):
-    """One comparison, or a measurement of ours alone. Rounds are what workers answer, as figures once the limit is known."""
+    """One comparison, or a measurement of ours alone. Workers answer rounds, which become figures with the limit."""
 
     @property
     def name(self) -> str: ...

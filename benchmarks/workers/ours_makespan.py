@@ -37,14 +37,12 @@ async def _in_turn(plant: Any, steps: int) -> float:
 
 
 async def _beside(plant: Any, steps: int, staleness: int, learner: float) -> dict[str, float]:
-    from benchmarks.production import Line, trained_tokens
+    from benchmarks.production import TASK_SET, Line, trained_tokens
     from loopwright.types import ProduceKind
 
     line = Line(plant, staleness=staleness, kind=ProduceKind.ASYNC, steps=steps)
     trained = await line.train_beside(steps, learner)
-    drawn = {
-        draw: plant.member_seconds(draw) for (draws,) in [line.manager.next_draws.values()] for draw in range(draws)
-    }
+    drawn = {draw: plant.member_seconds(draw) for draw in range(line.manager.next_draws[TASK_SET])}
     slowest = sorted(drawn, key=lambda draw: max(drawn[draw]))[-(len(drawn) // SLOWEST) :]
     tokens = {group.draw: trained_tokens(group) for group in trained.groups}
     shares = [tokens.get(draw, 0) / (plant.samples * plant.tokens) for draw in slowest]
