@@ -13,6 +13,7 @@
     ├── AgentError                 the user's agent loop raised
     │   └── ConversationError      it asked with messages that the model's chat template refuses
     ├── JudgeError                 the user's judger raised, timed out or returned no number
+    ├── FilterError                the user's filter raised, timed out or said neither yes nor no
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
     ├── WeightsError               weights could not be handed over; the engines keep what they have
@@ -101,6 +102,10 @@ class ConversationError(AgentError):
 
 class JudgeError(LoopwrightError):
     """The user's judger raised, ran past its deadline, or returned something that is not a number."""
+
+
+class FilterError(LoopwrightError):
+    """The user's filter raised, ran past its deadline, or returned neither True nor False."""
 
 
 class MetricError(LoopwrightError):

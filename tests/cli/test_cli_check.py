@@ -230,7 +230,7 @@ def test_deep_imports_filters_and_measures_with_the_users_metrics(run, file):
     wrong = ["produce.filter=mine.py:SEVEN", "eval.metrics=['mine.py:divides']"]
     code, _, err = run("check", "--deep", file, *evaluation, *wrong)
     assert code == 2
-    assert "the filter 'mine.py:SEVEN' is not a plain function" in err
+    assert "'mine.py:SEVEN' names 7, which cannot be called" in err
     assert "metric 'divides' raised ZeroDivisionError" in err
 
 

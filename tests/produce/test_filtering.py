@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.errors import BudgetError, ConfigError
-from loopwright.produce import NO_SIGNAL, AgentLoopManager, Filter, load_filter
+from loopwright.produce import AgentLoopManager, NoSignal, UserFilter
 from loopwright.testing import CharRenderer, ScriptedEngine
-from loopwright.types import GenerateRequest, Group, GroupStatus
+from loopwright.types import Failed, FailureCause, GenerateRequest, Group, GroupStatus, Task
 
 
 def teaching(draws: Sequence[int]) -> ScriptedEngine:
@@ -30,7 +30,7 @@ def teaching(draws: Sequence[int]) -> ScriptedEngine:
 
 
 def filtering_house(draws: Sequence[int], **settings: object) -> House:
-    sets = [task_set(filter=NO_SIGNAL)]
+    sets = [task_set(filter=NoSignal())]
     return House(**{"engine": teaching(draws), "task_sets": sets, **settings})  # type: ignore[arg-type]
 
 
@@ -76,7 +76,7 @@ async def test_a_run_in_which_every_group_is_filtered_stops_and_says_why() -> No
 
 
 async def test_a_mastered_task_set_is_only_probed_while_the_other_one_trains() -> None:
-    done = task_set("done", filter=NO_SIGNAL)
+    done = task_set("done", filter=NoSignal())
     alive = task_set("alive")
     house = House(engine=teaching([]), task_sets=[done, alive], groups=4, filter_budget=6)
     producer = house.producer()
@@ -112,40 +112,69 @@ async def test_a_resumed_run_remembers_how_many_were_filtered_in_a_row() -> None
     assert len(again.seen) == 2, "one probe, not five"
 
 
-def keep_the_even(group: Group) -> bool:
+MINE = """
+import time
+
+async def even(group):
     return group.draw % 2 == 0
 
+async def says_yes(group):
+    return "yes"
 
-async def test_a_filter_of_the_users_own() -> None:
-    house = House(task_sets=[task_set(filter=Filter("even", keep_the_even))])
-    batch = await house.producer().produce_batch(1, 0)
+async def says_nothing(group):
+    pass
+
+async def raises(group):
+    raise KeyError("difficulty")
+
+def is_slow(group):
+    time.sleep(60)
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Callable[..., UserFilter]:
+    """A filter of the user's own, by its name."""
+    (tmp_path / "mine.py").write_text(MINE)
+    return lambda name, seconds=30.0: UserFilter(f"mine.py:{name}", tmp_path, seconds)
+
+
+async def test_a_filter_of_the_users_own(mine: Callable[..., UserFilter]) -> None:
+    async with mine("even") as even:
+        house = House(task_sets=[task_set(filter=even)])
+        batch = await house.producer().produce_batch(1, 0)
     assert [group.draw for group in batch.groups] == [0, 2, 4]
 
 
-@pytest.mark.parametrize(("result", "error"), [("yes", "WrongReturn"), (None, "WrongReturn"), ("raise", "KeyError")])
+@pytest.mark.parametrize(
+    ("name", "error"), [("says_yes", "WrongReturn"), ("says_nothing", "WrongReturn"), ("raises", "KeyError")]
+)
 async def test_what_a_filter_does_wrong_is_a_failure_and_never_a_decision(
-    result: object, error: str, caplog: pytest.LogCaptureFixture
+    mine: Callable[..., UserFilter], name: str, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def keep(group: Group) -> object:
-        if result == "raise":
-            raise KeyError("difficulty")
-        return result
-
-    house = House(task_sets=[task_set(filter=Filter("mine.py:keep", keep))], budget=5)
-    with caplog.at_level(logging.WARNING, "loopwright"), pytest.raises(BudgetError) as caught:
-        await house.producer().produce_batch(1, 0)
+    async with mine(name) as wrong:
+        house = House(task_sets=[task_set(filter=wrong)], budget=5)
+        with caplog.at_level(logging.WARNING, "loopwright"), pytest.raises(BudgetError) as caught:
+            await house.producer().produce_batch(1, 0)
     assert f"filter {error}" in caught.value.message
-    assert "filter 'mine.py:keep'" in caught.value.message
+    assert f"filter 'mine.py:{name}'" in caught.value.message
     assert len(caplog.records) == 1
     assert await house.counts() == {GroupStatus.FAILED: 6}
 
 
-def test_a_filter_by_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def keep(group):\n    return True\n\nasync def late(group): ...\n\nNUMBER = 3\n")
-    assert load_filter("mine.py:keep", tmp_path).keep(None) is True  # type: ignore[arg-type]
-    for name in ("late", "NUMBER"):
-        with pytest.raises(ConfigError, match="not a plain function"):
-            load_filter(f"mine.py:{name}", tmp_path)
+async def test_a_filter_past_its_deadline_is_stopped_and_fails_its_group(mine: Callable[..., UserFilter]) -> None:
+    async with mine("is_slow", 0.2) as slow:
+        decided = await slow.decide(Group("math", 0, Task.ask("t", "?"), ()))
+    assert isinstance(decided, Failed)
+    assert (decided.cause, decided.error) == (FailureCause.FILTER, "Timeout")
+    assert "said nothing within 0.2 s" in decided.detail
+
+
+async def test_a_filter_that_cannot_be_called_is_a_config_error(mine: Callable[..., UserFilter]) -> None:
+    with pytest.raises(ConfigError, match="cannot be called"):
+        await mine("NUMBER").__aenter__()
 
 
 @settings(max_examples=60, deadline=None)
@@ -195,7 +224,7 @@ async def test_a_deterministic_run_draws_the_same_groups_whether_or_not_it_was_i
     steps = 5
 
     def house(storage: Mortal) -> House:
-        sets = [task_set("rare", filter=NO_SIGNAL), task_set("plain")]
+        sets = [task_set("rare", filter=NoSignal()), task_set("plain")]
         return House(engine=teaching(sorted(draws)), storage=storage, task_sets=sets, groups=4, filter_budget=budget)
 
     async def train(producer: AgentLoopManager, first: int, last: int) -> list[list[tuple[str, int]]]:

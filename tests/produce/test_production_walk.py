@@ -25,7 +25,7 @@ from loopwright.core.staleness import trainable_at
 from loopwright.errors import JudgeError
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import Policy
-from loopwright.produce import NO_SIGNAL, AgentLoopManager
+from loopwright.produce import AgentLoopManager, NoSignal
 from loopwright.testing import CharRenderer, ScriptedEngine, VirtualTimeLoop
 from loopwright.types import Episode, GenerateRequest, Group, GroupStatus, Message, PauseMode, Scored, Stale, Task
 
@@ -130,7 +130,7 @@ class Production(RuleBasedStateMachine):
         self.stale, self.in_flight = stale, in_flight
         self.storage = Mortal()
         moody = task_set("moody", loop=Moody(world), judger=Doubtful(world), resumable=True, weight=2.0)
-        plain = task_set("plain", filter=NO_SIGNAL, resumable=True)
+        plain = task_set("plain", filter=NoSignal(), resumable=True)
         self.house: House = async_house(
             staleness=staleness,
             sync_interval=sync_interval,

@@ -20,7 +20,7 @@ from loopwright.judgers import IntegerAnswer
 from loopwright.ports import AgentLoop, Judger, Policy
 from loopwright.produce import Limits, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
-from loopwright.trainers.custom_metric import load_metric
+from loopwright.trainers.custom_metric import UserMetric
 from loopwright.trainers.evaluator import Evaluator, Plan
 from loopwright.types import (
     Episode,
@@ -240,19 +240,19 @@ CUSTOM = """
 def longest(tasks):
     return max(len(r.episode.answer) for t in tasks for r in t.rollouts if r.episode)
 
-def several(tasks):
+async def several(tasks):
     return {"right": sum(t.scores[0] for t in tasks), "one": True}
 
-def wrong(tasks):
+async def wrong(tasks):
     return "high"
 
-def absent(tasks):
+async def absent(tasks):
     return float("nan")
 
-def slashed(tasks):
+async def slashed(tasks):
     return {"a/b": 1.0}
 
-def raises(tasks):
+async def raises(tasks):
     return tasks[99]
 """
 
@@ -260,7 +260,7 @@ def raises(tasks):
 async def test_a_metric_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
     names = ("longest", "several", "wrong", "absent", "slashed", "raises")
-    metrics = tuple(load_metric(CustomMetric(f"mine.py:{name}"), tmp_path) for name in names)
+    metrics = tuple(UserMetric(CustomMetric(f"mine.py:{name}"), tmp_path, 60.0) for name in names)
     report = await Bench(modes=[EvalMode.GREEDY], metrics=metrics).evaluator.evaluate(0)
     own = {name.removeprefix("eval/held/greedy/"): value for name, value in report.metrics.items()}
     expected = {"longest": 1, "longest/tasks": 5, "several/right": 4, "several/one": 1, "several/tasks": 5}
@@ -276,4 +276,12 @@ async def test_a_metric_of_the_users_own(tmp_path: Path) -> None:
 def test_a_metric_that_cannot_be_called_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("number = 3\n")
     with pytest.raises(ConfigError, match="cannot be called"):
-        load_metric(CustomMetric("mine.py:number"), tmp_path)
+        UserMetric(CustomMetric("mine.py:number"), tmp_path, 60.0)
+
+
+async def test_a_metric_past_its_deadline_is_stopped_and_missing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import time\ndef slow(tasks):\n    time.sleep(60)\n")
+    metrics = (UserMetric(CustomMetric("mine.py:slow"), tmp_path, 0.2),)
+    report = await Bench(modes=[EvalMode.GREEDY], metrics=metrics).evaluator.evaluate(0)
+    assert report.metrics["eval/held/greedy/metrics_failed"] == 1
+    assert "metric 'slow' gave nothing within 0.2 s" in report.errors[0].message

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from loopwright.config import BuiltInMetric, EvalConfig, Loaded, MetricSpec
 from loopwright.core.evaluation import Metric, accuracy, majority_at_k, mean_reward, pass_at_k
-from loopwright.trainers.custom_metric import load_metric
+from loopwright.trainers.custom_metric import UserMetric
 from loopwright.trainers.evaluator import Plan
 from loopwright.types import EvalMode, MetricKind
 
@@ -33,18 +33,18 @@ def _metrics(config: EvalConfig, samples: int, base: Path) -> Iterator[Metric]:
     """Those that so many samples are enough for."""
     for spec in config.specs():
         if not isinstance(spec, BuiltInMetric) or spec.k <= samples:
-            yield _metric(spec, config.correct_at, base)
+            yield _metric(spec, config, base)
 
 
-def _metric(spec: MetricSpec, correct_at: float, base: Path) -> Metric:
+def _metric(spec: MetricSpec, config: EvalConfig, base: Path) -> Metric:
     if not isinstance(spec, BuiltInMetric):
-        return load_metric(spec, base)
+        return UserMetric(spec, base, config.metric_timeout_seconds)
     match spec.kind:
         case MetricKind.MEAN:
             return mean_reward
         case MetricKind.ACCURACY:
-            return partial(accuracy, correct_at=correct_at)
+            return partial(accuracy, correct_at=config.correct_at)
         case MetricKind.PASS:
-            return partial(pass_at_k, k=spec.k, correct_at=correct_at)
+            return partial(pass_at_k, k=spec.k, correct_at=config.correct_at)
         case MetricKind.MAJORITY:
             return partial(majority_at_k, k=spec.k)

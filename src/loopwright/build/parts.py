@@ -26,15 +26,15 @@ from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
 from loopwright.ports import AgentLoop, Engine, GroupJudger, Judger, Lockstep, StalePolicy
 from loopwright.produce import (
-    NO_SIGNAL,
     Filter,
     Limits,
+    NoSignal,
     PolicyFactory,
     ProduceSettings,
     RecordingPolicy,
     RolloutRunner,
     TaskSetRuntime,
-    load_filter,
+    UserFilter,
 )
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
@@ -93,9 +93,9 @@ def _filter(loaded: Loaded, described: TaskSetConfig) -> Filter | None:
         case "none":
             return None
         case "no_signal":
-            return NO_SIGNAL
+            return NoSignal()
         case path:
-            return load_filter(path, loaded.base)
+            return UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
 
 
 def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:

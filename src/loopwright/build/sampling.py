@@ -67,8 +67,10 @@ async def open_workbench(loaded: Loaded, cache: Path) -> AsyncIterator[Workbench
         train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
         plans = eval_plans(loaded)
         for task_set in (*train_sets, *eval_sets):
-            if isinstance(task_set.loop, AbstractAsyncContextManager):
-                await stack.enter_async_context(task_set.loop)
+            used: tuple[object, ...] = (task_set.loop, task_set.filter)
+            for part in used:
+                if isinstance(part, AbstractAsyncContextManager):
+                    await stack.enter_async_context(part)
         compute = stack.enter_context(ComputeThread())
         threads = await compute.run(parts.engine_threads, config)
         model = await compute.run(parts.make_model, loaded, cache)

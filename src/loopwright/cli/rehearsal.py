@@ -13,6 +13,7 @@ from loopwright.config import (
     CallableAgent,
     CustomMetric,
     DatasetData,
+    EvalConfig,
     Loaded,
     ParquetData,
     PythonAdvantage,
@@ -25,8 +26,8 @@ from loopwright.data import open_source
 from loopwright.errors import DataError, JudgeError, LoopwrightError
 from loopwright.judgers import open_judgers
 from loopwright.ports import GroupJudger, TaskSource
-from loopwright.produce import load_filter
-from loopwright.trainers.custom_metric import load_metric
+from loopwright.produce import UserFilter
+from loopwright.trainers.custom_metric import UserMetric
 from loopwright.types import Episode, Rollout, RolloutKey, Scored, Task, TaskResult, Timing
 
 SHOWN = 200
@@ -129,20 +130,26 @@ def _episode(task: Task, answer: str) -> Episode:
 def _filter(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
     path = task_set.filter or loaded.config.produce.filter
     if ":" in path:
-        load_filter(path, loaded.base)
+        asyncio.run(_import(UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)))
         yield f"  filter {path} can be called"
+
+
+async def _import(chosen: UserFilter) -> None:
+    async with chosen:
+        """Nothing is asked of it."""
 
 
 def _measure(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
     """What the user's metrics say of one task, whose only sample is right."""
-    specs = loaded.config.eval.specs() if loaded.config.eval else ()
+    evaluation = loaded.config.eval or EvalConfig()
     task = open_source(task_set.data, loaded.base)[0]
     answer = made_up_answers(task)[0]
     key = RolloutKey(task_set.name, draw=0, member=0)
     sample = Rollout(key, task, _episode(task, answer), Scored(1.0, answer=answer), Timing(started=0.0))
-    for spec in specs:
+    for spec in evaluation.specs():
         if isinstance(spec, CustomMetric):
-            numbers = load_metric(spec, loaded.base)([TaskResult(task, (sample,))])
+            metric = UserMetric(spec, loaded.base, evaluation.metric_timeout_seconds)
+            numbers = asyncio.run(metric([TaskResult(task, (sample,))]))
             spelled = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
             yield f"  metric {spec.path} gives {spelled} for one made-up sample"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from loopwright.config.base import Count, CountOrZero, FromYaml, Section, Text
+from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Text
 from loopwright.config.task_sets import TaskSetConfig
 from loopwright.types import MetricKind
 
@@ -58,6 +58,7 @@ class EvalConfig(Section):
     sampled: bool = True
     samples: Count = 1
     metrics: FromYaml[tuple[Text, ...]] = ("mean",)
+    metric_timeout_seconds: Positive = 60.0
     correct_at: float = 1.0
     task_sets: FromYaml[tuple[TaskSetConfig, ...]] = ()
 

@@ -86,6 +86,7 @@ class ProduceConfig(Section):
     failure_budget: Count = 16
     filter: Text = "none"
     filter_budget: Count = 256
+    filter_timeout_seconds: Positive = 10.0
     agent_timeout_seconds: Positive = 600.0
 
 

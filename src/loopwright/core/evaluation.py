@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from loopwright.errors import MetricError
 from loopwright.types import Scored, TaskResult
 
-Metric = Callable[[Sequence[TaskResult]], Mapping[str, float]]
+Numbers = Mapping[str, float]
+Metric = Callable[[Sequence[TaskResult]], Numbers | Awaitable[Numbers]]
 """Numbers by name. `<name>/tasks` says over how many tasks, `<name>/stderr` how exactly; a name with nothing to measure
 is missing, and its `/tasks` is 0."""
 

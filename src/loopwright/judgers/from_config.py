@@ -28,9 +28,9 @@ from loopwright.judgers.http import HttpJudger
 from loopwright.judgers.integer_answer import IntegerAnswer
 from loopwright.judgers.llm import DEFAULT_PROMPT, LlmJudger, Questionnaire
 from loopwright.judgers.native import NativeGroupJudger, NativeJudger
-from loopwright.judgers.user_function import UserFunction
 from loopwright.judgers.verdict import Signature
 from loopwright.ports import GroupJudger, Judger
+from loopwright.workers import UserFunction
 
 if TYPE_CHECKING:
     import httpx

@@ -1,6 +1,6 @@
 """The user's own function as a judger, of one episode or of a whole group.
 
-How the function is called, and what becomes of its mistakes, is in `user_function`.
+How the function is called, and what becomes of its mistakes, is in `loopwright.workers`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from loopwright.judgers.user_function import UserFunction
 from loopwright.judgers.verdict import Signature
 from loopwright.types import Episode, Scored, Task
+from loopwright.workers import UserFunction
 
 
 class _Native:

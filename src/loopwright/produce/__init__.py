@@ -2,7 +2,7 @@
 
 from loopwright.produce.batch import Batch
 from loopwright.produce.failures import FirstFailures
-from loopwright.produce.filtering import NO_SIGNAL, Filter, load_filter
+from loopwright.produce.filtering import Filter, NoSignal, UserFilter
 from loopwright.produce.jobs import Job, Limits, PolicyFactory, TaskSetRuntime
 from loopwright.produce.judging import score
 from loopwright.produce.manager import AgentLoopManager, ManagerState
@@ -11,7 +11,6 @@ from loopwright.produce.runner import RolloutRunner
 from loopwright.produce.settings import ProduceSettings
 
 __all__ = [
-    "NO_SIGNAL",
     "AgentLoopManager",
     "Batch",
     "Filter",
@@ -19,12 +18,13 @@ __all__ = [
     "Job",
     "Limits",
     "ManagerState",
+    "NoSignal",
     "PolicyFactory",
     "ProduceSettings",
     "RecordingPolicy",
     "RolloutRunner",
     "TaskSetRuntime",
-    "load_filter",
+    "UserFilter",
     "run_rollout",
     "score",
 ]

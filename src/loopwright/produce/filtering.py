@@ -8,55 +8,89 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from loopwright.config import load_symbol
 from loopwright.core.advantage import teaches_nothing
 from loopwright.core.blame import blame
-from loopwright.errors import BudgetError, ConfigError
+from loopwright.errors import BudgetError, FilterError
 from loopwright.types import Failed, FailureCause, Group
+from loopwright.workers import UserFunction
+
+
+class Filter(Protocol):
+    """Decides which groups are trained."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def decide(self, group: Group) -> bool | Failed:
+        """Whether to train on the group, or why that cannot be said."""
+        ...
+
+
+class NoSignal:
+    """Drops groups whose members are equal: they move nothing."""
+
+    name = "no_signal"
+
+    async def decide(self, group: Group) -> bool | Failed:
+        return not teaches_nothing(group.rewards)
+
+
+class UserFilter:
+    """The user's `keep(group)`, sync or async, as `async with`. What it does wrong is a failure, not a decision."""
+
+    def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
+        self._blame = _Blame(path)
+        self._function = UserFunction(self._blame, base, timeout_seconds)
+
+    @property
+    def name(self) -> str:
+        return self._blame.path
+
+    async def __aenter__(self) -> Self:
+        await self._function.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._function.__aexit__(kind, error, trace)
+
+    async def decide(self, group: Group) -> bool | Failed:
+        try:
+            return await self._function.call(self._blame.decision, group)
+        except FilterError as error:
+            return Failed(FailureCause.FILTER, str(error.facts["error"]), error.message)
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Decides which groups are trained. `keep` may be the user's: what it does wrong is a failure, not a decision."""
+class _Blame:
+    """What is said of a filter."""
 
-    name: str
-    keep: Callable[[Group], object]
+    path: str
 
-    def decide(self, group: Group) -> bool | Failed:
-        """Whether to train on the group, or why that cannot be said."""
-        try:
-            kept = self.keep(group)
-        except Exception as error:  # the boundary round the user's code: it becomes data
-            detail = f"filter {self.name!r} raised {blame(error, self.keep)}"
-            return Failed(FailureCause.FILTER, type(error).__name__, detail)
+    def decision(self, kept: object) -> bool:
         if isinstance(kept, bool | np.bool_):
             return bool(kept)
-        detail = f"filter {self.name!r} returned {kept!r:.60}; it must return True or False"
-        return Failed(FailureCause.FILTER, "WrongReturn", detail)
+        raise self._error(f"returned {kept!r:.60}; it must return True or False", "WrongReturn")
 
+    def raised(self, error: BaseException, function: Callable[..., Any]) -> FilterError:
+        return self._error(f"raised {blame(error, function)}", type(error).__name__)
 
-def has_signal(group: Group) -> bool:
-    """Whether its members differ: a group of equals moves nothing."""
-    return not teaches_nothing(group.rewards)
+    def late(self, seconds: float) -> FilterError:
+        return self._error(f"said nothing within {seconds:g} s, and was stopped", "Timeout")
 
+    def died(self, how: BaseException) -> FilterError:
+        return self._error(f"took its worker process down ({type(how).__name__}: {how})", "WorkerDied")
 
-NO_SIGNAL = Filter("no_signal", has_signal)
-
-
-def load_filter(path: str, base: Path) -> Filter:
-    """The user's `def keep(group) -> bool`."""
-    function = load_symbol(path, base)
-    if not callable(function) or iscoroutinefunction(function):
-        raise ConfigError(
-            f"the filter {path!r} is not a plain function",
-            remedy="name a function `keep(group)`, not async, that returns True or False",
-        )
-    return Filter(path, function)
+    def _error(self, what: str, error: str) -> FilterError:
+        remedy = "mend it, or raise produce.filter_timeout_seconds if it only needs more time"
+        return FilterError(f"filter {self.path!r} {what}", remedy=remedy, error=error)
 
 
 class FilterLedger:

@@ -43,7 +43,9 @@ class GroupMaker:
         clock = asyncio.get_running_loop().time
         begun = clock()
         filled = await self._filling.fill(groups)
-        ended = [end_of(one, self._least, task_set.filter) for one, (_, task_set) in zip(filled, groups, strict=True)]
+        ended = await together(
+            end_of(one, self._least, task_set.filter) for one, (_, task_set) in zip(filled, groups, strict=True)
+        )
         await together(self._settle(started.row, one.status) for one, (started, _) in zip(ended, groups, strict=True))
         return [replace(one, seconds=clock() - begun) for one in ended]
 

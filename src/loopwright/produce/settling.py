@@ -20,7 +20,7 @@ class Ended:
     seconds: float = 0.0
 
 
-def end_of(filled: Filled, least: int, chosen_by: Filter | None) -> Ended:
+async def end_of(filled: Filled, least: int, chosen_by: Filter | None) -> Ended:
     """What becomes of a group that needs `least` scored members. An interrupted one goes on later."""
     row = filled.started.row
     scored = tuple(member for member in filled.members if isinstance(member.reward, Scored))
@@ -30,7 +30,7 @@ def end_of(filled: Filled, least: int, chosen_by: Filter | None) -> Ended:
     if len(scored) < least:
         failures = tuple(member.reward for member in filled.members if isinstance(member.reward, Failed))
         return Ended(group, GroupStatus.FAILED, failures)
-    kept = chosen_by is None or chosen_by.decide(group)
+    kept = chosen_by is None or await chosen_by.decide(group)
     if isinstance(kept, Failed):
         return Ended(group, GroupStatus.FAILED, (kept,))
     return Ended(group, GroupStatus.COMPLETED if kept else GroupStatus.FILTERED)

@@ -4,42 +4,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from loopwright.config import CustomMetric, load_symbol
 from loopwright.core.blame import blame
-from loopwright.core.evaluation import Metric
 from loopwright.errors import ConfigError, MetricError
 from loopwright.types import TaskResult
+from loopwright.workers import UserFunction
 
 SIGNATURE = "`def metric(tasks: Sequence[TaskResult]) -> float | Mapping[str, float]`"
 
 
-def load_metric(spec: CustomMetric, base: Path) -> Metric:
-    """The function that `spec` names, as a metric of its own name."""
-    function = load_symbol(spec.path, base)
-    if not callable(function):
-        raise ConfigError(
-            f"metric {spec.path!r} names {function!r}, which cannot be called", remedy=f"name a {SIGNATURE}"
-        )
-    name = spec.name
+class UserMetric:
+    """The function that `spec` names, sync or async, as a metric of its own name.
 
-    def metric(tasks: Sequence[TaskResult]) -> Mapping[str, float]:
-        return {**_named(name, _called(name, function, tasks)), f"{name}/tasks": float(len(tasks))}
+    Each call starts a worker process of its own: evaluations are rare, and in between nothing is held.
+    """
 
-    return metric
+    def __init__(self, spec: CustomMetric, base: Path, timeout_seconds: float) -> None:
+        if not callable(function := load_symbol(spec.path, base)):
+            raise ConfigError(
+                f"metric {spec.path!r} names {function!r}, which cannot be called", remedy=f"name a {SIGNATURE}"
+            )
+        self._blame = _Blame(spec.name, spec.path)
+        self._base = base
+        self._timeout = timeout_seconds
+
+    async def __call__(self, tasks: Sequence[TaskResult]) -> Mapping[str, float]:
+        async with UserFunction(self._blame, self._base, self._timeout) as function:
+            numbers = await function.call(partial(_named, self._blame.name), tasks)
+        return {**numbers, f"{self._blame.name}/tasks": float(len(tasks))}
 
 
-def _called(name: str, function: Callable[..., Any], tasks: Sequence[TaskResult]) -> Any:
-    try:
-        return function(tasks)
-    except (Exception, SystemExit) as error:
-        raise MetricError(
-            f"metric {name!r} raised {blame(error, function)}",
+@dataclass(frozen=True, slots=True)
+class _Blame:
+    """What is said of a metric."""
+
+    name: str
+    path: str
+
+    def raised(self, error: BaseException, function: Callable[..., Any]) -> MetricError:
+        return MetricError(
+            f"metric {self.name!r} raised {blame(error, function)}",
             remedy="mend that line; a task whose samples all failed has no scores",
-        ) from error
+        )
+
+    def late(self, seconds: float) -> MetricError:
+        return MetricError(
+            f"metric {self.name!r} gave nothing within {seconds:g} s, and was stopped",
+            remedy="make it faster, or raise eval.metric_timeout_seconds",
+        )
+
+    def died(self, how: BaseException) -> MetricError:
+        return MetricError(
+            f"metric {self.name!r} took its worker process down ({type(how).__name__}: {how})",
+            remedy="look for os._exit, a crash in native code, or too little memory",
+        )
 
 
 def _named(name: str, value: Any) -> dict[str, float]:

@@ -7,10 +7,10 @@ computed is missing and counted; the others, and the trajectories, are there.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import isawaitable
 
 from loopwright.core.evaluation import Metric
 from loopwright.errors import MetricError
@@ -103,8 +103,8 @@ async def _measure(
     errors: list[MetricError] = []
     for metric in metrics:
         try:
-            # In a thread: a metric may be the user's, and take its time.
-            numbers |= await asyncio.to_thread(metric, results)
+            found = metric(results)
+            numbers |= await found if isawaitable(found) else found
         except MetricError as error:
             errors.append(error)
     return {**numbers, "metrics_failed": float(len(errors))}, errors

@@ -23,6 +23,7 @@ IDLE = (
     Idle("eval.task_sets.*.filter", lambda config, _: True, "evaluation filters nothing"),
     Idle("produce.filter", lambda config, _: not _inherits(config), "every task set has its own"),
     Idle("produce.filter_budget", lambda config, _: not _filters(config), "nothing is filtered"),
+    Idle("produce.filter_timeout_seconds", lambda config, _: not _has_own_filter(config), "no filter is your own"),
     *(
         Idle(f"{sets}.*.data.columns", lambda _, data: data.map is not None, "map makes the task of the whole row")
         for sets in ("task_sets", "eval.task_sets")
@@ -99,6 +100,10 @@ def no_signal_places(config: RunConfig) -> list[KeyPath]:
     places: dict[KeyPath, str] = {("produce", "filter"): config.produce.filter} if _inherits(config) else {}
     places |= {("task_sets", i, "filter"): one.filter for i, one in enumerate(config.task_sets) if one.filter}
     return [path for path, name in places.items() if name == "no_signal"]
+
+
+def _has_own_filter(config: RunConfig) -> bool:
+    return any(":" in (task_set.filter or config.produce.filter) for task_set in config.task_sets)
 
 
 def _inherits(config: RunConfig) -> bool:

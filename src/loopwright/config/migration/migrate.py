@@ -52,7 +52,7 @@ def set_apart(layered: Layered) -> Layered:
             if theirs and not ours:
                 del layered.values[root]
     for path in list(layered.sources):
-        if path[0] in ROOTS or (len(path) > 1 and path[1] in old.values.get(path[0], {})):
+        if path[0] in ROOTS or (len(path) > 1 and path[1] in old.values.get(str(path[0]), {})):
             old.sources[path] = layered.sources.pop(path)
     return old
 

@@ -2,7 +2,7 @@
 
 A sync function runs in a pool of worker processes: it cannot block the event loop, and past its deadline the worker is
 killed. An async function runs in the event loop. Either way the caller gets what `read` makes of the returned value, or
-a JudgeError, never anything else, and a cancelled call leaves nothing running.
+an error that says who is to blame, never anything else, and a cancelled call leaves nothing running.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from loopwright.config.imports import load_symbol
-from loopwright.errors import ConfigError
-from loopwright.judgers.verdict import Signature
+from loopwright.errors import ConfigError, LoopwrightError
 
 T = TypeVar("T")
 
@@ -31,11 +30,32 @@ START_SECONDS = 60.0
 """How long a worker may take to start, beyond the function's own deadline."""
 
 
-class UserFunction:
-    """The function that `signature` names, relative to `base`. Use it as `async with`."""
+class Blame(Protocol):
+    """What is said of a function that went wrong. It travels to the worker, so it must survive pickling."""
 
-    def __init__(self, signature: Signature, base: Path, timeout_seconds: float = 10.0, workers: int = 1) -> None:
-        self._signature = signature
+    @property
+    def path(self) -> str:
+        """Where the function is found."""
+        ...
+
+    def raised(self, error: BaseException, function: Callable[..., Any]) -> LoopwrightError:
+        """It raised `error`. To be called by the frame that called `function`: the traceback starts below it."""
+        ...
+
+    def late(self, seconds: float) -> LoopwrightError:
+        """It was stopped after so long."""
+        ...
+
+    def died(self, how: BaseException) -> LoopwrightError:
+        """It took its worker process down."""
+        ...
+
+
+class UserFunction:
+    """The function that `blame` names, relative to `base`. Use it as `async with`."""
+
+    def __init__(self, blame: Blame, base: Path, timeout_seconds: float = 10.0, workers: int = 1) -> None:
+        self._blame = blame
         self._base = base
         self._timeout = timeout_seconds
         self._workers = workers
@@ -44,7 +64,7 @@ class UserFunction:
         self._pool: ProcessPool | None = None
 
     async def __aenter__(self) -> Self:
-        load_function(self._signature.path, self._base)
+        load_function(self._blame.path, self._base)
         return self
 
     async def __aexit__(
@@ -55,7 +75,7 @@ class UserFunction:
 
     async def call(self, read: Callable[[Any], T], *args: Any) -> T:
         """`read(function(*args))`. Both run where the function does, so `read` must survive pickling."""
-        function = load_function(self._signature.path, self._base)
+        function = load_function(self._blame.path, self._base)
         if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
             return await self._await(function, read, args)
         async with self._slots:
@@ -68,24 +88,24 @@ class UserFunction:
                 value = await function(*args)
         except (Exception, SystemExit) as error:
             if deadline.expired():
-                raise self._signature.late(self._timeout) from error
-            raise self._signature.raised(error, function) from error
+                raise self._blame.late(self._timeout) from error
+            raise self._blame.raised(error, function) from error
         return read(value)
 
     async def _in_worker(self, read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
         pool = await self._started_pool()
-        call = pool.schedule(call_in_worker, args=(self._signature, self._base, read, args), timeout=self._timeout)
+        call = pool.schedule(call_in_worker, args=(self._blame, self._base, read, args), timeout=self._timeout)
         try:
             # Cancelling this await cancels the call, and pebble then kills its worker.
             async with asyncio.timeout(self._timeout + START_SECONDS):
                 value: T = await asyncio.wrap_future(call)
                 return value
         except TimeoutError as error:
-            raise self._signature.late(self._timeout) from error
+            raise self._blame.late(self._timeout) from error
         except ProcessExpired as error:
-            raise self._signature.died(error) from error
+            raise self._blame.died(error) from error
         except BrokenProcessPool as error:
-            raise self._signature.died(error) from error
+            raise self._blame.died(error) from error
 
     async def _started_pool(self) -> ProcessPool:
         if self._pool is not None and not self._pool.active:
@@ -97,7 +117,7 @@ class UserFunction:
             self._pool = ProcessPool(
                 max_workers=self._workers,
                 initializer=start_worker,
-                initargs=(self._signature.path, self._base),
+                initargs=(self._blame.path, self._base),
                 context=context,
             )
         return self._pool
@@ -115,8 +135,7 @@ def load_function(path: str, base: Path) -> Callable[..., Any]:
     function = load_symbol(path, base)
     if not callable(function):
         raise ConfigError(
-            f"judger path {path!r} names {function!r}, which cannot be called",
-            remedy="name a function that returns a number, for example `judge(task, episode)`",
+            f"{path!r} names {function!r}, which cannot be called", remedy="name a function: `file.py:name`"
         )
     return function
 
@@ -137,11 +156,11 @@ def _exit_after_parent() -> None:
         os._exit(1)
 
 
-def call_in_worker(signature: Signature, base: Path, read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
+def call_in_worker(blame: Blame, base: Path, read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
     """Runs in the worker: whatever the user's code does, what travels back can be pickled."""
-    function = load_function(signature.path, base)
+    function = load_function(blame.path, base)
     try:
         value = function(*args)
     except (Exception, SystemExit) as error:
-        raise signature.raised(error, function) from None
+        raise blame.raised(error, function) from None
     return read(value)
