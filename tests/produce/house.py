@@ -13,7 +13,7 @@ from loopwright.judgers import IntegerAnswer
 from loopwright.ports import Engine, Policy, ResumePlan, StalePolicy
 from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
-from loopwright.types import GenerateRequest, GroupStatus, Message, Rollout, Sampling, Task
+from loopwright.types import Failed, GenerateRequest, Group, GroupStatus, Message, Rollout, Sampling, Task
 
 
 class Counting:
@@ -36,6 +36,18 @@ class RaisesOn:
         if task.id in self.ids:
             raise KeyError("tool")
         return await SingleTurn().run(task, policy)
+
+
+class Says:
+    """A filter that says the same of all groups."""
+
+    name = "the test's filter"
+
+    def __init__(self, decision: bool | Failed) -> None:
+        self.decision = decision
+
+    async def decide(self, group: Group) -> bool | Failed:
+        return self.decision
 
 
 def echo(request: GenerateRequest) -> str:

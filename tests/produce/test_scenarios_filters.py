@@ -8,16 +8,15 @@ from typing import TypeVar
 
 import pytest
 from async_house import Learning, async_house
-from house import House, task_set
+from house import House, Says, task_set
 
 from loopwright.errors import BudgetError
-from loopwright.produce import Filter
 from loopwright.testing import run_virtually
 from loopwright.types import GroupStatus
 
 T = TypeVar("T")
 
-NEVER = Filter("never", lambda group: False)
+NEVER = Says(False)
 
 
 async def soon(work: Awaitable[T]) -> T:
@@ -35,7 +34,7 @@ def test_a_filter_that_drops_everything_ends_the_run(concurrency: int) -> None:
             concurrency=concurrency,
             task_sets=[task_set(filter=NEVER, resumable=True)],
         )
-        with pytest.raises(BudgetError, match=r"step 1: there is nothing to train on.*filtered by never"):
+        with pytest.raises(BudgetError, match=r"step 1: there is nothing to train on.*filtered by the test"):
             await soon(Learning(house, house.producer()).run(1))
         assert GroupStatus.PENDING not in await house.counts()
 

@@ -1,4 +1,4 @@
-"""Work that is done at the same time and has one owner."""
+"""Work that has an owner: how several pieces are done at the same time, and how they end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+GRACE_SECONDS = 30.0
+"""How long work that was cancelled may take to clean up. Nobody waits for it any longer."""
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -18,3 +21,13 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from failed.exceptions[0].__cause__
     return [task.result() for task in tasks]
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. It is not cancelled with its caller, who waits for its end and is cancelled then."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

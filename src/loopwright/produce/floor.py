@@ -8,10 +8,13 @@ are in flight.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
+from loopwright.core.together import GRACE_SECONDS
 from loopwright.ports import ReplayBuffer
 from loopwright.produce.context import ProduceContext
+from loopwright.produce.describe import describe_slots
 from loopwright.produce.failures import FirstFailures
 from loopwright.produce.filling import Filling, Groups
 from loopwright.produce.line import Line
@@ -23,6 +26,8 @@ from loopwright.produce.settling import Ended
 from loopwright.produce.signal import Signal
 from loopwright.produce.strategies import Source
 from loopwright.types import Rollout
+
+log = logging.getLogger("loopwright")
 
 
 class Floor:
@@ -107,7 +112,10 @@ class Floor:
 
     async def abandon(self) -> None:
         """Cancel all groups in flight: they go back to the buffer as far as they got."""
-        await self._pending.cancel()
+        left_behind = await self._pending.cancel()
+        if left_behind:
+            words = "these groups were cancelled, did not end within %g s, and are left behind: %s\n%s"
+            log.warning(words, GRACE_SECONDS, ", ".join(left_behind), describe_slots(self.slots))
         await self._maker.give_back()
 
     def _choose(self) -> tuple[int, Source] | None:
@@ -120,7 +128,8 @@ class Floor:
 
     def _make(self, groups: Groups) -> None:
         self.slots.announce(self._maker.agents(groups))
-        self._pending.schedule(self._maker.make(groups))
+        name = ", ".join(f"{started.row.task_set}/{started.row.draw:06d}" for started, _ in groups)
+        self._pending.schedule(self._maker.make(groups), name)
 
     def _moved(self) -> None:
         self.moves += 1

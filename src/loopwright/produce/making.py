@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from loopwright.core.together import together
+from loopwright.core.together import to_its_end, together
 from loopwright.ports import GroupRow, ReplayBuffer
 from loopwright.produce.filling import Filling, Groups
 from loopwright.produce.settling import Ended, end_of
@@ -22,6 +22,7 @@ class GroupMaker:
         self._buffer = buffer
         self._least = least
         self._unsettled: dict[tuple[str, int], GroupRow] = {}
+        """Groups of which nobody has said yet how they end."""
 
     def agents(self, groups: Groups) -> int:
         """How many agents it takes to make the groups."""
@@ -50,5 +51,6 @@ class GroupMaker:
         return [replace(one, seconds=clock() - begun) for one in ended]
 
     async def _settle(self, row: GroupRow, status: GroupStatus) -> None:
-        await self._buffer.settle(row, status)
+        """Once begun, it is done: a group must not be settled twice because nobody waited for the first time."""
         del self._unsettled[row.task_set, row.draw]
+        await to_its_end(self._buffer.settle(row, status))

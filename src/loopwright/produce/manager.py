@@ -12,6 +12,7 @@ It begins in UPDATING: whoever trains says with which weights to begin, and only
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -80,6 +81,7 @@ class AgentLoopManager:
         self._version = step
         self._begun = step
         self._makes_ahead = False
+        self._looping = asyncio.Lock()
         self._crash: Exception | None = None
 
     @property
@@ -115,19 +117,20 @@ class AgentLoopManager:
 
     async def produce_loop(self) -> None:
         """Make groups until `shutdown`. What ends it early, a spent budget for one, is also raised in `take`."""
-        try:
-            while self._state is not ManagerState.FINISHED:
-                self._floor.claim(self._progress.next_consumer_step)
-                news = self._floor.signal.news
-                await self._start_groups()
-                await news.wait()
-        except Exception as error:
-            self._crash = error
-            raise
-        finally:
-            self._state = ManagerState.FINISHED
-            self._floor.signal.notify()
-            await self._floor.abandon()
+        async with self._looping:
+            try:
+                while self._state is not ManagerState.FINISHED:
+                    self._floor.claim(self._progress.next_consumer_step)
+                    news = self._floor.signal.news
+                    await self._start_groups()
+                    await news.wait()
+            except Exception as error:
+                self._crash = error
+                raise
+            finally:
+                self._state = ManagerState.FINISHED
+                self._floor.signal.notify()
+                await self._floor.abandon()
 
     async def take(self, step: int) -> Batch:
         """The groups of train step `step`. An empty batch says: load the newest weights, then ask for the same step."""
@@ -193,7 +196,9 @@ class AgentLoopManager:
         """End production. What is in flight goes back to the buffer, as far as it got."""
         self._state = ManagerState.FINISHED
         self._floor.signal.notify()
-        await self._floor.abandon()
+        # A loop that runs gives back what it has started; without one, what is left of the last batch is here.
+        async with self._looping:
+            await self._floor.abandon()
 
     def describe(self) -> str:
         """Who waits on whom, the counters of every task set, and the oldest rollouts in flight."""

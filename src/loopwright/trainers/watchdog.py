@@ -9,15 +9,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
+from loopwright.core.together import GRACE_SECONDS
 from loopwright.errors import StalledError
 
 T = TypeVar("T")
 
 LOOKS = 20
 """How often a wait looks round before it gives up."""
-
-GRACE_SECONDS = 30.0
-"""How long work that was cancelled may take to clean up."""
 
 
 class Watchdog:
