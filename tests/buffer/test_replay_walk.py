@@ -160,9 +160,10 @@ class Walk(RuleBasedStateMachine):
     def expire(self, ahead: int) -> None:
         step = self.version + ahead
         self.due = max(self.due, step)
-        assert self.runner.run(self.buffer.expire(step)) == self.expire_in_model(step)
+        self.runner.run(self.buffer.expire(step))
+        self.expire_in_model(step)
 
-    def expire_in_model(self, step: int) -> dict[str, int]:
+    def expire_in_model(self, step: int) -> None:
         due = [
             group
             for group in self.known
@@ -174,7 +175,6 @@ class Walk(RuleBasedStateMachine):
         for group in due:
             group.status, group.tokens, group.partial = GroupStatus.EXPIRED, {}, {}
             group.expiries += 1
-        return {name: sum(group.task_set == name for group in due) for name in SETS}
 
     @rule(most=st.integers(1, 3))
     def take(self, most: int) -> None:
@@ -252,13 +252,13 @@ class Walk(RuleBasedStateMachine):
             ]
             of_aborted = [group.oldest for group in self.of(name, GroupStatus.ABORTED) if group.oldest is not None]
             bounds[name] = min([*of_pending, *of_aborted], default=None)
-            assert self.buffer.oldest_pending(name) == bounds[name]
         step = self.version + 1
         waits = self.policy.stale is Stale.WAIT
         blocked = waits and any(bound is not None and bound + self.horizon <= step for bound in bounds.values())
         for name in SETS:
-            completed = len(self.of(name, GroupStatus.COMPLETED))
-            assert self.buffer.ready(name, step) == (0 if blocked else completed)
+            ages, bound = [group.age[0] for group in self.of(name, GroupStatus.COMPLETED)], bounds[name]
+            in_turn = [age for age in ages if not waits or bound is None or age <= bound]
+            assert self.buffer.ready(name, step) == (0 if blocked else len(in_turn))
 
 
 # Shrinking a history takes minutes, and a history is readable as it is.

@@ -57,10 +57,12 @@ class StoredBuffer:
         return self._shelf(task_set).counts[status]
 
     def ready(self, task_set: str, step: int) -> int:
-        return 0 if self._must_wait(step) else self._shelf(task_set).waiting(GroupStatus.COMPLETED)
-
-    def oldest_pending(self, task_set: str) -> int | None:
-        return self._shelf(task_set).oldest_pending
+        if self._must_wait(step):
+            return 0
+        shelf = self._shelf(task_set)
+        # In the order of their age: else groups of several steps could have their last chance at the same one.
+        upto = shelf.oldest_pending if self._policy.stale is Stale.WAIT else None
+        return shelf.waiting(GroupStatus.COMPLETED, upto)
 
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
         row = await self._storage.draw(task_set, draw, task, version)
@@ -107,7 +109,7 @@ class StoredBuffer:
             # It may have become too old while it was made.
             await self.expire(self._due_step)
 
-    async def expire(self, step: int) -> Mapping[str, int]:
+    async def expire(self, step: int) -> None:
         self._due_step = max(self._due_step, step)
         due = {name: self._pop_expiring(shelf, step) for name, shelf in self._shelves.items()}
         try:
@@ -120,7 +122,6 @@ class StoredBuffer:
         for name, groups in due.items():
             for group in groups:
                 self._shelves[name].move(group, GroupStatus.EXPIRED)
-        return {name: len(groups) for name, groups in due.items()}
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:
         for name, count in wanted.items():

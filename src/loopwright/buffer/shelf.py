@@ -76,11 +76,12 @@ class Shelf:
     def __init__(self, counts: Mapping[GroupStatus, int]) -> None:
         self.counts = Counter(counts)
         self._groups: dict[int, Holding] = {}
-        self._queues: dict[GroupStatus, list[tuple[int, int]]] = {status: [] for status in QUEUED}
+        self._queues = {status: _Queue() for status in QUEUED}
         self._bounds = _Bounds()
 
     @property
     def oldest_pending(self) -> int | None:
+        """The lowest bound of a group that is PENDING or ABORTED."""
         return self._bounds.lowest
 
     def get(self, draw: int) -> Holding | None:
@@ -114,24 +115,52 @@ class Shelf:
             self._bounds.set(group.row.draw, None)
             del self._groups[group.row.draw]
 
-    def waiting(self, status: GroupStatus) -> int:
-        return len(self._queues[status])
+    def waiting(self, status: GroupStatus, upto: int | None = None) -> int:
+        """How many wait in `status`, of any age or none younger than `upto`."""
+        return self._queues[status].count(upto)
 
     def next_age(self, status: GroupStatus) -> int | None:
         """The age of the group that `pop` would give."""
-        queue = self._queues[status]
-        return queue[0][0] if queue else None
+        return self._queues[status].next_age
 
     def pop(self, status: GroupStatus) -> Holding:
         """The oldest group that waits in `status`. Whoever has it must `move` it, or `put_back`."""
-        return self._groups[heappop(self._queues[status])[1]]
+        return self._groups[self._queues[status].pop()]
 
     def put_back(self, group: Holding) -> None:
-        heappush(self._queues[group.row.status], (group.age, group.row.draw))
+        self._queues[group.row.status].push(group.age, group.row.draw)
+
+
+class _Queue:
+    """Draws by age, the oldest first. There are as many ages as versions in the making, which is a handful."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._ages: Counter[int] = Counter()
+
+    @property
+    def next_age(self) -> int | None:
+        return self._heap[0][0] if self._heap else None
+
+    def count(self, upto: int | None) -> int:
+        if upto is None:
+            return len(self._heap)
+        return sum(count for age, count in self._ages.items() if age <= upto)
+
+    def push(self, age: int, draw: int) -> None:
+        heappush(self._heap, (age, draw))
+        self._ages[age] += 1
+
+    def pop(self) -> int:
+        age, draw = heappop(self._heap)
+        self._ages[age] -= 1
+        if not self._ages[age]:
+            del self._ages[age]
+        return draw
 
 
 class _Bounds:
-    """How many groups have which bound. There are as many as versions in the making, which is a handful."""
+    """How many groups have which bound: a handful of them, too."""
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}

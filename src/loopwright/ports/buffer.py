@@ -27,8 +27,8 @@ class Started:
 class ReplayBuffer(Protocol):
     """Knows readiness, order, staleness and storage. A group is in exactly one status at any moment (R3).
 
-    Whatever an `async` method has returned from is durable (D1); `count`, `ready` and `oldest_pending` are answered
-    from memory and never wait. A group that was taken counts as CONSUMED from then on.
+    Whatever an `async` method has returned from is durable (D1); `count` and `ready` are answered from memory and never
+    wait. A group that was taken counts as CONSUMED from then on.
     """
 
     @property
@@ -41,12 +41,11 @@ class ReplayBuffer(Protocol):
         ...
 
     def ready(self, task_set: str, step: int) -> int:
-        """Completed groups that `take` could hand to train step `step`. With `stale: wait` there are none, of any task
-        set, while a group that has its last chance at this step is still PENDING or ABORTED."""
-        ...
+        """Completed groups that `take` could hand to train step `step`.
 
-    def oldest_pending(self, task_set: str) -> int | None:
-        """The oldest version behind any group that is PENDING or ABORTED: the one that will be stale first."""
+        With `stale: wait` none are that are younger than a PENDING or ABORTED group of their task set, and none of any
+        task set while such a group has its last chance at this step.
+        """
         ...
 
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
@@ -72,9 +71,9 @@ class ReplayBuffer(Protocol):
         """A PENDING group is through (COMPLETED, FILTERED, FAILED) or interrupted (ABORTED)."""
         ...
 
-    async def expire(self, step: int) -> Mapping[str, int]:
+    async def expire(self, step: int) -> None:
         """Apply the policy to completed groups that are too old for train step `step`, and from now on to those that
-        will be completed so; how many expired at once, by set."""
+        will be completed so."""
         ...
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:

@@ -106,7 +106,7 @@ class Storage(Protocol):
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
-        """Bring the ledger to checkpoint `step`, also for task sets that are not named, and say for each that is what is
+        """Bring the ledger to checkpoint `step`, all task sets of it, and say for each of those that are named what is
         left to do. A new lineage begins.
 
         Consumption at later steps is undone, groups sampled by later versions are rolled back, and groups that were
