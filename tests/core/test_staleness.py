@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.core.staleness import horizon, staleness, trainable_at, without_stale
+from loopwright.core.staleness import horizon, is_too_old, staleness, without_stale
 from loopwright.types import Episode, Group, Rollout, RolloutKey, Scored, Task, Timing, TokenChain
 
 BOUNDED = settings(max_examples=30, deadline=None, derandomize=True)
@@ -25,11 +25,13 @@ def test_horizon_by_example(max_staleness: int, interval: int, steps: int) -> No
 
 @BOUNDED
 @given(st.integers(0, 50), st.integers(0, 5), st.integers(1, 5), st.integers(-5, 120))
-def test_exactly_the_steps_within_the_horizon_may_train(
+def test_a_token_is_too_old_for_the_steps_after_its_horizon(
     version: int, max_staleness: int, interval: int, step: int
 ) -> None:
-    allowed = range(version + 1, version + horizon(max_staleness, interval) + 1)
-    assert trainable_at(version, step, max_staleness, interval) == (step in allowed)
+    reach = horizon(max_staleness, interval)
+    allowed = range(version + 1, version + reach + 1)
+    assert is_too_old(version, step, reach) == (step > allowed[-1])
+    assert not is_too_old(version, step, None)
 
 
 def chain(*versions: int) -> TokenChain:

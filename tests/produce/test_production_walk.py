@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loopwright.agents import SingleTurn
 from loopwright.core.seeds import derive_seed
-from loopwright.core.staleness import trainable_at
+from loopwright.core.staleness import horizon, is_too_old
 from loopwright.errors import JudgeError
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import Policy
@@ -276,7 +276,8 @@ class Production(RuleBasedStateMachine):
             assert not rollout.is_partial
             for chain in rollout.episode.chains:  # type: ignore[union-attr]
                 for version, mask in zip(chain.versions, chain.mask, strict=True):
-                    assert not mask or trainable_at(int(version), step, self.staleness, self.sync_interval)
+                    assert not mask or version < step
+                    assert not mask or not is_too_old(int(version), step, horizon(self.staleness, self.sync_interval))
 
     async def _sync(self) -> None:
         await self.manager.pause(self.in_flight)

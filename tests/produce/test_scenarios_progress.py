@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from loopwright.core.admission import tail_of, window_limit
 from loopwright.core.progress import ProduceProgress
-from loopwright.core.staleness import trainable_at
+from loopwright.core.staleness import is_too_old
 from loopwright.produce import AgentLoopManager, ManagerState
-from loopwright.testing import run_virtually
-from loopwright.types import Group, GroupStatus, PauseMode, Stale
+from loopwright.testing import ScriptedEngine, run_virtually
+from loopwright.types import GenerateRequest, Group, GroupStatus, PauseMode, Stale
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 5), st.integers(0, 40))
@@ -23,10 +23,11 @@ def test_targets_accumulate_once(asked: list[int], groups: int, begun: int) -> N
     progress = ProduceProgress({"a": 2.0, "b": 1.0}, groups, step=begun)
     for ahead in asked:
         progress.target_upto(begun + ahead)
-    assert sum(progress.target.values()) == groups * max(asked)
     assert progress.producer_future_step == begun + max(asked)
+    target = progress.target_upto(begun + max(asked))
+    assert sum(target.values()) == groups * max(asked)
     once = ProduceProgress({"a": 2.0, "b": 1.0}, groups, step=begun)
-    assert dict(once.target_upto(begun + max(asked))) == dict(progress.target)
+    assert dict(once.target_upto(begun + max(asked))) == dict(target)
 
 
 def test_an_empty_batch_adds_nothing_to_the_target() -> None:
@@ -46,14 +47,13 @@ def test_counters_are_absolute_and_monotone(data: st.DataObject) -> None:
     """What a step goes without is not owed for ever, and what was taken stays counted."""
     progress = ProduceProgress({"a": 1.0, "b": 3.0}, 4)
     for step in range(1, 8):
-        before = dict(progress.consumed)
         wanted = progress.wanted(step)
+        before = {name: progress.available(name, count) for name, count in wanted.items()}
         taken = {name: data.draw(st.integers(0, count)) for name, count in wanted.items()}
         progress.take(taken)
         assert progress.next_consumer_step == step + 1
         for name in wanted:
-            assert progress.consumed[name] == before[name] + taken[name]
-            assert progress.available(name, 0) == progress.target_upto(step)[name]
+            assert progress.available(name, 0) == before[name] == progress.target_upto(step)[name]
         assert progress.wanted(step) == {"a": 0, "b": 0}
 
 
@@ -108,7 +108,7 @@ def test_expiry_refills_or_masks() -> None:
     step = next(n for n, batch in enumerate(learning.batches, 1) if late in batch.groups)
     assert step > 2, "it came too late for the steps of its first tokens"
     kept = [int(v) for v, m in zip(chain.versions, chain.mask, strict=True) if m]
-    assert all(trainable_at(version, step, 1) for version in kept)
+    assert not any(is_too_old(version, step, 2) for version in kept)
     assert masked._buffer.masked_tokens > 0
     assert late.rewards == (1.0,), "it is trained all the same: nothing is dropped for being slow (R5)"
 
@@ -214,6 +214,60 @@ def test_a_colocated_window_starts_more_and_keeps_the_rest_for_the_next_step() -
     assert run_virtually(house.counts())[GroupStatus.CONSUMED] == 4
     _, _, seconds = run_virtually(main(PauseMode.DRAIN))
     assert seconds > 40
+
+
+def test_a_colocated_tail_step_goes_on_with_what_was_interrupted() -> None:
+    """Groups that expired are to be made alone, but the window is full of groups that were interrupted."""
+
+    async def main() -> None:
+        house = async_house(
+            staleness=0,
+            groups=2,
+            members=1,
+            stale=Stale.RETRY,
+            seconds=lambda request: 1.0 if int(request.id.split("/")[1]) % 2 == 0 else 3.0,
+            more={"over_sample": 1.0, "in_flight": PauseMode.ABORT, "tail_batch": 1},
+        )
+        manager = house.producer()
+        for step in range(1, 20):
+            batch = await manager.produce_batch(step, step - 1)
+            assert len(batch.groups) == 2
+            await manager.consume(batch.groups, step)
+            await house.engine.pause()
+            await house.engine.load(step)
+            await house.engine.resume()
+        await manager.shutdown()
+
+    run_virtually(main())
+
+
+def test_groups_that_are_waited_for_and_interrupted_keep_their_places_and_go_on() -> None:
+    """`stale: wait`: updates interrupt groups before they are through, and the gate has room for no others."""
+
+    async def main(staleness: int) -> None:
+        house = async_house(
+            staleness=staleness, groups=2, members=2, stale=Stale.WAIT, engine=ScriptedEngine(["12345"], seconds=slow)
+        )
+        manager = house.producer()
+        learning = Learning(house, manager)
+        running = asyncio.create_task(learning.run(8))
+        most = 0
+        while not running.done():
+            await asyncio.sleep(0.7)
+            counts = await house.counts()
+            unfinished = [counts.get(status, 0) for status in (GroupStatus.PENDING, GroupStatus.ABORTED)]
+            most = max(most, sum(unfinished) + counts.get(GroupStatus.COMPLETED, 0))
+        await running
+        assert [len(batch.groups) for batch in learning.batches] == [2] * 8
+        assert most <= 2 * (staleness + 1), "interrupted groups keep their places in the gate"
+        assert manager._buffer.masked_tokens == 0
+        assert [request for request in house.engine.requests if request.sampled_before], "some were interrupted"
+
+    def slow(request: GenerateRequest) -> float:
+        return 2.0 + int(request.id.split("/")[1]) % 3
+
+    for staleness in (1, 2):
+        run_virtually(main(staleness))
 
 
 def test_task_sets_take_turns() -> None:

@@ -11,7 +11,6 @@ from loopwright.produce.strategies import AsyncStrategy, Source, SyncStrategy
 
 EMPTY = ProduceContext(
     step=1,
-    version=0,
     target=4,
     batch=4,
     ahead=8,
@@ -51,7 +50,7 @@ def test_an_async_strategy(changes: dict[str, object], source: Source | None) ->
 
 @pytest.mark.parametrize(
     ("changes", "source"),
-    [({}, Source.NEW), ({"pending": 4}, None), ({"ahead": 2, "pending": 2}, None), ({"aborted": 4}, Source.ABORTED)],
+    [({}, Source.NEW), ({"pending": 4}, None), ({"aborted": 4}, Source.ABORTED)],
 )
 def test_a_sync_strategy_makes_what_the_step_needs(changes: dict[str, object], source: Source | None) -> None:
     assert SyncStrategy().choose(replace(EMPTY, **changes)) is source  # type: ignore[arg-type]
@@ -69,6 +68,13 @@ def test_a_tail_step_is_made_of_expired_groups_without_oversampling() -> None:
         assert strategy.choose(replace(enough, expired=expired)) is Source.EXPIRED
         strategy.started(Source.EXPIRED)
     assert strategy.choose(replace(enough, expired=2)) is Source.ABORTED, "a step has four groups"
+    strategy.begin(enough)
+    full = replace(enough, aborted=1, pending=3)
+    assert strategy.choose(full) is Source.ABORTED, "what was interrupted needs no room"
+    assert strategy.choose(replace(full, slot_is_free=False)) is None, "but a slot"
+    assert strategy.choose(replace(full, aborted=0, pending=4)) is None
+    for _ in range(4):
+        strategy.started(Source.EXPIRED)
     assert strategy.choose(replace(enough, expired=2, aborted=0, pending=4)) is None, "and no more are made in it"
     strategy.begin(replace(enough, expired=2))
     assert strategy.choose(replace(enough, expired=2, aborted=0, pending=4)) is Source.NEW

@@ -28,6 +28,7 @@ class ProduceProgress:
         """Up to each step from the last one taken to the last one planned."""
         self._consumed = dict.fromkeys(weights, 0)
         self._forgone = dict.fromkeys(weights, 0)
+        """Groups that steps went without, because none could be found."""
         self._last_taken = step
 
     @property
@@ -39,21 +40,6 @@ class ProduceProgress:
     def producer_future_step(self) -> int:
         """The last step whose target is counted in."""
         return self._last_taken + len(self._targets) - 1
-
-    @property
-    def target(self) -> Counts:
-        """Groups that all steps up to `producer_future_step` need."""
-        return self._targets[-1]
-
-    @property
-    def consumed(self) -> Counts:
-        """Groups that were taken."""
-        return self._consumed
-
-    @property
-    def forgone(self) -> Counts:
-        """Groups that steps went without, because none could be found."""
-        return self._forgone
 
     def resize(self, size: int) -> None:
         """Give the next consumer step `size` groups; no later one may be planned yet."""

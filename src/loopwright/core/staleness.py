@@ -19,11 +19,6 @@ def horizon(max_staleness: int, sync_interval: int = 1) -> int:
     return (max_staleness + 1) * sync_interval
 
 
-def trainable_at(version: int, step: int, max_staleness: int, sync_interval: int = 1) -> bool:
-    """Whether a token of `version` may be trained at `step`."""
-    return 0 <= staleness(version, step) < horizon(max_staleness, sync_interval)
-
-
 def is_too_old(version: int, step: int, horizon: int | None) -> bool:
     """Whether train step `step` comes too late for a token of `version`. Without a horizon no step does."""
     return horizon is not None and version + horizon < step

@@ -11,14 +11,12 @@ class ProduceContext:
 
     step: int
     """The step whose batch is taken next."""
-    version: int
-    """The weights that a group which starts now would be sampled with."""
     target: int
     """Needed for all steps up to `step`."""
     batch: int
     """Still to be taken for `step`."""
     ahead: int | None
-    """Needed for all steps that `version` may feed, when steps are produced ahead; None when they are not."""
+    """Needed for all steps that the present weights may feed, when steps are produced ahead; None when they are not."""
     available: int
     """Taken so far, or complete."""
     pending: int

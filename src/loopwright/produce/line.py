@@ -57,12 +57,11 @@ class Line:
         """Groups that are on their way to a train step."""
         return {status: self._buffer.count(self.name, status) for status in IN_STOCK}
 
-    def context(self, version: int, ahead: int | None, *, slot_is_free: bool) -> ProduceContext:
+    def context(self, ahead: int | None, *, slot_is_free: bool) -> ProduceContext:
         """What the strategy is shown."""
         step, stock = self._progress.next_consumer_step, self.stock
         return ProduceContext(
             step=step,
-            version=version,
             target=self._progress.target_upto(step)[self.name],
             batch=self._progress.wanted(step)[self.name],
             ahead=ahead,

@@ -281,7 +281,7 @@ class AgentLoopManager:
         if self._makes_ahead:
             horizon, last_step = self._settings.horizon, self._settings.last_step
             ahead = horizon_limit(self._progress, line.name, self._version, horizon, last_step)
-        return line.context(self._version, ahead, slot_is_free=self._floor.slot_is_free)
+        return line.context(ahead, slot_is_free=self._floor.slot_is_free)
 
     def _check_running(self, verb: str) -> None:
         if self._crash is not None:

@@ -48,13 +48,12 @@ def strategy_of(settings: ProduceSettings) -> ProduceStrategy:
 
 
 class SyncStrategy:
-    """Makes what the next step needs, and no more."""
+    """Makes what the next step needs, and no more: for colocated runs."""
 
     def begin(self, context: ProduceContext) -> None: ...
 
     def choose(self, context: ProduceContext) -> Source | None:
-        limit = context.target if context.ahead is None else min(context.target, context.ahead)
-        return _first(context, limit, with_expired=True)
+        return _first(context, context.target, with_expired=True)
 
     def started(self, source: Source) -> None: ...
 
@@ -81,9 +80,7 @@ class AsyncStrategy:
     def choose(self, context: ProduceContext) -> Source | None:
         over_sample = 0.0 if self._is_tail_step else self._over_sample
         limit = window_limit(context.target, context.batch, over_sample) if context.ahead is None else context.ahead
-        if self._tail_left and context.expired:
-            return Source.EXPIRED if context.slot_is_free and has_room(context.in_hand, limit) else None
-        return _first(context, limit, with_expired=self._tail_batch is None)
+        return _first(context, limit, with_expired=self._tail_batch is None or self._tail_left > 0)
 
     def started(self, source: Source) -> None:
         if source is Source.EXPIRED:
