@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check test-full lint setup clean parity bench
+.PHONY: demo test check test-full lint setup clean parity bench clients
 
 demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
@@ -53,5 +53,16 @@ parity: .peers/verl/.ready .peers/trl/.ready .peers/torchrl/.ready  ## Record wh
 	.peers/$*/bin/pip install -q --no-deps -r $<
 	touch $@
 
+clients: .clients/.ready  ## Install the agents that the gateway is tested with
+
+# Agents, in a git-ignored folder and in environments of their own. Needs Node 20 or later.
+.clients/.ready: tools/clients/package.json tools/clients/requirements.txt
+	mkdir -p .clients/node
+	cp tools/clients/package.json .clients/node
+	cd .clients/node && npm install --no-audit --no-fund --loglevel error
+	$(PYTHON) -m venv .clients/mini
+	.clients/mini/bin/pip install -q --no-deps --no-compile -r tools/clients/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .peers runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .peers .clients runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
