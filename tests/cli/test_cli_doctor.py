@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from loopwright.cli import main
 from loopwright.doctor import torch_probe
+from loopwright.weights import folder
 
 
 @pytest.fixture
@@ -90,10 +92,17 @@ def test_what_was_printed_before_a_hang_is_kept(monkeypatch):
 
 def test_models_in_the_cache_are_listed(run, monkeypatch, tmp_path):
     program(monkeypatch, FOUND)
-    folder = tmp_path / "cache" / "loopwright" / "models" / "mine"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    model = tmp_path / "cache" / "loopwright" / "models" / "mine"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
     assert "mine (0.0 GiB)" in run()[1]
+
+
+def test_weights_of_killed_runs_are_listed(run, monkeypatch):
+    program(monkeypatch, FOUND)
+    monkeypatch.setattr(folder, "left_behind", lambda: {Path("/dev/shm/loopwright-0-ab"): 540 << 20})
+    assert "-> remove them: rm -r /dev/shm/loopwright-0-ab;" in run()[1]
+    assert json.loads(run("--json")[1])["facts"]["left_behind"] == {"/dev/shm/loopwright-0-ab": 540 << 20}
 
 
 def test_doctor_loads_nothing_heavy(run, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,11 @@ def test_a_good_machine_gets_no_advice():
         ({"disks": (replace(RUNS, writable=False),)}, "/runs, for runs, is not writable", "trainer.run_dir"),
         ({"disks": (replace(MODELS, writable=False),)}, "/cache, for converted models, is not", "XDG_CACHE_HOME"),
         ({"disks": (replace(MODELS, free=GIB, mount="/c"), RUNS)}, "converted models, has only", "XDG_CACHE_HOME"),
+        (
+            {"left_behind": {"/m/a": 540 << 20, "/m/b": 0}},
+            "in memory: /m/a (540 MiB), /m/b (0 MiB)",
+            "rm -r /m/a /m/b;",
+        ),
         ({"disks": (replace(RUNS, free=GIB), replace(MODELS, free=GIB))}, "/runs, for runs, has only", "checkpoint"),
     ],
 )
@@ -91,7 +97,7 @@ def test_what_could_not_be_found_out_is_no_oddity():
 def test_every_extra_of_the_package_is_known_with_its_packages():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     declared = {
-        name: {requirement.split(">=")[0] for requirement in requirements}
+        name: {re.split("[<>=]", requirement)[0] for requirement in requirements}
         for name, requirements in project["optional-dependencies"].items()
         if name != "dev"
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.weight_files import read_weights, write_weights
 from loopwright.types import GenerateRequest, Sampling, WeightFile
-from loopwright.weights.shared_memory import SharedMemoryWeights, weights_folder
+from loopwright.weights.shared_memory import SharedMemoryWeights
 
 
 class Teacher:
@@ -135,38 +134,3 @@ def test_a_manifest_says_what_is_in_the_file(teacher: Teacher, tmp_path: Path) -
     assert {name: spec.shape for name, spec in manifest.tensors.items()} == shapes
     assert {spec.dtype for spec in manifest.tensors.values()} == {"F32"}
     assert read_weights(manifest).keys() == shapes.keys()
-
-
-def test_a_run_has_one_private_folder_in_memory_and_frees_what_a_killed_one_left(tmp_path: Path) -> None:
-    memory, run = tmp_path / "shm", tmp_path / "run"
-    memory.mkdir()
-    run.mkdir()
-    with weights_folder(run, memory) as folder:
-        assert folder.parent == memory
-        assert folder.stat().st_mode & 0o777 == 0o700
-        (folder / "left behind").write_text("x")
-        shutil.copytree(folder, tmp_path / "kept")
-    assert not folder.exists()
-    shutil.copytree(tmp_path / "kept", folder)
-    with weights_folder(run, memory) as again:
-        assert again == folder
-        assert list(again.iterdir()) == []
-    with weights_folder(tmp_path / "other", memory) as other:
-        assert other != folder
-
-
-def test_without_shared_memory_the_run_folder_holds_the_weights(tmp_path: Path) -> None:
-    with weights_folder(tmp_path, tmp_path / "no such folder") as folder:
-        assert folder == tmp_path / "weights"
-
-
-def test_a_folder_that_is_not_ours_is_not_used(tmp_path: Path) -> None:
-    memory = tmp_path / "shm"
-    memory.mkdir()
-    with weights_folder(tmp_path, memory) as folder:
-        pass
-    (tmp_path / "elsewhere").mkdir()
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(WeightsError, match="cannot be made"), weights_folder(tmp_path, memory):
-        pass
-    assert (tmp_path / "elsewhere").exists()

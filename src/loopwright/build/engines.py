@@ -16,8 +16,9 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
 from loopwright.ports import CheckpointEngine, Learner, Tracker
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
-from loopwright.weights.shared_memory import SharedMemoryWeights, weights_folder
+from loopwright.weights.shared_memory import SharedMemoryWeights
 
 log = logging.getLogger("loopwright")
 

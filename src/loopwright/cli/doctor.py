@@ -26,8 +26,9 @@ def doctor(
 ) -> None:
     """Say what is installed, what this machine can do, and what to install next."""
     from loopwright.doctor import Severity, advise, examine
+    from loopwright.weights.folder import left_behind
 
-    facts = examine(os.environ, runs=Path.cwd(), models=models_folder())
+    facts = examine(os.environ, runs=Path.cwd(), models=models_folder(), left_behind=left_behind())
     findings = advise(facts)
     if as_json:
         found = [dataclasses.asdict(finding) for finding in findings]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,6 +25,7 @@ NETWORKED = {
 }
 """File systems on which SQLite's write-ahead log does not work: it needs memory that all its users share."""
 
+MIB = 1 << 20
 GIB = 1 << 30
 LITTLE_MEMORY = 4 * GIB
 LITTLE_DISK = 5 * GIB
@@ -61,6 +62,7 @@ def advise(facts: Facts) -> list[Finding]:
     found = [*_torch(facts.torch), *_cores(facts.cores, facts.torch, facts.omp_threads), *_memory(facts.memory)]
     found += [finding for disk in facts.disks for finding in _disk(disk)]
     found += _little_disk(facts.disks)
+    found += _left_behind(facts.left_behind)
     found += _missing(facts)
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
@@ -134,6 +136,16 @@ def _little_disk(disks: Sequence[Disk]) -> Iterator[Finding]:
                 f"{disk.folder}, for {disk.purpose}, has only {disk.free / GIB:.1f} GiB left",
                 MAKE_ROOM[disk.purpose],
             )
+
+
+def _left_behind(folders: Mapping[str, int]) -> Iterator[Finding]:
+    if folders:
+        listed = ", ".join(f"{folder} ({size / MIB:.0f} MiB)" for folder, size in folders.items())
+        yield Finding(
+            Severity.CARE,
+            f"runs that were killed have left their weights in memory: {listed}",
+            f"remove them: rm -r {' '.join(folders)}; a run that is started again frees its own",
+        )
 
 
 def _missing(facts: Facts) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -87,7 +87,10 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that the probes found. `torch` is None when it is not installed."""
+    """All that the probes found. `torch` is None when it is not installed.
+
+    `left_behind` are folders in memory with the weights of runs that died, and their sizes in bytes.
+    """
 
     python: str
     loopwright: str
@@ -98,3 +101,4 @@ class Facts:
     models: Mapping[str, int]
     torch: Torch | None
     omp_threads: str | None = None
+    left_behind: Mapping[str, int] = field(default_factory=dict)

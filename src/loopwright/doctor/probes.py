@@ -12,8 +12,9 @@ from loopwright.doctor.packages import extras, installed
 from loopwright.doctor.torch_probe import probe_torch
 
 
-def examine(env: Mapping[str, str], *, runs: Path, models: Path) -> Facts:
-    """Look at this machine. `runs` is where runs would be kept, `models` where converted models are."""
+def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Mapping[Path, int]) -> Facts:
+    """Look at this machine. `runs` is where runs would be kept, `models` where converted models are; `left_behind` are
+    the folders for weights that have nobody any more."""
     return Facts(
         python=platform.python_version(),
         loopwright=installed("loopwright") or "not installed",
@@ -24,6 +25,7 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path) -> Facts:
         models=_sizes(models),
         torch=probe_torch(env) if installed("torch") else None,
         omp_threads=env.get("OMP_NUM_THREADS"),
+        left_behind={str(folder): size for folder, size in left_behind.items()},
     )
 
 

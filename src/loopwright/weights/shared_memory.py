@@ -6,18 +6,9 @@ loads it. A weight update that fails leaves the engines as they are, and this fi
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from loopwright.errors import WeightsError
 from loopwright.ports import Engine, Learner
-
-SHARED_MEMORY = Path("/dev/shm")
-"""A folder in memory on Linux. Elsewhere the run folder does."""
 
 
 class SharedMemoryWeights:
@@ -35,32 +26,3 @@ class SharedMemoryWeights:
         for old in self._folder.iterdir():
             if old != file:
                 old.unlink()
-
-
-@contextmanager
-def weights_folder(run_folder: Path, shared_memory: Path = SHARED_MEMORY) -> Iterator[Path]:
-    """A private folder for the weights of the run in `run_folder`, in memory if there is any.
-
-    It is the same for every start of the run, which must be locked: what a killed one left in memory is freed.
-    """
-    folder = run_folder / "weights"
-    if os.access(shared_memory, os.W_OK | os.X_OK):
-        name = hashlib.blake2b(str(run_folder.resolve()).encode(), digest_size=8).hexdigest()
-        folder = shared_memory / f"loopwright-{os.getuid()}-{name}"
-    try:
-        _remove(folder)
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise WeightsError(
-            f"the folder {folder} for weights cannot be made: {error}",
-            remedy="free some space there, or remove what is in its place",
-        ) from error
-    try:
-        yield folder
-    finally:
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    if os.path.lexists(folder):
-        shutil.rmtree(folder)
