@@ -102,7 +102,7 @@ async def test_a_group_expires_as_often_as_allowed_and_is_masked_then(storage: S
 
     again = await buffer.take_up("train", GroupStatus.EXPIRED, 3)
     assert again is not None
-    assert (again.row.expiries, again.stored, again.attempts) == (1, (), {0: 1, 1: 1})
+    assert (again.row.expiries, again.stored, again.first_attempts) == (1, (), {0: 1, 1: 1})
     for member in range(2):
         await buffer.put(again.row, make_rollout(0, member, 1, version=3))
     await buffer.settle(again.row, GroupStatus.COMPLETED)
@@ -140,7 +140,7 @@ async def test_an_aborted_group_goes_on_with_its_members(storage: Storage) -> No
     again = await buffer.take_up("train", GroupStatus.ABORTED, 1)
     assert again is not None
     assert [facts_of(rollout) for rollout in again.stored] == [facts_of(whole), facts_of(partial)]
-    assert again.attempts == {0: 1, 1: 1}
+    assert again.first_attempts == {0: 0, 1: 0}
     await buffer.put(again.row, make_rollout(0, 1, version=1))
     await buffer.settle(again.row, GroupStatus.COMPLETED)
     assert await buffer.take_up("train", GroupStatus.ABORTED, 1) is None
@@ -236,7 +236,7 @@ async def test_a_resumed_run_has_what_the_last_one_left(storage: Storage) -> Non
     assert [group.draw for group in await buffer.take(2, {"train": 2})] == [1, 2]
     again = await buffer.take_up("train", GroupStatus.ABORTED, 1)
     assert again is not None
-    assert (again.row.draw, again.attempts, len(again.stored)) == (4, {1: 3}, 1)
+    assert (again.row.draw, again.first_attempts, len(again.stored)) == (4, {1: 2}, 1)
 
 
 async def test_a_group_that_expired_and_was_interrupted_keeps_only_its_new_members(storage: Storage) -> None:
@@ -245,10 +245,15 @@ async def test_a_group_that_expired_and_was_interrupted_keeps_only_its_new_membe
     await first.expire(3)
     again = await first.take_up("train", GroupStatus.EXPIRED, 2)
     assert again is not None
-    await first.put(again.row, make_rollout(0, 1, 1, version=2))
+    await first.put(again.row, make_failure(0, 1, 1))
+    await first.put(again.row, make_rollout(0, 1, 2, version=2))
+    await first.settle(again.row, GroupStatus.ABORTED)
+    again = await first.take_up("train", GroupStatus.ABORTED, 2)
+    assert again is not None
+    assert again.first_attempts == {0: 1, 1: 1}
 
     buffer, _ = await StoredBuffer.resume(storage, RETRY, ["train"], step=2)
     once_more = await buffer.take_up("train", GroupStatus.ABORTED, 2)
     assert once_more is not None
-    assert [facts_of(rollout) for rollout in once_more.stored] == [facts_of(make_rollout(0, 1, 1, version=2))]
-    assert once_more.attempts == {0: 1, 1: 2}
+    assert [facts_of(rollout) for rollout in once_more.stored] == [facts_of(make_rollout(0, 1, 2, version=2))]
+    assert once_more.first_attempts == {0: 1, 1: 1}, "attempts before the group expired do not count"

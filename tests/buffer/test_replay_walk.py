@@ -115,8 +115,9 @@ class Walk(RuleBasedStateMachine):
         group = waiting[0]
         assert started is not None
         assert (started.row.draw, started.row.expiries) == (group.draw, group.expiries)
-        assert {rollout.key.member for rollout in started.stored} == {*group.tokens, *group.partial}
-        assert started.attempts == group.attempts
+        stored = {*group.tokens, *group.partial}
+        assert {rollout.key.member for rollout in started.stored} == stored
+        assert started.first_attempts == {m: count - (m in stored) for m, count in group.attempts.items()}
         group.started, group.status, group.since = started, GroupStatus.PENDING, self.version
 
     @rule(data=st.data(), member=st.integers(0, 1), partial=st.booleans())

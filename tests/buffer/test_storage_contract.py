@@ -202,7 +202,7 @@ async def test_resume_undoes_what_came_after_the_checkpoint(storage: Storage) ->
     plan = await resume(storage, 1)
 
     assert held(plan, GroupStatus.ABORTED) == [4], "who is not finished goes on, member by member"
-    assert plan.held[2].members == (MemberRow(1, 0, 0, oldest=1, is_scored=True),)
+    assert plan.held[2].members == (MemberRow(1, 0, first=0, expiries=0, oldest=1, is_scored=True),)
     assert [rollout.key.member for rollout in await storage.rollouts_of("train", 4)] == [1]
     assert held(plan, GroupStatus.COMPLETED) == [1, 3]
     assert [facts_of(r) for r in await storage.rollouts_of("train", 1)] == [
@@ -271,9 +271,9 @@ async def test_a_held_group_says_of_each_member_how_old_it_is_and_whether_it_wil
     await storage.mark([("train", 0)], GroupStatus.COMPLETED)
     (group,) = (await resume(storage, 1)).held
     assert group.members == (
-        MemberRow(0, 0, 0, oldest=0, is_scored=False),
-        MemberRow(1, 1, 0, oldest=1, is_scored=True),
-        MemberRow(2, 0, 0, oldest=None, is_scored=False),
+        MemberRow(0, 0, first=0, expiries=0, oldest=0, is_scored=False),
+        MemberRow(1, 1, first=0, expiries=0, oldest=1, is_scored=True),
+        MemberRow(2, 0, first=0, expiries=0, oldest=None, is_scored=False),
     )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from loopwright.core.admission import tail_of, window_limit
 from loopwright.core.progress import ProduceProgress
 from loopwright.core.staleness import is_too_old
+from loopwright.errors import EngineError
 from loopwright.produce import AgentLoopManager, ManagerState
 from loopwright.testing import ScriptedEngine, run_virtually
 from loopwright.types import GenerateRequest, Group, GroupStatus, PauseMode, Stale
@@ -120,6 +121,34 @@ def test_expiry_refills_or_masks() -> None:
     waiting, waited = run_virtually(run(_slow_house(Stale.WAIT)))
     assert 1 in [group.draw for group in waited.batches[1].groups] + [group.draw for group in waited.batches[0].groups]
     assert waiting._buffer.masked_tokens == 0
+
+
+def test_attempts_of_an_expired_group_do_not_count_against_its_next_life() -> None:
+    """Made again and interrupted, a member that then loses its engine is tried again as often as any other."""
+    asked = 0
+
+    async def main() -> None:
+        seconds = by_key({"math/000001/00/0": 6.0, "math/000001/00/1": 4.0}, 0.5)
+
+        def lost_once(request: GenerateRequest) -> float:
+            nonlocal asked
+            asked += request.id.startswith("math/000001/00/1")
+            if asked == 2 and request.id.startswith("math/000001/00/1"):
+                raise EngineError("lost", remedy="none: the test asked for it")
+            return float(seconds(request))
+
+        house = async_house(staleness=1, groups=2, members=1, stale=Stale.RETRY, seconds=lost_once)
+        learning = Learning(house, house.producer(), in_flight=PauseMode.KEEP)
+        running = asyncio.create_task(learning.run(30))
+        while not asked:
+            await asyncio.sleep(0.1)
+        learning.in_flight = PauseMode.ABORT
+        await running
+        assert GroupStatus.FAILED not in await house.counts()
+        again = next(group for group in _trained(learning) if group.draw == 1)
+        assert again.rollouts[0].key.attempt == 2
+
+    run_virtually(main())
 
 
 def test_the_gate_keeps_slots_busy_through_a_tail() -> None:

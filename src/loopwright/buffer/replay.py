@@ -84,7 +84,7 @@ class StoredBuffer:
             raise
         group.since = version
         shelf.move(group, GroupStatus.PENDING)
-        return Started(row, stored, group.attempts)
+        return Started(row, stored, group.first_attempts)
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
         group = self._pending(row)

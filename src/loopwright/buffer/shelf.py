@@ -34,12 +34,16 @@ class Holding:
         known = self.members.get(key.member)
         if known is None or key.attempt >= known.attempt:
             is_scored = isinstance(rollout.reward, Scored)
-            stored = MemberRow(key.member, key.attempt, self.row.expiries, rollout.oldest_version, is_scored)
+            expiries = self.row.expiries
+            first = known.first if known is not None and known.expiries == expiries else key.attempt
+            stored = MemberRow(key.member, key.attempt, first, expiries, rollout.oldest_version, is_scored)
             self.members[key.member] = stored
 
     @property
-    def attempts(self) -> Mapping[int, int]:
-        return {member: stored.attempt + 1 for member, stored in self.members.items()}
+    def first_attempts(self) -> Mapping[int, int]:
+        """Per member, the first attempt since the group last expired, whether it was made or comes next."""
+        in_time = {stored.member: stored.first for stored in self.in_time}
+        return {member: in_time.get(member, stored.attempt + 1) for member, stored in self.members.items()}
 
     @property
     def in_time(self) -> list[MemberRow]:

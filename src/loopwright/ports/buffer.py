@@ -14,14 +14,14 @@ from loopwright.types import Group, GroupStatus, Rollout, Task
 class Started:
     """A group that is under way, with the latest attempt of each member that is stored already.
 
-    A stored member may be whole, partial (it continues from its tokens), unscored or failed. `attempts` says how many
-    attempts each member has had, and so the number of the next: when its group has expired, a member is no longer among
-    the stored ones, and is made again under that number.
+    A stored member may be whole, partial (it continues from its tokens), unscored or failed. When its group has
+    expired, a member is no longer among the stored ones, and is made again: `first_attempts` says under which number.
+    Attempts are counted from there.
     """
 
     row: GroupRow
     stored: tuple[Rollout, ...] = ()
-    attempts: Mapping[int, int] = field(default_factory=dict)
+    first_attempts: Mapping[int, int] = field(default_factory=dict)
 
 
 class ReplayBuffer(Protocol):

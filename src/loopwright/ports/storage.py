@@ -39,10 +39,12 @@ class GroupRow:
 @dataclass(frozen=True, slots=True)
 class MemberRow:
     """The latest attempt at a member, without its tokens. `oldest` is the version of its oldest sampled token, and
-    `expiries` those of its group when it was made: if the group has more by now, the member is to be made again."""
+    `expiries` those of its group when it was made: if the group has more by now, the member is to be made again.
+    `first` is the first attempt that was made with so many expiries."""
 
     member: int
     attempt: int
+    first: int
     expiries: int
     oldest: int | None
     is_scored: bool

@@ -7,7 +7,7 @@ episode again, and only the judge is asked once more. One that was interrupted i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loopwright.core.together import together
 from loopwright.ports import GroupJudger, ReplayBuffer, Started
@@ -78,17 +78,17 @@ class Filling:
         stored = {rollout.key.member: rollout for rollout in group.stored}
         jobs = []
         for member in range(self._samples):
-            made = stored.get(member)
+            made, first = stored.get(member), group.first_attempts.get(member, 0)
+            key = made.key if made else RolloutKey(row.task_set, row.draw, member, first)
+            job = Job(key, row.task, task_set, first_attempt=first)
             if made is None:
-                attempt = group.attempts.get(member, 0)
-                key = RolloutKey(row.task_set, row.draw, member, attempt)
-                jobs.append(Job(key, row.task, task_set, first_attempt=attempt))
+                jobs.append(job)
             elif made.is_partial:
-                jobs.append(Job(made.key, row.task, task_set, resume_from=made if task_set.resumable else None))
-            elif self._runner.worth_another(made):
-                jobs.append(Job(made.key, row.task, task_set).again())
+                jobs.append(replace(job, resume_from=made if task_set.resumable else None))
+            elif self._runner.worth_another(made, first):
+                jobs.append(job.again())
             elif made.awaits_judge and not isinstance(task_set.judger, GroupJudger):
-                jobs.append(Job(made.key, row.task, task_set, judge_only=made))
+                jobs.append(replace(job, judge_only=made))
         return jobs
 
     async def _finish(self, filled: Filled, task_set: TaskSetRuntime, shelf: _Shelf) -> Filled:

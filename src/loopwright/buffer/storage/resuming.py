@@ -126,9 +126,14 @@ def _member_rows(db: sqlite3.Connection, task_set: str, draw: int, round: int) -
         "SELECT member, attempt, expiries, oldest, reward FROM rollouts"
         " WHERE (task_set, draw, round) = (?, ?, ?) ORDER BY member, attempt",
         (task_set, draw, round),
-    )
+    ).fetchall()
     latest = {row[0]: row for row in found}
+    firsts: dict[tuple[int, int], int] = {}
+    for member, attempt, expiries, _, _ in found:
+        firsts.setdefault((member, expiries), attempt)
     return tuple(
-        MemberRow(member, attempt, expiries, oldest, isinstance(decode_reward(reward), Scored))
+        MemberRow(
+            member, attempt, firsts[member, expiries], expiries, oldest, isinstance(decode_reward(reward), Scored)
+        )
         for member, attempt, expiries, oldest, reward in latest.values()
     )

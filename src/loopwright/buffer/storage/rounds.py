@@ -55,13 +55,16 @@ class Round:
         return any(rollout.awaits_judge for rollout in members)
 
     def held(self) -> HeldGroup:
-        return HeldGroup(self.row, tuple(_member_row(stored) for stored in self.latest()))
+        return HeldGroup(self.row, tuple(self._member_row(stored) for stored in self.latest()))
 
-
-def _member_row(stored: StoredRollout) -> MemberRow:
-    columns = stored.columns
-    is_scored = isinstance(decode_reward(columns.reward), Scored)
-    return MemberRow(columns.member, columns.attempt, stored.expiries, columns.oldest, is_scored)
+    def _member_row(self, stored: StoredRollout) -> MemberRow:
+        columns = stored.columns
+        is_scored = isinstance(decode_reward(columns.reward), Scored)
+        made = ((other.columns, other.expiries) for other in self.rollouts.values())
+        first = min(
+            other.attempt for other, expiries in made if (other.member, expiries) == (columns.member, stored.expiries)
+        )
+        return MemberRow(columns.member, columns.attempt, first, stored.expiries, columns.oldest, is_scored)
 
 
 def undo(group: Round, step: int, next_draw: int | None) -> None:
