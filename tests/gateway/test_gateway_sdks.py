@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import openai
 import pytest
-from anthropic import Anthropic, beta_async_tool
-from gateway_house import ADD, ADD_ANTHROPIC, ADD_RESPONSES, KEY, House, call_text, house
-
-from loopwright.types import ChainStart
-
-SCRIPT = (
-    "Let me see. " + call_text("add", '{"b":2 , "a": 1.0}'),
-    call_text("add", '{"a": 3, "b": 4}') + "\n" + call_text("add", '{"a": 5, "b": 6}'),
-    "It is ünïcödé: 3, 7 and 11 🙂.",
-)
-QUESTION = [{"role": "system", "content": "Use tools."}, {"role": "user", "content": "Add 1 and 2, then more."}]
-
-
-def result_of(arguments: str | dict[str, Any]) -> str:
-    given = json.loads(arguments) if isinstance(arguments, str) else arguments
-    return str(given["a"] + given["b"])
-
-
-def check_one_chain(house: House) -> None:
-    (chain,) = house.chains()
-    assert chain.start is ChainStart.FIRST
-    assert len(house.engine.log) == 3
-    assert chain.sampled == sum(len(generation.ids) for _, generation in house.engine.log)
+from anthropic import beta_async_tool
+from gateway_house import ADD, ADD_ANTHROPIC, ADD_RESPONSES, house
+from two_tool_turns import QUESTION, SCRIPT, check_one_chain, result_of
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -122,24 +100,6 @@ async def test_anthropics_tool_runner_goes_on_without_threads() -> None:
         final = await runner.until_done()
         assert final.content[-1].text == SCRIPT[-1]
         check_one_chain(h)
-
-
-async def test_the_sync_clients_work_too() -> None:
-    async with house(["Hello.", "Hello again."]) as h:
-        await h.session()
-        base = f"{h.gateway.base_url}/session-1"
-
-        def talk() -> tuple[str | None, str]:
-            with openai.OpenAI(base_url=f"{base}/v1", api_key=KEY) as one:
-                said = one.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}])
-            with (
-                Anthropic(base_url=base, api_key=KEY) as two,
-                two.messages.stream(model="m", max_tokens=99, messages=[{"role": "user", "content": "Ho"}]) as stream,
-            ):
-                return said.choices[0].message.content, stream.get_final_text()
-
-        assert await asyncio.to_thread(talk) == ("Hello.", "Hello again.")
-        assert [chain.start for chain in h.chains()] == [ChainStart.FIRST, ChainStart.SEPARATE]
 
 
 async def test_several_samples_logprobs_stops_and_usage() -> None:
