@@ -181,6 +181,29 @@ async def test_a_broken_answer_goes_on_from_the_tokens_that_came() -> None:
     assert again.sampled_before % 4 == 0, "at most the last part is lost"
 
 
+async def test_the_time_in_which_nobody_is_answered_is_counted() -> None:
+    nursery = Nursery()
+    async with pool(nursery) as controller:
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        await controller.pause(PauseMode.KEEP)
+        await controller.pause(PauseMode.ABORT)
+        [task] = start(controller, ask())
+        await asyncio.sleep(0.03)
+        await controller.resume()
+        paused = clock() - begun
+        assert whole(await task)
+        held = controller.held_seconds()
+        assert 0.03 <= held <= paused + 0.01, "once, although there are two reasons"
+        await asyncio.sleep(0.03)
+        assert controller.held_seconds() == held
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(supervised, "FIRST_PAUSE_SECONDS", 0.05)
+            nursery.engines[0].dead.set()
+            assert whole(await controller.generate(ask()))
+        assert controller.held_seconds() >= held + 0.04, "while it is started again"
+
+
 async def test_who_listens_hears_every_token_once_whatever_happens_to_the_engines() -> None:
     nursery, heard = Nursery(), list[Generation]()
     async with pool(nursery) as controller:

@@ -78,6 +78,7 @@ class House:
     judge_attempts: int = 1
     lockstep: bool = False
     max_context: int = 500
+    agent_seconds: float = 600.0
     policy: StalePolicy = field(default_factory=lambda: StalePolicy(horizon=None))
     more: dict[str, Any] = field(default_factory=dict)
     """Further settings of production."""
@@ -99,10 +100,11 @@ class House:
                 self.pool or self.engine, CharRenderer(), sampling, prefix, self.max_context, **more
             ),
             seed=1,
-            limits=Limits(judge_attempts=self.judge_attempts),
+            limits=Limits(self.agent_seconds, self.judge_attempts),
             concurrency=self.concurrency,
             max_attempts=self.max_attempts,
             lockstep=self.engine if self.lockstep else None,
+            held=getattr(self.pool, "held_seconds", lambda: 0.0),
         )
         chosen = ProduceSettings(self.groups, self.members, self.min_members, self.budget, self.filter_budget)
         return AgentLoopManager(

@@ -17,7 +17,7 @@ from loopwright.judgers import IntegerAnswer
 from loopwright.ports import Policy
 from loopwright.produce import AgentLoopManager, ManagerState
 from loopwright.testing import FlakyJudger, ScriptedEngine, run_virtually
-from loopwright.types import Episode, GroupStatus, Message, PauseMode, Scored, Stale, Task
+from loopwright.types import Episode, GroupStatus, Message, PauseMode, Scored, Stale, StopReason, Task
 
 
 @asynccontextmanager
@@ -121,6 +121,48 @@ def test_non_resumable_loop_across_a_sync_sees_one_slower_call() -> None:
         assert rollout.key.attempt == 0
         versions = [v for chain in rollout.episode.chains for v in chain.versions if v >= 0]  # type: ignore[union-attr]
         assert versions == [0] * 3 + [1] * 9
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize(
+    ("mode", "own_seconds"), [(PauseMode.ABORT, 0.0), (PauseMode.KEEP, 0.0), (PauseMode.ABORT, 9.0)]
+)
+def test_an_agent_is_not_charged_for_a_pause(mode: PauseMode, own_seconds: float) -> None:
+    """It has ten seconds, and is held for a hundred in its second call. What it takes itself still counts."""
+
+    class Thoughtful:
+        async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+            messages = [*task.messages, (await policy.reply(task.messages)).message]
+            messages.append((await policy.reply([*messages, {"role": "user", "content": "sure?"}])).message)
+            await asyncio.sleep(own_seconds)
+            return messages
+
+    async def main() -> None:
+        engine = ScriptedEngine(["12"], seconds=lambda _: 3.0)
+        async with RolloutController.open([embedded(engine)]) as pool:
+            house = async_house(
+                staleness=0,
+                groups=1,
+                members=1,
+                engine=engine,
+                pool=pool,
+                agent_seconds=10.0,
+                task_sets=[task_set(loop=Thoughtful())],
+            )
+            manager = house.producer()
+            async with producing(manager):
+                await asyncio.sleep(4.5)
+                await manager.pause(mode)
+                await asyncio.sleep(100)
+                await manager.continue_(0)
+                (group,) = (await manager.take(1)).groups
+                assert now() < 116, "and no more than that"
+        (rollout,) = group.rollouts
+        assert rollout.key.attempt == 0
+        stop = StopReason.BUDGET if own_seconds else StopReason.DONE
+        assert rollout.episode is not None
+        assert rollout.episode.stop is stop
 
     run_virtually(main())
 

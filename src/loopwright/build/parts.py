@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent, load_callable
@@ -139,7 +139,8 @@ def make_runner(
     engine: Engine,
     model: LoadedModel,
     lockstep: Lockstep | None,
-    served: PolicyFactory | None = None,
+    served: PolicyFactory | None,
+    held: Callable[[], float],
 ) -> RolloutRunner:
     renderer = make_renderer(model.tokenizer, config.model.renderer)
 
@@ -158,6 +159,7 @@ def make_runner(
         max_attempts=config.produce.max_attempts,
         lockstep=lockstep,
         served=served,
+        held=held,
     )
 
 

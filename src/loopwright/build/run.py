@@ -97,7 +97,9 @@ async def open_run(
         engines = await stack.enter_async_context(_engines(opened, env or {}))
         if console is not None:
             stack.enter_context(console)
-        runner = await stack.enter_async_context(bench.runner(engines.engine, engines.lockstep))
+        runner = await stack.enter_async_context(
+            bench.runner(engines.engine, engines.lockstep, engines.engine.held_seconds)
+        )
         on_rollout = console.on_rollout if console else None
         trainer, manager = make_trainer(opened, engines, runner, stop=stop, on_rollout=on_rollout)
         stack.push_async_callback(manager.shutdown)

@@ -6,7 +6,7 @@ cannot be loaded must cost the run in that folder nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +46,17 @@ class Workbench:
         return TorchEngine(self.model, self.compute, max_batch=self.config.rollout.engine.max_batch, version=version)
 
     @asynccontextmanager
-    async def runner(self, engine: StreamingEngine, lockstep: Lockstep | None = None) -> AsyncIterator[RolloutRunner]:
-        """`lockstep` makes a deterministic run repeatable. With agents that talk to a gateway, one is open."""
+    async def runner(
+        self, engine: StreamingEngine, lockstep: Lockstep | None = None, held: Callable[[], float] = lambda: 0.0
+    ) -> AsyncIterator[RolloutRunner]:
+        """`lockstep` makes a deterministic run repeatable; `held` says for how many seconds the engine has answered
+        nobody. With agents that talk to a gateway, one is open."""
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with AsyncExitStack() as stack:
             served = None
             if any(task_set.served for task_set in (*self.train_sets, *self.eval_sets)):
                 served = await stack.enter_async_context(served_policies(self.config, engine, self.model))
-            yield parts.make_runner(self.config, engine, self.model, lockstep, served)
+            yield parts.make_runner(self.config, engine, self.model, lockstep, served, held)
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from loopwright.engines.pool import MAX_RESTARTS, Pool
 from loopwright.engines.routing import Router
+from loopwright.engines.stopwatch import Stopwatch
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
 from loopwright.errors import EngineLostError
@@ -62,6 +63,7 @@ class RolloutController:
         self._router = Router()
         self._calls: set[_Call] = set()
         self._paused: PauseMode | None = None
+        self._held = Stopwatch()
         self._steps = 0
 
     @classmethod
@@ -89,6 +91,10 @@ class RolloutController:
         """How often tokens came: while this grows, some engine is at work."""
         return self._steps
 
+    def held_seconds(self) -> float:
+        """For how long nobody was answered so far: the pool was paused, or no engine ran."""
+        return self._held.seconds()
+
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         call = _Call(request, on_part=on_part)
         self._calls.add(call)
@@ -110,7 +116,10 @@ class RolloutController:
         To drain a pool that is paused already is to drain its engines: calls that wait for the end of that pause go on
         waiting.
         """
-        if self._paused is None and mode is PauseMode.DRAIN:
+        is_new = self._paused is None
+        if is_new:
+            self._held.start()
+        if is_new and mode is PauseMode.DRAIN:
             self._paused = mode
             await self._pool.until(lambda: not any(call.begun for call in self._calls))
         elif mode is not PauseMode.DRAIN:
@@ -123,6 +132,8 @@ class RolloutController:
             await self._cut_stragglers()
 
     async def resume(self) -> None:
+        if self._paused is not None:
+            self._held.stop()
         self._paused = None
         for call in self._calls:
             call.cut = False
@@ -151,7 +162,8 @@ class RolloutController:
 
     async def _admit(self, call: _Call) -> Supervised | None:
         """Wait for a place in the pool; None if the call has to end instead."""
-        await self._pool.until(lambda: call.ends or (self._lets_in(call) and bool(self._pool.running)))
+        with self._held.running():
+            await self._pool.until(lambda: call.ends or (self._lets_in(call) and bool(self._pool.running)))
         if call.ends:
             return None
         call.begun = True

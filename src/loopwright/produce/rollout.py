@@ -7,9 +7,8 @@ through here and stop the run. So do cancellations.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,6 +16,7 @@ from typing import Protocol
 from loopwright.core.blame import blame
 from loopwright.errors import AgentError, ContextError, EngineError, InterruptionError, LoopwrightError
 from loopwright.ports import AgentLoop, Policy
+from loopwright.produce.agent_time import AgentTime
 from loopwright.types import (
     Episode,
     Failed,
@@ -63,16 +63,18 @@ async def run_rollout(
     timeout_seconds: float,
     on_agent_error: OnAgentError = "fail",
     slot: AbstractAsyncContextManager[object] | None = None,
+    held: Callable[[], float] = lambda: 0.0,
     resume_from: Rollout | None = None,
 ) -> Rollout:
     """Run the agent once; what it did is unscored, unless its reward needs no judge. `slot` is held while it runs.
 
+    `held` says for how many seconds the engines have answered nobody: they do not count against the agent.
     `resume_from` is the partial rollout that `policy` goes on with; the agent's seconds are counted on from it.
     """
     async with slot or nullcontext():
         before = resume_from.timing if resume_from else Timing(time.time())
         clock = time.monotonic()
-        ended = await _run_agent(task, loop, policy, timeout_seconds, on_agent_error)
+        ended = await _run_agent(task, loop, policy, AgentTime(timeout_seconds, held), on_agent_error)
         timing = replace(before, agent_seconds=before.agent_seconds + time.monotonic() - clock)
     if isinstance(ended, _Settled):
         return Rollout(key, task, ended.episode, ended.reward, timing)
@@ -88,10 +90,9 @@ class _Settled:
 
 
 async def _run_agent(
-    task: Task, loop: AgentLoop, policy: RecordingPolicy, seconds: float, rule: OnAgentError
+    task: Task, loop: AgentLoop, policy: RecordingPolicy, deadline: AgentTime, rule: OnAgentError
 ) -> Episode | _Settled:
     """Run the loop to its end, whatever that is; an Episode is to be judged."""
-    deadline = asyncio.timeout(seconds)
     try:
         async with deadline:
             messages = await loop.run(task, policy)
@@ -111,7 +112,7 @@ async def _run_agent(
         if reason is policy.fault or _is_ours(reason):
             raise reason from reason.__cause__
         if deadline.expired():
-            return _out_of_time(task, policy, seconds)
+            return _out_of_time(task, policy, deadline.seconds)
         return _agent_raised(error, task, loop, policy, rule)
 
 

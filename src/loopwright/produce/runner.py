@@ -34,7 +34,8 @@ OnRollout = Callable[[Rollout], Awaitable[None]]
 class RolloutRunner:
     """Runs jobs. It holds no state between calls of `run`.
 
-    `served` makes the policies of agents that talk to a gateway; without it, there are no such agents.
+    `served` makes the policies of agents that talk to a gateway; without it, there are no such agents. `held` says for
+    how many seconds the engines have answered nobody.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RolloutRunner:
         max_attempts: int,
         lockstep: Lockstep | None = None,
         served: PolicyFactory | None = None,
+        held: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._policies = policies
         self._served = served or policies
@@ -55,6 +57,7 @@ class RolloutRunner:
         self._concurrency = concurrency
         self._max_attempts = max_attempts
         self._lockstep = lockstep
+        self._held = held
 
     def slots(self, on_release: Callable[[], None] = lambda: None) -> Slots:
         """Slots for as many agents as may run at a time."""
@@ -123,6 +126,7 @@ class RolloutRunner:
             timeout_seconds=self._limits.agent_timeout_seconds,
             on_agent_error=job.task_set.on_agent_error,
             slot=slots.slot(key),
+            held=self._held,
             resume_from=job.resume_from,
         )
 

@@ -1,0 +1,46 @@
+"""An agent's time is its own: what it has to wait while the engines answer nobody is not charged to it (R2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+LOOKS = 100
+"""An agent that is held when its time is up is looked at again after such a part of it."""
+
+
+class AgentTime:
+    """Ends its block with TimeoutError after `seconds`, those not counted in which `held` has grown.
+
+    `held` says for how many seconds the engines have answered nobody, since whenever.
+    """
+
+    def __init__(self, seconds: float, held: Callable[[], float]) -> None:
+        self.seconds = seconds
+        self._held = held
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + self.seconds - self._held()
+        self._timer = self._loop.call_later(self.seconds, self._look)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def expired(self) -> bool:
+        return self._timeout.expired()
+
+    def _look(self) -> None:
+        left = self._due + self._held() - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(max(left, self.seconds / LOOKS), self._look)
+        else:
+            self._timeout.reschedule(self._loop.time())
