@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM := false
 demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
 
-test: check  ## Everything, with real components
+test: check .clients/.ready  ## Everything, with real components
 	$(BIN)/pytest -m real
 
 check: lint  ## Lint, types, layers and the fast tests
