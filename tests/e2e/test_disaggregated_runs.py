@@ -6,11 +6,12 @@ import asyncio
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,49 @@ async def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
     assert "Traceback" not in output.decode()
 
     check_ledger(await run(file), steps=3, staleness=1)
+
+
+def mount(*words: str) -> bool:
+    return subprocess.run(["mount", *words], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mount") is None or not mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)):
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (400_000, "rollouts.sqlite: database or disk is full"),
+        (1_000_000, "the checkpoint of step 2 could not be written"),
+    ],
+    ids=["database", "checkpoint"],
+)
+async def test_a_disk_that_is_really_full_loses_nothing_and_the_run_goes_on_when_there_is_room(
+    write_config: WriteConfig, small_disk: Path, free: int, words: str
+) -> None:
+    (small_disk / "ballast").write_bytes(bytes(8 * 2**20 - free))
+    file = write_config(**APART, trainer__run_dir=str(small_disk / "run"), trainer__steps=4)
+    full = command(file)
+    output, _ = await asyncio.to_thread(full.communicate, timeout=DEADLINE)
+    assert full.returncode == 1, output.decode()
+    assert words in output.decode(), output.decode()
+    assert "free some disk space" in output.decode()
+    assert "Traceback" not in output.decode(), output.decode()
+    stored = StoredRun(small_disk / "run" / "rollouts.sqlite")
+    kept = {attempt.rollout.key for attempt in stored.attempts() if attempt.rollout.score is not None}
+
+    assert mount("-o", "remount,size=64m", str(small_disk))
+    check_ledger(await run(file), steps=4, staleness=1)
+    assert kept
+    assert kept <= {attempt.rollout.key for attempt in stored.attempts()}
 
 
 async def test_a_second_run_on_the_same_folder_is_refused_and_the_first_goes_on(write_config: WriteConfig) -> None:

@@ -102,6 +102,8 @@ class Hand:
         self.log.append("shutdown")
         self._finished.set()
         self.running.set()
+        if self.full_at is not None:
+            raise RunError("what is under way cannot be stored: the disk is full", remedy="free some disk space")
 
 
 class Pupil:
@@ -374,6 +376,7 @@ async def test_a_step_whose_groups_could_not_be_recorded_is_not_saved(tmp_path):
         await run.trainer().train()
     assert run.log[-2:] == ["train 2", "shutdown"]
     assert run.checkpoints.latest().step == 1
+    assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"production"}), "it is waited for even so"
 
 
 async def test_a_step_counts_the_restarts_since_the_one_before(tmp_path):

@@ -86,8 +86,10 @@ class DisaggregatedTrainer:
         try:
             yield
         finally:
-            await self._manager.shutdown()
-            (broken,) = await asyncio.gather(producing, return_exceptions=True)
+            try:
+                await self._manager.shutdown()
+            finally:
+                (broken,) = await asyncio.gather(producing, return_exceptions=True)
         # If the block has failed, that was first, or the same: what breaks production is raised by `take`, too.
         if broken is not None:
             raise broken
