@@ -90,9 +90,10 @@ def test_a_task_of_one_question() -> None:
     assert (TASK.truth, TASK.metadata) == (19, {"level": 2})
 
 
-@pytest.mark.parametrize(
-    "kind", [k for name in types.__all__ if is_dataclass(k := getattr(types, name))], ids=lambda kind: kind.__name__
-)
+VALUES = [k for name in types.__all__ if isinstance(k := getattr(types, name), type) and is_dataclass(k)]
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
 def test_every_value_is_frozen(kind: type) -> None:
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
