@@ -26,7 +26,7 @@ from loopwright.render.choose import make_renderer
 from loopwright.types import GenerateRequest
 
 MAX_CONTEXT = 32768
-PATIENCE = 150
+PATIENCE = 400
 SESSION = "session-1"
 SIOCSIFFLAGS, UP_AND_RUNNING = 0x8914, 0x41
 
