@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from loopwright.agents import EnginePolicy, SingleTurn
 from loopwright.buffer.replay import StoredBuffer
@@ -14,6 +15,8 @@ from loopwright.ports import Engine, Policy, ResumePlan, StalePolicy
 from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import Failed, GenerateRequest, Group, GroupStatus, Message, Rollout, Sampling, Task
+
+T = TypeVar("T")
 
 
 class Counting:
@@ -127,38 +130,51 @@ class KilledError(Exception):
 
 
 class Mortal(MemoryStorage):
-    """Storage that dies before its n-th write."""
+    """Storage that dies before its n-th write. Each write is acknowledged some `turns` of the event loop after it is
+    done, and counted in between: `writes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: int = 0) -> None:
         super().__init__()
         self.writes_left: int | None = None
+        self.writes = 0
+        self._turns = turns
+        self._unacknowledged = 0
 
-    def write(self) -> None:
+    async def write(self, work: Coroutine[Any, Any, T]) -> T:
+        if self.writes_left == 0:
+            work.close()
+            raise KilledError
         if self.writes_left is not None:
-            if self.writes_left == 0:
-                raise KilledError
             self.writes_left -= 1
+        done = await work
+        self.writes += 1
+        self._unacknowledged += 1
+        try:
+            for _ in range(self._turns):
+                await asyncio.sleep(0)
+        finally:
+            self._unacknowledged -= 1
+        return done
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is written that nobody knows of yet."""
+        return self._unacknowledged > 0
 
     async def draw(self, *args: Any) -> Any:
-        self.write()
-        return await super().draw(*args)
+        return await self.write(super().draw(*args))
 
     async def put(self, *args: Any) -> None:
-        self.write()
-        await super().put(*args)
+        await self.write(super().put(*args))
 
     async def put_rewards(self, *args: Any) -> None:
-        self.write()
-        await super().put_rewards(*args)
+        await self.write(super().put_rewards(*args))
 
     async def take_up(self, *args: Any) -> Any:
-        self.write()
-        return await super().take_up(*args)
+        return await self.write(super().take_up(*args))
 
     async def mark(self, *args: Any) -> None:
-        self.write()
-        await super().mark(*args)
+        await self.write(super().mark(*args))
 
     async def consume(self, *args: Any) -> None:
-        self.write()
-        await super().consume(*args)
+        await self.write(super().consume(*args))

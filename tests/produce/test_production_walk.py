@@ -1,4 +1,5 @@
-"""Production under random orders of finish, fail, filter, abort, pause, sync, save, kill and resume, in virtual time.
+"""Production under random orders of finish, fail, filter, abort, pause, sync, save, stop, kill and resume, in virtual
+time: beside a trainer, and in turns with it.
 
 At every step: conservation (R3), no token trained past its horizon, each group claimed and trained once (D1); at the
 end: nothing was dropped for being slow (R5).
@@ -10,6 +11,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,10 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loopwright.agents import SingleTurn
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon, is_too_old
-from loopwright.errors import JudgeError
+from loopwright.engines.controller import RolloutController
+from loopwright.engines.worker import embedded
+from loopwright.errors import BudgetError, JudgeError
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import Policy
-from loopwright.produce import AgentLoopManager, NoSignal
+from loopwright.produce import AgentLoopManager, Batch, NoSignal
 from loopwright.testing import CharRenderer, ScriptedEngine, VirtualTimeLoop
 from loopwright.types import Episode, GenerateRequest, Group, GroupStatus, Message, PauseMode, Scored, Stale, Task
 
@@ -104,6 +108,8 @@ worlds = st.builds(
 class Production(RuleBasedStateMachine):
     """A trainer that does what it likes, as long as it keeps to the manager's contract."""
 
+    takes_turns = False
+
     @initialize(
         world=worlds,
         staleness=st.integers(0, 3),
@@ -112,7 +118,11 @@ class Production(RuleBasedStateMachine):
         in_flight=st.sampled_from(PauseMode),
         tail_batch=st.sampled_from(["immediate", 1, 3]),
         two_sets=st.booleans(),
+        resumable=st.booleans(),
         concurrency=st.integers(1, 8),
+        filter_budget=st.sampled_from([2, 5, 1000]),
+        last_step=st.sampled_from([None, 4, 9]),
+        over_sample=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def begin(
         self,
@@ -123,31 +133,45 @@ class Production(RuleBasedStateMachine):
         in_flight: PauseMode,
         tail_batch: object,
         two_sets: bool,
+        resumable: bool,
         concurrency: int,
+        filter_budget: int,
+        last_step: int | None,
+        over_sample: float,
     ) -> None:
         self.loop = VirtualTimeLoop()
         self.world, self.staleness, self.sync_interval = world, staleness, sync_interval
-        self.stale, self.in_flight = stale, in_flight
-        self.storage = Mortal()
+        self.stale, self.in_flight, self.last_step = stale, in_flight, last_step
+        if self.takes_turns:
+            # Nothing can be kept in flight, and the last step starts as many groups as the others.
+            self.in_flight, self.last_step = PauseMode.DRAIN if in_flight is PauseMode.KEEP else in_flight, None
+        self.storage = Mortal(turns=3)
         moody = task_set("moody", loop=Moody(world), judger=Doubtful(world), resumable=True, weight=2.0)
-        plain = task_set("plain", filter=NoSignal(), resumable=True)
+        plain = task_set("plain", filter=NoSignal(), resumable=resumable)
         self.house: House = async_house(
             staleness=staleness,
             sync_interval=sync_interval,
             stale=stale,
             engine=world.engine(0),
+            pool=None,
             storage=self.storage,
             task_sets=[moody, plain] if two_sets else [plain],
             groups=3,
             members=2,
             concurrency=concurrency,
             budget=1000,
-            filter_budget=1000,
-            more={"in_flight": in_flight, "tail_batch": tail_batch},
+            filter_budget=filter_budget,
+            more={
+                "in_flight": self.in_flight,
+                "tail_batch": tail_batch,
+                "last_step": self.last_step,
+                "over_sample": min(over_sample, staleness),
+            },
         )
         self.names = [one.name for one in self.house.task_sets]
         self.trained: dict[tuple[str, int], int] = {}
         self.checkpoint = 0
+        self._start_engine(0)
         self._open(self.house.producer(), 0)
 
     # What a trainer does.
@@ -156,11 +180,11 @@ class Production(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self._run(asyncio.sleep(seconds))
 
-    @precondition(lambda self: not self.paused)
+    @precondition(lambda self: not self.paused and not self.is_over)
     @rule(steps=st.integers(1, 4))
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            self._run(self._train())
+            self._train_once()
 
     @precondition(lambda self: not self.paused)
     @rule()
@@ -174,12 +198,15 @@ class Production(RuleBasedStateMachine):
         self._run(self._publish(save))
 
     @precondition(lambda self: self.version > self.checkpoint)
-    @rule(killed=st.booleans())
-    def resume(self, killed: bool) -> None:
-        if killed:
-            self.storage.writes_left = 0
-        else:
-            self._run(self.manager.shutdown())
+    @rule()
+    def die(self) -> None:
+        self.storage.writes_left = 0
+        self._resume()
+
+    @rule(writes=st.integers(0, 6))
+    def stop(self, writes: int) -> None:
+        """In the middle of something: the last write is done, and nobody knows it yet."""
+        self._run(self._stop(writes))
         self._resume()
 
     # What always holds.
@@ -203,7 +230,8 @@ class Production(RuleBasedStateMachine):
 
     @invariant()
     def every_attempt_is_claimed_once(self) -> None:
-        told = Counter(rollout.key for rollout in self.house.seen)
+        """An episode whose judge has failed is judged again when its group goes on."""
+        told = Counter(rollout.key for rollout in self.house.seen if not rollout.awaits_judge)
         assert not told or max(told.values()) == 1
 
     @invariant()
@@ -223,18 +251,24 @@ class Production(RuleBasedStateMachine):
         """R5: whatever was drawn by now is over some steps later, however slow it is."""
         if self.paused:
             self._run(self._publish(save=False))
+        most = 12 + sum(self.manager.next_draws.values())
         drawn = [(name, draw) for name, count in self.manager.next_draws.items() for draw in range(count)]
-        for _ in range(12 + len(drawn)):
-            self._run(asyncio.sleep(2 * self.world.slowest))
-            self._run(self._train())
-            self._run(self._sync())
+        for _ in range(most):
             drawn = [group for group in drawn if self.storage._rounds(*group)[-1].row.status not in OVER]
-            if not drawn:
+            if not drawn or self.is_over:
                 break
-        assert len(drawn) <= self._may_wait_for_company, drawn
+            self._run(asyncio.sleep(2 * self.world.slowest))
+            self._train_once()
+            if not self.is_over:
+                self._run(self._sync())
+        # What was rolled back is as good as never drawn: when there is no step for it, it need not be drawn again.
+        over = (*OVER, GroupStatus.ROLLED_BACK) if self.is_over else OVER
+        left = [group for group in drawn if self.storage._rounds(*group)[-1].row.status not in over]
+        assert len(left) <= self._may_wait_for_company, left
         if self.stale is Stale.WAIT:
             assert self.manager._buffer.masked_tokens == 0, "nothing is ever stale"
         self._run(self.manager.shutdown())
+        self._run(self.engines.aclose())
         self._run(_settle_down())
         assert not asyncio.all_tasks(self.loop), "nothing outlives production"
 
@@ -245,6 +279,38 @@ class Production(RuleBasedStateMachine):
         return (tail_batch - 1) * len(self.names) if isinstance(tail_batch, int) else 0
 
     # How it is done.
+
+    @property
+    def is_over(self) -> bool:
+        return self.version == self.last_step
+
+    def _train_once(self) -> None:
+        """A step, if there is one. When the filter leaves nothing to train on, the run saves what it has and ends."""
+        if self.is_over:
+            return
+        try:
+            self._run(self._train())
+        except BudgetError:
+            self._run(self.manager.shutdown())
+            self.checkpoint = self.version
+            self._resume()
+
+    def _start_engine(self, version: int) -> None:
+        self.house.engine = self.world.engine(version)
+        self.engines = AsyncExitStack()
+        pool = RolloutController.open([embedded(self.house.engine)])
+        self.house.pool = self._run(self.engines.enter_async_context(pool))
+
+    async def _stop(self, writes: int) -> None:
+        await self._after(writes)
+        await self.manager.shutdown()
+
+    async def _after(self, writes: int) -> None:
+        """Wait for so many writes, or until it is clear that they do not come."""
+        goal, clock = self.storage.writes + writes, asyncio.get_running_loop().time
+        until = clock() + 2 * self.world.slowest + 2.0
+        while self.storage.writes < goal and clock() < until:
+            await asyncio.sleep(0 if self.storage.is_busy else 0.05)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -264,9 +330,15 @@ class Production(RuleBasedStateMachine):
         step = self.version + 1
         while (batch := await self.manager.take(step)).is_empty:
             await self._sync()
+        self._check_batch(batch, step)
+        await self._consume(batch, step)
+
+    def _check_batch(self, batch: Batch, step: int) -> None:
         for group in batch.groups:
             assert (group.task_set, group.draw) not in self.trained, "trained once"
             self._check_ages(group, step)
+
+    async def _consume(self, batch: Batch, step: int) -> None:
         await self.manager.consume(batch.groups, step)
         self.trained |= {(group.task_set, group.draw): step for group in batch.groups}
         self.version = step
@@ -284,7 +356,7 @@ class Production(RuleBasedStateMachine):
         await self._publish(save=False)
 
     async def _publish(self, save: bool) -> None:
-        await self.house.engine.load(self.version)
+        await self.house.pool.load(self.version)
         if save:
             await self.manager.save()
             self.checkpoint = self.version
@@ -295,14 +367,14 @@ class Production(RuleBasedStateMachine):
         """A new process: nothing is left but the storage and the checkpoint."""
         self.loop.run_until_complete(_end_all())
         self.storage.writes_left = None
-        self.house.engine = self.world.engine(self.checkpoint)
+        self._start_engine(self.checkpoint)
         self.house.seen.clear()
         self.trained = {group: step for group, step in self.trained.items() if step <= self.checkpoint}
         self._open(self._run(self.house.resumed(self.checkpoint)), self.checkpoint)
 
 
 async def _settle_down() -> None:
-    for _ in range(20):
+    for _ in range(200):
         await asyncio.sleep(0)
 
 
@@ -315,7 +387,41 @@ async def _end_all() -> None:
             raise ended
 
 
+class Colocated(Production):
+    """The same in turns: a batch is made, then trained on. What was started beyond it is for the next one."""
+
+    takes_turns = True
+    pause = sync = None  # type: ignore[assignment]
+
+    @rule()
+    def save(self) -> None:
+        self.checkpoint = self.version
+
+    def _open(self, manager: AgentLoopManager, version: int) -> None:
+        self.manager, self.version, self.paused = manager, version, False
+
+    async def _train(self) -> None:
+        step = self.version + 1
+        batch = await self.manager.produce_batch(step, self.version)
+        self._check_batch(batch, step)
+        await self.house.pool.pause(PauseMode.ABORT)
+        await self.house.pool.load(step)
+        await self.house.pool.resume()
+        await self._consume(batch, step)
+
+    async def _sync(self) -> None:
+        """The engine has the learner's own weights."""
+
+    async def _stop(self, writes: int) -> None:
+        if not self.is_over:
+            making = asyncio.create_task(self.manager.produce_batch(self.version + 1, self.version))
+            await self._after(writes)
+            making.cancel()
+            await asyncio.wait({making})
+        await self.manager.shutdown()
+
+
+WALK = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestProduction = Production.TestCase
-TestProduction.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestColocated = Colocated.TestCase
+TestProduction.settings = TestColocated.settings = WALK

@@ -11,7 +11,7 @@ from loopwright.types import PauseMode, ProduceKind, TailBatch
 class ProduceSettings:
     """`min_members` None means all of them; `horizon` is how many steps the weights of one version may feed.
 
-    `last_step` is the one after which nothing is trained: no group is made for later ones.
+    `last_step` is the one after which nothing is trained: whoever makes groups ahead makes none for later ones.
     """
 
     groups_per_step: int
