@@ -81,7 +81,8 @@ def test_a_run_whose_judge_went_away_goes_on_from_its_stored_episodes(
     assert "step 2, task set 'train', judger 'vowels': 3 groups in a row failed (12 x judge Status503)" in said
     assert f"judger 'vowels' ({server.url}/judge) answered with status 503: b'\"deploying\"'" in said
     at_first = counts(file)
-    assert (at_first.pop(GroupStatus.CONSUMED), at_first.pop(GroupStatus.FAILED)) == (3, 3)
+    assert at_first.pop(GroupStatus.CONSUMED) == 3
+    assert at_first.pop(GroupStatus.FAILED) >= 3, "those that took their places may have failed by then, too"
     assert set(at_first) <= {GroupStatus.ABORTED}, "what was in flight goes on later"
     before = {place: rollout for place, rollout in stored(file).items() if place[0] < 6}
     assert len(before) == 24
