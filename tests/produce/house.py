@@ -131,14 +131,13 @@ class KilledError(Exception):
 
 class Mortal(MemoryStorage):
     """Storage that dies before its n-th write. Each write is acknowledged some `turns` of the event loop after it is
-    done, and counted in between: `writes`."""
+    done; `wrote` is set before."""
 
     def __init__(self, turns: int = 0) -> None:
         super().__init__()
         self.writes_left: int | None = None
-        self.writes = 0
+        self.wrote = asyncio.Event()
         self._turns = turns
-        self._unacknowledged = 0
 
     async def write(self, work: Coroutine[Any, Any, T]) -> T:
         if self.writes_left == 0:
@@ -147,19 +146,10 @@ class Mortal(MemoryStorage):
         if self.writes_left is not None:
             self.writes_left -= 1
         done = await work
-        self.writes += 1
-        self._unacknowledged += 1
-        try:
-            for _ in range(self._turns):
-                await asyncio.sleep(0)
-        finally:
-            self._unacknowledged -= 1
+        self.wrote.set()
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
         return done
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is written that nobody knows of yet."""
-        return self._unacknowledged > 0
 
     async def draw(self, *args: Any) -> Any:
         return await self.write(super().draw(*args))
@@ -173,8 +163,11 @@ class Mortal(MemoryStorage):
     async def take_up(self, *args: Any) -> Any:
         return await self.write(super().take_up(*args))
 
-    async def mark(self, *args: Any) -> None:
-        await self.write(super().mark(*args))
+    async def mark(self, groups: Sequence[tuple[str, int]], status: GroupStatus) -> None:
+        for group in groups:
+            move = self._rounds(*group)[-1].row.status, status
+            assert move[0] is GroupStatus.PENDING or move == (GroupStatus.COMPLETED, GroupStatus.EXPIRED), move
+        await self.write(super().mark(groups, status))
 
     async def consume(self, *args: Any) -> None:
         await self.write(super().consume(*args))

@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -145,7 +145,7 @@ class Production(RuleBasedStateMachine):
         if self.takes_turns:
             # Nothing can be kept in flight, and the last step starts as many groups as the others.
             self.in_flight, self.last_step = PauseMode.DRAIN if in_flight is PauseMode.KEEP else in_flight, None
-        self.storage = Mortal(turns=3)
+        self.storage = Mortal(turns=8)
         moody = task_set("moody", loop=Moody(world), judger=Doubtful(world), resumable=True, weight=2.0)
         plain = task_set("plain", filter=NoSignal(), resumable=resumable)
         self.house: House = async_house(
@@ -307,10 +307,10 @@ class Production(RuleBasedStateMachine):
 
     async def _after(self, writes: int) -> None:
         """Wait for so many writes, or until it is clear that they do not come."""
-        goal, clock = self.storage.writes + writes, asyncio.get_running_loop().time
-        until = clock() + 2 * self.world.slowest + 2.0
-        while self.storage.writes < goal and clock() < until:
-            await asyncio.sleep(0 if self.storage.is_busy else 0.05)
+        for _ in range(writes):
+            self.storage.wrote.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.storage.wrote.wait(), self.world.slowest + 2.0)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
