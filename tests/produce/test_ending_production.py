@@ -13,9 +13,11 @@ from house import House, KilledError, Says, task_set
 
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.core.together import GRACE_SECONDS, to_its_end
+from loopwright.errors import StalledError
 from loopwright.ports import Policy
 from loopwright.produce import AgentLoopManager
 from loopwright.testing import ScriptedEngine, run_virtually
+from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import Failed, FailureCause, GroupStatus, Message, PauseMode, Stale, Task
 
 
@@ -150,6 +152,30 @@ def test_an_agent_that_cannot_be_cancelled_is_left_behind(caplog: pytest.LogCapt
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "math/000000/00/0" in warning
     assert "30 s" in warning
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_a_run_that_stalls_over_such_an_agent_ends_with_the_watchdogs_error(takes_turns: bool) -> None:
+    async def main() -> None:
+        agent, house, manager = _stubborn()
+        watchdog = Watchdog(
+            stop=asyncio.Event(), seconds=60.0, progress=lambda: manager.moves, describe=manager.describe
+        )
+        producing = None
+        if not takes_turns:
+            producing = asyncio.create_task(manager.produce_loop())
+            await manager.continue_(0)
+        with pytest.raises(StalledError, match="math/000000/00/0"):
+            await watchdog.wait_or_stop("a batch", manager.produce_batch(1, 0) if takes_turns else manager.take(1))
+        await manager.shutdown()
+        if producing is not None:
+            await producing
+        assert asyncio.get_running_loop().time() < 60.0 + 2 * GRACE_SECONDS + 10.0
+        assert await house.counts() == {GroupStatus.ABORTED: 1}
+        agent.released.set()
+        await asyncio.sleep(10.0)
+
+    run_virtually(main())
 
 
 def test_a_colocated_batch_that_is_cancelled_ends_too() -> None:

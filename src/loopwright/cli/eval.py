@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopwright.cli.arguments import Overrides
+from loopwright.cli.event_loop import run_async
 from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
 from loopwright.cli.show_errors import FAILED, show_error
@@ -33,7 +33,7 @@ def evaluate(
     """Evaluate: of a run, the model that it has trained; of a config, the model that it starts from."""
     target = find_target(where, overrides, model, checkpoint, Purpose.EVALUATE)
     folder = out or target.run.evals / target.weights.name
-    report = asyncio.run(_evaluate(target, folder, task_set, fresh, quiet=as_json))
+    report = run_async(_evaluate(target, folder, task_set, fresh, quiet=as_json))
     if as_json:
         _print_json(target, folder, report)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopwright.cli.arguments import Overrides
+from loopwright.cli.event_loop import run_async
 from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
 from loopwright.config import Purpose
@@ -42,7 +42,7 @@ def rollout(
     folder = RunFolder(out or target.run.samples / target.weights.name)
     wanted = groups or target.loaded.config.trainer.groups_per_step
     try:
-        made = asyncio.run(_roll_out(target, folder.path, wanted, fresh))
+        made = run_async(_roll_out(target, folder.path, wanted, fresh))
     except KeyboardInterrupt:
         typer.echo("\nStopped. What is finished is stored, and the same command goes on from here.", err=True)
         raise typer.Exit(INTERRUPTED) from None

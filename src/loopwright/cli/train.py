@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from loopwright.cli.arguments import ConfigFile, Overrides
+from loopwright.cli.event_loop import run_async
 from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import show_warning
 from loopwright.config import Loaded, load
@@ -33,7 +34,7 @@ def train(
     loaded = load(file, overrides or [], os.environ, files=True)
     for warning in loaded.warnings:
         show_warning(warning)
-    asyncio.run(_train(loaded, fresh, allow_config_change))
+    run_async(_train(loaded, fresh, allow_config_change))
 
 
 async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None:

@@ -1,0 +1,69 @@
+"""A command ends when its work has ended, also if an agent cannot be cancelled (R4)."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from loopwright.cli.event_loop import run_async
+
+SCRIPT = """
+import asyncio
+from loopwright.cli import event_loop
+
+event_loop.LAST_SECONDS = 0.2
+
+async def stubborn():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+async def owner():
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stubborn())
+
+async def main():
+    left = asyncio.create_task(owner())
+    await asyncio.sleep(0.1)
+    raise SystemExit("the run's own error")
+
+event_loop.run_async(main())
+"""
+
+
+def test_an_agent_that_cannot_be_cancelled_does_not_keep_the_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == "the run's own error"
+
+
+def test_what_is_left_gets_time_to_clean_up() -> None:
+    log = []
+
+    async def cleans_up() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            log.append("clean")
+
+    async def main() -> str:
+        asyncio.get_running_loop().create_task(cleans_up())
+        await asyncio.sleep(0)
+        return "result"
+
+    assert run_async(main()) == "result"
+    assert log == ["clean"]
+
+
+def test_what_the_work_raises_is_raised_as_it_is() -> None:
+    async def main() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        run_async(main())
