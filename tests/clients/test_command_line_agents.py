@@ -36,7 +36,8 @@ def check_worked(home: Path, outcome: Outcome) -> None:
     assert (home / "note.txt").read_text() == f"{GREETING}\n"
     results = [message["content"] for message in outcome.conversation if message["role"] == "tool"]
     assert len(results) == 3
-    assert "日本" in results[1] or json.dumps("日本")[1:-1] in results[1]
+    # Calls that were made at once are answered in the order in which they end.
+    assert any("日本" in result or json.dumps("日本")[1:-1] in result for result in results[1:])
     check_one_chain(outcome, turns=3)
 
 
