@@ -16,13 +16,13 @@ from openai import AsyncOpenAI
 from loopwright.core.chains import turns_of
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.metrics import Metrics
-from loopwright.gateway.recorder import Recorder
 from loopwright.gateway.server import Address, Gateway, Served, gateway_app, open_gateway
 from loopwright.gateway.session import SessionSettings
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import MemoryStore, SessionStore
 from loopwright.ports import OnPart
 from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.render.recording.recorder import Recorder
 from loopwright.testing import ScriptedEngine
 from loopwright.testing.tiny import tiny_tokenizer
 from loopwright.types import GenerateRequest, Generation, TokenChain

@@ -10,7 +10,7 @@ import pytest
 
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Head, Responses
-from loopwright.gateway.recorder import Prepared, Recorder, Said
+from loopwright.render.recording.recorder import Prepared, Recorder, Said
 from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.types import (
     ChainStart,

@@ -19,14 +19,14 @@ from loopwright.errors import ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, sample_id, tool_call_id
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
-from loopwright.gateway.matching import History
 from loopwright.gateway.metrics import Metrics
-from loopwright.gateway.recorder import Prepared, Said
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.upstream import sample
 from loopwright.ports import Renderer, StreamingEngine
+from loopwright.render.recording.matching import History
+from loopwright.render.recording.recorder import Prepared, Said
 from loopwright.types import (
     FinishReason,
     GenerateRequest,

@@ -9,17 +9,17 @@ from typing import Any
 
 from loopwright.core.drift import Mismatch
 from loopwright.errors import ConfigError
-from loopwright.gateway.drift import session_drift
 from loopwright.gateway.http import TEXT, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.openapi import openapi_document
 from loopwright.gateway.reading import count, number, read_json, strings
-from loopwright.gateway.recorder import Recorder
 from loopwright.gateway.refusals import invalid
 from loopwright.gateway.routes import Target
 from loopwright.gateway.session import Session, SessionSettings, SessionState
 from loopwright.gateway.sessions import Sessions
 from loopwright.ports import Renderer
+from loopwright.render.recording.recorder import Recorder
+from loopwright.render.recording.session_drift import session_drift
 from loopwright.types import Sampling, TokenChain
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0

@@ -10,10 +10,10 @@ from loopwright.errors import RunError
 from loopwright.gateway.call import Call, Wishes
 from loopwright.gateway.exchange import Exchange, Retry
 from loopwright.gateway.management import base_urls
-from loopwright.gateway.recorder import Recorder
 from loopwright.gateway.session import Session, SessionSettings
 from loopwright.gateway.sessions import Sessions
 from loopwright.ports import Endpoint, Reply
+from loopwright.render.recording.recorder import Recorder
 from loopwright.types import Episode, FinishReason, Message, Sampling, StopReason, Tool, Turn
 
 LONGEST_PAUSE_SECONDS = 24 * 3600.0

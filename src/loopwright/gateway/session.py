@@ -14,8 +14,8 @@ from enum import StrEnum
 from loopwright.core.seeds import derive_seed
 from loopwright.errors import ContextError, EngineError
 from loopwright.gateway.call import Wishes
-from loopwright.gateway.matching import History
-from loopwright.gateway.recorder import Recorder
+from loopwright.render.recording.matching import History
+from loopwright.render.recording.recorder import Recorder
 from loopwright.types import FinishReason, Sampling
 
 

@@ -12,10 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from loopwright.gateway.recorder import Recorder
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session, SessionSettings, SessionState, digest_of
 from loopwright.gateway.store import SessionStore
+from loopwright.render.recording.recorder import Recorder
 from loopwright.serve.keys import new_key
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{8,64}")

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from loopwright.errors import RunError
-from loopwright.gateway.recorded import Recorded
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.wire import session_from_row, session_row, turn_from_row, turn_row
+from loopwright.render.recording.recorded import Recorded
 
 T = TypeVar("T")
 FORMAT = 1

@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 
 from loopwright.errors import RunError
-from loopwright.gateway.recorded import Recorded
 from loopwright.gateway.session import Session, SessionSettings, SessionState
+from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, FinishReason, Sampling
 
 

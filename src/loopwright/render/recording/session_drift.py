@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loopwright.core.drift import Drift, total
-from loopwright.gateway.recorder import Recorder
 from loopwright.ports import Renderer
 from loopwright.render.drift import chain_drift
+from loopwright.render.recording.recorder import Recorder
 
 
 def session_drift(recorder: Recorder, renderer: Renderer) -> Drift:

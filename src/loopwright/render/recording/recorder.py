@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from loopwright.errors import ChainError
-from loopwright.gateway.fingerprint import EMPTY, chained, prefix_digests, same_thoughts, tools_digest
-from loopwright.gateway.matching import History, Index, why_new
-from loopwright.gateway.recorded import Recorded
 from loopwright.ports import Renderer
+from loopwright.render.recording.fingerprint import EMPTY, chained, prefix_digests, same_thoughts, tools_digest
+from loopwright.render.recording.matching import History, Index, why_new
+from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, Generation, Message, TokenChain, Tool, Turn
 
 RECENT = 8
