@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.engines.torch import choose as choose_module
-from loopwright.engines.torch.choose import choose, uniforms
+from loopwright.engines.torch.choose import AHEAD, Chooser, uniforms
+from loopwright.errors import EngineError
 from loopwright.types import Sampling
 
 GRID = 512
 LOGITS = torch.tensor([0.3, -1.0, 2.0, -float("inf"), 0.9, 1.4, -float("inf")])
+
+
+def choose(
+    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
+) -> tuple[list[int], list[float]]:
+    return Chooser(samplings, positions).choose(logits)
 
 
 def drawn_over_the_unit_interval(
@@ -21,7 +30,7 @@ def drawn_over_the_unit_interval(
 ) -> list[int]:
     """What each of GRID evenly spaced random numbers picks."""
     grid = (np.arange(GRID) + 0.5) / GRID
-    monkeypatch.setattr(choose_module, "uniforms", lambda seeds, positions: grid)
+    monkeypatch.setattr(choose_module, "uniforms", lambda seeds, positions: grid[None])
     ids, _ = choose(logits.expand(GRID, -1), [sampling] * GRID, range(GRID))
     return ids
 
@@ -71,14 +80,24 @@ def test_equal_logits_are_cut_to_exactly_k(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_ends_of_the_interval_pick_ids_that_have_weight(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling
 ) -> None:
-    """The last ids have none: a number next to 1 must not fall behind the end."""
-    ends = np.array([0.0, np.nextafter(1.0, 0.0), 1.0])
+    """The last ids have none: the number next to 1 must not fall behind the end."""
+    ends = np.array([0.0, 1 - 2.0**-52])
     logits = torch.cat([torch.full((3,), -float("inf")), torch.linspace(-3, 3, 1000), torch.full((5,), -80.0)])
-    monkeypatch.setattr(choose_module, "uniforms", lambda seeds, positions: ends)
-    ids, logprobs = choose(logits.expand(3, -1), [sampling] * 3, [0, 1, 2])
+    monkeypatch.setattr(choose_module, "uniforms", lambda seeds, positions: ends[None])
+    ids, logprobs = choose(logits.expand(2, -1), [sampling] * 2, [0, 1])
     assert all(3 <= token < 1003 for token in ids)
     assert ids[0] < ids[1]
     assert all(logprob > -20 for logprob in logprobs)
+
+
+def test_a_large_vocabulary_is_searched_block_by_block_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(400, choose_module.SMALL + 77, generator=random)
+    logits[200:, 900:] = -float("inf")
+    samplings = [Sampling(seed=i) for i in range(400)]
+    by_blocks = choose(logits, samplings, range(400))
+    monkeypatch.setattr(choose_module, "SMALL", 10**6)
+    assert by_blocks == choose(logits, samplings, range(400))
 
 
 samplings = st.builds(
@@ -119,9 +138,28 @@ def test_bfloat16_logits_are_scored_in_full_precision() -> None:
 def test_random_numbers_depend_on_seed_and_position_alone() -> None:
     seeds, positions = [5, 5, 6, 2**64 + 5, -1], [0, 1, 0, 0, 7]
     together = uniforms(seeds, positions)
-    assert together.tolist() == [float(uniforms([s], [p])[0]) for s, p in zip(seeds, positions, strict=True)]
-    assert len(set(together[:3])) == 3
-    assert ((together >= 0) & (together < 1)).all()
+    for ahead in range(AHEAD):
+        alone = [uniforms([s], [p + ahead])[0, 0] for s, p in zip(seeds, positions, strict=True)]
+        assert together[ahead].tolist() == alone
+    assert len(set(together[0, :3])) == 3
+    assert ((together >= 0) & (together <= 1 - 2.0**-52)).all()
+
+
+def test_random_numbers_of_later_tokens_are_those_of_their_positions() -> None:
+    """A chooser makes them ahead; somebody who joins later must draw the same."""
+    logits = torch.stack([logits_of(1), logits_of(2)])
+    samplings, start = [Sampling(seed=7), Sampling(seed=8, temperature=0.7)], [5, 40]
+    chooser = Chooser(samplings, start)
+    for i in range(2 * AHEAD + 3):
+        assert chooser.choose(logits) == choose(logits, samplings, [p + i for p in start])
+
+
+def test_logits_that_are_not_numbers_are_an_error() -> None:
+    for vocabulary, sampling in ((50, Sampling()), (5000, Sampling()), (50, Sampling(temperature=0.0))):
+        logits = torch.zeros(2, vocabulary)
+        logits[1, 3] = float("nan")
+        with pytest.raises(EngineError, match="not numbers"):
+            choose(logits, [sampling] * 2, [0, 1])
 
 
 @pytest.mark.parametrize("along", ["seeds", "positions"])
@@ -129,7 +167,7 @@ def test_random_numbers_are_uniform_and_independent_along_seeds_and_positions(al
     """Neighbouring seeds and positions are what runs use; bounds are five standard deviations."""
     count = 20_000
     line, still = list(range(count)), [3] * count
-    x = uniforms(line, still) if along == "seeds" else uniforms(still, line)
+    x = (uniforms(line, still) if along == "seeds" else uniforms(still, line))[0]
     assert abs(x.mean() - 0.5) < 5 * (1 / 12 / count) ** 0.5
     tenths = np.bincount((x * 10).astype(int), minlength=10)
     assert ((tenths - count / 10) ** 2 / (count / 10)).sum() < 9 + 5 * 18**0.5

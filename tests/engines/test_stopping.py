@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loopwright.engines.torch.stopping import Stopping
 from loopwright.testing.tiny import tiny_tokenizer
-from loopwright.types import Sampling
+from loopwright.types import GenerateRequest, Sampling
 
 TOKENIZER = tiny_tokenizer()
 BYTES = {piece: TOKENIZER.convert_tokens_to_ids(piece) for piece in TOKENIZER.get_vocab()}
@@ -19,8 +19,8 @@ BYTES = {piece: TOKENIZER.convert_tokens_to_ids(piece) for piece in TOKENIZER.ge
 
 def stops_at(sampling: Sampling, ids: Sequence[int], tokenizer: Any = TOKENIZER) -> int | None:
     """How many tokens are sampled when the ids come one by one; None when nothing stops them."""
-    stopping = Stopping(tokenizer)
-    return next((n for n in range(1, len(ids) + 1) if stopping.reached(sampling, ids[:n])), None)
+    stopping, request = Stopping(tokenizer), GenerateRequest("a", (1,), sampling)
+    return next((n for n in range(1, len(ids) + 1) if stopping.reached(request, ids[:n])), None)
 
 
 def encode(text: str) -> list[int]:
@@ -88,7 +88,10 @@ def test_an_interruption_does_not_hide_a_stop_string(text: str, stop: str, data:
     ids = one_byte_each(text)
     whole = stops_at(Sampling(stop=(stop,)), ids)
     cut = data.draw(st.integers(0, (whole or len(ids)) - 1))
-    stopping = Stopping(TOKENIZER)
+    stopping, request = (
+        Stopping(TOKENIZER),
+        GenerateRequest("a", (1, *ids[:cut]), Sampling(stop=(stop,)), sampled_before=cut),
+    )
     rest = range(1, len(ids) - cut + 1)
-    reached = (n for n in rest if stopping.reached(Sampling(stop=(stop,)), ids[cut : cut + n], ids[:cut]))
+    reached = (n for n in rest if stopping.reached(request, ids[cut : cut + n]))
     assert (cut + n if (n := next(reached, None)) else None) == whole

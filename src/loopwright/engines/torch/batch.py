@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loopwright.engines.torch.choose import choose
+from loopwright.engines.torch.choose import Chooser
 from loopwright.engines.torch.forward import Forward
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.engines.torch.stopping import Stopping
@@ -28,10 +28,14 @@ class Batch:
         self.version = version
         self.waiting: list[Sequence] = []
         self.live: list[Sequence] = []
-        self._model: Any = loaded.model
+        device: torch.device = loaded.model.device
+        # On an accelerator, make it the default for new tensors. On CPU the context would only cost time.
+        self._device: AbstractContextManager[Any] = nullcontext() if device.type == "cpu" else device
         self._max_batch = max_batch
         self._max_context = loaded.max_context
         self._stopping = Stopping(loaded.tokenizer)
+        self._chooses_for: list[Sequence] = []
+        self._chooser = Chooser([], [])
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._forward = Forward(loaded)
 
@@ -76,7 +80,7 @@ class Batch:
         self.live += joined
         starting = [s for s in joined if s.limit > 0]
         wanted = {id(s.prefix): s.prefix for s in starting if s.prefix.logits is None}
-        with self._device():
+        with self._device:
             ordered, logits = self._forward.advance(going_on, wanted.values())
             first = [s.prefix.logits for s in starting if s.prefix.logits is not None]
             self._sample([*ordered, *starting], [*([logits] if ordered else []), *(x[None] for x in first)])
@@ -89,7 +93,7 @@ class Batch:
     def reload(self, version: int) -> None:
         """Go on under other weights: the keys and values of everything alive are computed anew."""
         self.version = version
-        with self._device():
+        with self._device:
             self._forward.recompute(self._prefixes.values(), self.live)
 
     def _admit(self) -> list[Sequence]:
@@ -103,19 +107,15 @@ class Batch:
     def _sample(self, sequences: list[Sequence], logits: list[torch.Tensor]) -> None:
         if not sequences:
             return
-        positions = [s.position + 1 for s in sequences]
-        rows = logits[0] if len(logits) == 1 else torch.cat(logits)
-        ids, logprobs = choose(rows, [s.request.sampling for s in sequences], positions)
+        if sequences != self._chooses_for:
+            self._chooses_for = sequences
+            self._chooser = Chooser([s.request.sampling for s in sequences], [s.position + 1 for s in sequences])
+        ids, logprobs = self._chooser.choose(logits[0] if len(logits) == 1 else torch.cat(logits))
         for sequence, token, logprob in zip(sequences, ids, logprobs, strict=True):
             sequence.ids.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(self.version)
-            if self._stopping.reached(sequence.request.sampling, sequence.ids, sequence.sampled_before):
+            if self._stopping.reached(sequence.request, sequence.ids):
                 sequence.finish = FinishReason.STOP
             elif len(sequence.ids) >= sequence.limit:
                 sequence.finish = FinishReason.LENGTH
-
-    def _device(self) -> AbstractContextManager[Any]:
-        """On an accelerator, make it the default for new tensors. On CPU the context would only cost time."""
-        device: torch.device = self._model.device
-        return nullcontext() if device.type == "cpu" else device

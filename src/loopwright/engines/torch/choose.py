@@ -8,6 +8,7 @@ much. What a request samples depends neither on its batch nor on having been int
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -21,44 +22,74 @@ BLOCK = 256
 SMALL = 8 * BLOCK
 """A vocabulary that is searched as a whole: the calls would cost more than they save."""
 
-
-def choose(logits: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> tuple[list[int], list[float]]:
-    """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8)."""
-    greedy = [s.temperature == 0 for s in samplings]
-    scaled = logits.float()
-    if any(s.temperature not in (0, 1) for s in samplings):
-        scaled = scaled / torch.tensor([s.temperature or 1.0 for s in samplings])[:, None]
-    # One kernel, which goes over a row while it is in the cache.
-    weights = scaled.softmax(dim=-1)
-    if weights[:, 0].isnan().any():
-        raise EngineError(
-            "the model's logits are not numbers",
-            remedy="its weights are damaged, or training diverged: lower learner.lr",
-        )
-    if all(greedy):
-        ids = scaled.argmax(dim=-1)
-    else:
-        ids = _draw(_truncated(weights, samplings), samplings, positions)
-        if any(greedy):
-            ids = torch.where(torch.tensor(greedy), scaled.argmax(dim=-1), ids)
-    logprobs = weights.gather(1, ids[:, None]).squeeze(1).log_()
-    return ids.tolist(), logprobs.tolist()
+AHEAD = 16
+"""Positions for which random numbers are made at once."""
 
 
-def _draw(weights: torch.Tensor, samplings: Seq[Sampling], positions: Seq[int]) -> torch.Tensor:
-    uniform = torch.from_numpy(uniforms([s.seed for s in samplings], positions)).to(weights.device)
-    if weights.shape[1] <= SMALL:
+class Chooser:
+    """Chooses for the same requests token after token: what their settings ask for is prepared once."""
+
+    def __init__(self, samplings: Seq[Sampling], positions: Seq[int]) -> None:
+        """`positions` are those of the next tokens."""
+        temperatures = [s.temperature for s in samplings]
+        self._all_greedy = not any(temperatures)
+        self._greedy = None if all(temperatures) else torch.tensor([t == 0 for t in temperatures])
+        scale = any(t not in (0, 1) for t in temperatures)
+        self._temperature = torch.tensor([t or 1.0 for t in temperatures])[:, None] if scale else None
+        self._cuts = [(i, s.top_k, s.top_p) for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
+        self._seeds = [s.seed for s in samplings]
+        self._positions = positions
+        self._chosen = 0
+        self._uniforms: Seq[torch.Tensor] = ()
+
+    def choose(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
+        """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8)."""
+        scaled = logits.float()
+        if self._temperature is not None:
+            scaled = scaled / self._temperature
+        # One kernel, which goes over a row while it is in the cache.
+        weights = scaled.softmax(dim=-1)
+        ids = scaled.argmax(dim=-1) if self._all_greedy else self._draw(weights)
+        if self._greedy is not None and not self._all_greedy:
+            ids = torch.where(self._greedy, scaled.argmax(dim=-1), ids)
+        self._chosen += 1
+        logprobs: list[float] = weights.gather(1, ids[:, None]).log_().flatten().tolist()
+        if math.isnan(sum(logprobs)):
+            raise EngineError(
+                "the model's logits are not numbers",
+                remedy="its weights are damaged, or training diverged: lower learner.lr",
+            )
+        return ids.tolist(), logprobs
+
+    def _draw(self, weights: torch.Tensor) -> torch.Tensor:
+        done = self._chosen % AHEAD
+        if done == 0:
+            numbers = uniforms(self._seeds, [p + self._chosen for p in self._positions])
+            self._uniforms = torch.from_numpy(numbers).to(weights.device)[:, :, None].unbind()
+        return _picked(_truncated(weights, self._cuts), self._uniforms[done])
+
+
+def _picked(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The id that each row's number [rows, 1] falls on, when each id is as wide as its weight."""
+    last = weights.shape[1] - 1
+    if last < SMALL:
         cumulative = weights.cumsum(dim=-1, dtype=torch.double)
-        return _passed(cumulative, uniform * cumulative[:, -1])
+        return _passed(cumulative, uniform * cumulative[:, -1:])[:, 0]
     sums = _block_sums(weights)
     cumulative = sums.cumsum(dim=-1)
-    target = uniform * cumulative[:, -1]
+    target = uniform * cumulative[:, -1:]
     block = _passed(cumulative, target)
-    rest = target - (cumulative - sums).gather(1, block[:, None]).squeeze(1)
-    columns = block[:, None] * BLOCK + torch.arange(BLOCK)
-    inside = weights.gather(1, columns.clamp(max=weights.shape[1] - 1)).double()
-    inside[columns >= weights.shape[1]] = 0
-    return block * BLOCK + _passed(inside.cumsum(dim=-1), rest)
+    rest = target - (cumulative - sums).gather(1, block)
+    columns = block * BLOCK + torch.arange(BLOCK)
+    inside = weights.gather(1, columns.clamp(max=last)).double().masked_fill_(columns > last, 0).cumsum(dim=-1)
+    # The block's own sum was rounded: what is left of the number may be more than the block has.
+    rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], torch.zeros((), dtype=torch.double)))
+    return (block * BLOCK + _passed(inside, rest))[:, 0].clamp_(max=last)
+
+
+def _passed(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The column in which the cumulative sum passes `target` [rows, 1]; the last one if numbers are not numbers."""
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
@@ -69,35 +100,29 @@ def _block_sums(weights: torch.Tensor) -> torch.Tensor:
     return torch.cat([sums, rest], dim=1).double()
 
 
-def _passed(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The column in which the cumulative sum passes `target`."""
-    # Strictly below the total: otherwise rounding could pick a column behind the last one that has any weight.
-    target = torch.minimum(target, torch.nextafter(cumulative[:, -1], torch.zeros((), dtype=torch.double)))
-    return torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
-
-
 def uniforms(seeds: Seq[int], positions: Seq[int]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, position), by the SplitMix64 mixer."""
-    x = np.array([s % 2**64 for s in seeds], np.uint64)
-    x += np.array(positions, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    """[AHEAD, rows]: a number in [0, 1) for each seed and for each position from the given one on, by the SplitMix64
+    mixer. Of 52 bits, so that its product with any sum is below that sum after rounding too: a number next to 1 never
+    picks an id behind the last that has weight."""
+    x = np.array(positions, np.uint64) + np.arange(AHEAD, dtype=np.uint64)[:, None]
+    x *= np.uint64(0x9E3779B97F4A7C15)
+    x += np.array([s % 2**64 for s in seeds], np.uint64)
     for _ in range(2):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x = x ^ (x >> np.uint64(31))
-    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (x >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
-def _truncated(weights: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tensor:
+def _truncated(weights: torch.Tensor, cuts: Seq[tuple[int, int, float]]) -> torch.Tensor:
     """Zero what top-k and top-p exclude, in the rows that ask for it."""
-    rows = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
-    if not rows:
+    if not cuts:
         return weights
     weights = weights.clone()
-    for i in rows:
-        ordered, order = weights[i].sort(descending=True, stable=True)
-        k = samplings[i].top_k or len(ordered)
-        ordered[k:] = 0
+    for row, top_k, top_p in cuts:
+        ordered, order = weights[row].sort(descending=True, stable=True)
+        ordered[top_k or len(ordered) :] = 0
         before = ordered.cumsum(0) - ordered
-        ordered[before >= samplings[i].top_p * ordered.sum()] = 0
-        weights[i] = torch.zeros_like(ordered).scatter_(0, order, ordered)
+        ordered[before >= top_p * ordered.sum()] = 0
+        weights[row] = torch.zeros_like(ordered).scatter_(0, order, ordered)
     return weights

@@ -41,12 +41,6 @@ class Sequence:
         """Where the last sampled token stands."""
         return len(self.prefix.ids) + len(self.ids) - 1
 
-    @property
-    def sampled_before(self) -> tuple[int, ...]:
-        """The answer's first tokens, if an earlier call sampled them."""
-        ids, count = self.request.prompt_ids, self.request.sampled_before
-        return ids[-count:] if count else ()
-
     def generation(self) -> Generation:
         finish = self.finish or FinishReason.ABORT
         return Generation(tuple(self.ids), tuple(self.logprobs), tuple(self.versions), finish)

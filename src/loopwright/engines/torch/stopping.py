@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from loopwright.types import Sampling
+from loopwright.types import GenerateRequest
 
 MARGIN = 4
 """Extra tokens decoded before a possible match, so that a character split over tokens, or a space that decoding
@@ -18,13 +18,14 @@ class Stopping:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def reached(self, sampling: Sampling, ids: Sequence[int], before: Sequence[int] = ()) -> bool:
-        """Whether the last of `ids` ends the answer. `before` are those that an earlier call sampled of it."""
-        if ids[-1] in sampling.stop_token_ids:
+    def reached(self, request: GenerateRequest, ids: Sequence[int]) -> bool:
+        """Whether the last of `ids` ends the answer to `request`."""
+        if ids[-1] in request.sampling.stop_token_ids:
             return True
-        if not sampling.stop:
+        stops = request.sampling.stop
+        if not stops:
             return False
-        longest = max(len(stop.encode()) for stop in sampling.stop)
-        reach = longest + MARGIN
+        reach = max(len(stop.encode()) for stop in stops) + MARGIN
+        before = request.prompt_ids[-request.sampled_before :] if request.sampled_before else ()
         tail: str = self._tokenizer.decode([*before[-reach:], *ids[-reach:]][-reach:], skip_special_tokens=False)
-        return any(stop in tail for stop in sampling.stop)
+        return any(stop in tail for stop in stops)
