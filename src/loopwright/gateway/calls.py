@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from loopwright.errors import LoopwrightError
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, Dialect
+from loopwright.gateway.dialects.dialect import Recall
 from loopwright.gateway.events import Events
 from loopwright.gateway.exchange import Exchange, Retry
 from loopwright.gateway.http import EVENTS, Request
@@ -19,6 +20,7 @@ from loopwright.gateway.refusals import as_refusal
 from loopwright.gateway.routes import Target
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import Sessions, over
+from loopwright.types import Message
 
 T = TypeVar("T")
 
@@ -34,7 +36,7 @@ class ModelCalls:
 
     async def answer(self, request: Request, target: Target, dialect: Dialect) -> None:
         session = self._sessions.find_open(target.session or "")
-        call = dialect.read(read_json(await request.body()))
+        call = dialect.read(read_json(await request.body()), _recall(session))
         if call.stream:
             await request.while_here(self._stream(request, session, call, dialect))
             return
@@ -103,9 +105,17 @@ async def _send(request: Request, chunk: bytes, *, more: bool = True) -> None:
     await request.write(chunk, more=more)
 
 
+def _recall(session: Session) -> Recall:
+    def said(answer: str) -> Message | None:
+        conversation = session.recorder.conversation_after(answer)
+        return conversation[-1] if conversation else None
+
+    return said
+
+
 def _retry(request: Request) -> Retry:
     tries = request.header("x-stainless-retry-count") or "0"
-    return Retry(again=tries.isdecimal() and int(tries) > 0, key=request.header("idempotency-key"))
+    return Retry(again=tries.isdecimal() and tries.strip("0") != "", key=request.header("idempotency-key"))
 
 
 def _model(name: str) -> dict[str, Any]:

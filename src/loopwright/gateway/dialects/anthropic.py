@@ -11,7 +11,7 @@ from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
 from loopwright.gateway.dialects.anthropic_stream import AnthropicStream
 from loopwright.gateway.dialects.anthropic_words import anthropic_error, signature, stop_reason, usage
-from loopwright.gateway.dialects.dialect import Head, Stream, ToolNames, tool
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
 from loopwright.gateway.reading import (
     chosen,
     content_text,
@@ -36,7 +36,7 @@ class AnthropicMessages:
 
     name = "anthropic"
 
-    def read(self, body: Mapping[str, Any]) -> Call:
+    def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
         if body.get("thread") is not None:
             raise refused(
                 Code.THREADS,

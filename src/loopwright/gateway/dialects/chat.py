@@ -9,7 +9,7 @@ from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_stream import ChatStream
 from loopwright.gateway.dialects.chat_words import finish_reason, logprobs_body, usage
-from loopwright.gateway.dialects.dialect import Head, Stream, ToolNames, tool
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.reading import chosen, content_text, count, flag, model_name, number, objects, strings, text
 from loopwright.gateway.refusals import invalid
@@ -32,7 +32,7 @@ class ChatCompletions:
 
     name = "openai"
 
-    def read(self, body: Mapping[str, Any]) -> Call:
+    def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
         messages = tuple(_messages(body.get("messages")))
         if not messages:
             raise invalid("messages", "there are none", remedy="send at least one message")

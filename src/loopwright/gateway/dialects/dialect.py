@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +10,10 @@ import orjson
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call
-from loopwright.types import Delta, Tool
+from loopwright.types import Delta, Message, Tool
+
+Recall = Callable[[str], Message | None]
+"""What an answer of the same session said, by the answer's id; None if the session has given no such answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,21 @@ class Stream(Protocol):
         ...
 
 
+def nothing(answer: str) -> None:
+    """A `Recall` of a session that has said nothing yet."""
+
+
 class Dialect(Protocol):
     """One API. `name` is what sessions call its base URL by."""
 
     @property
     def name(self) -> str: ...
 
-    def read(self, body: Mapping[str, Any]) -> Call:
-        """The request in canonical form. Raises RefusedError for what cannot be understood."""
+    def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
+        """The request in canonical form. Raises RefusedError for what cannot be understood.
+
+        `recall` is for APIs in which a request may name what was said before instead of repeating it.
+        """
         ...
 
     def reply(self, call: Call, answers: Sequence[Answer]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
-from loopwright.gateway.dialects.dialect import Head, Stream, tool
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_input import read_input
 from loopwright.gateway.dialects.responses_stream import ResponsesStream
@@ -18,6 +18,8 @@ from loopwright.types import Message, Tool
 
 UNGRANTED = ("tool_choice", "text", "reasoning", "parallel_tool_calls", "truncation")
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "store")
+KEPT_ELSEWHERE = ("conversation", "prompt")
+"""Parts of a prompt that OpenAI keeps: without them, the model would answer to something else."""
 MORE_ECHOED = ("temperature", "text", "tool_choice", "tools", "top_p", "truncation", "user", "reasoning")
 
 
@@ -26,11 +28,12 @@ class Responses:
 
     name = "openai"
 
-    def read(self, body: Mapping[str, Any]) -> Call:
+    def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
+        _refuse_what_is_kept_elsewhere(body)
         instructions = text(body.get("instructions"), "instructions")
         preamble: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         previous = text(body.get("previous_response_id"), "previous_response_id") or None
-        said = read_input(body.get("input"))
+        said = read_input(body.get("input"), recall)
         if not said and previous is None:
             raise invalid("input", "there is nothing to answer", remedy="send a text or at least one item")
         include = body.get("include")
@@ -55,6 +58,14 @@ class Responses:
 
     def error(self, error: RefusedError) -> Mapping[str, Any]:
         return openai_error(error)
+
+
+def _refuse_what_is_kept_elsewhere(body: Mapping[str, Any]) -> None:
+    for name in KEPT_ELSEWHERE:
+        if body.get(name) is not None:
+            raise invalid(
+                name, "this server keeps none", remedy="send all of it as `input`, or go on with `previous_response_id`"
+            )
 
 
 def _wishes(body: Mapping[str, Any]) -> Wishes:

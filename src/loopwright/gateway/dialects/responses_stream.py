@@ -13,8 +13,12 @@ from loopwright.gateway.call import Answer, Call, tool_call_id
 from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_words import (
+    CALL,
+    MESSAGE,
+    REASONING,
     Item,
     call_item,
+    item_id,
     message_item,
     reasoning_item,
     response_body,
@@ -82,7 +86,7 @@ class ResponsesStream:
         if type(self._open) is kind:
             return b""
         closed = self._close()
-        return closed + self._begin(kind(f"{self._head.id}{len(self._done)}"))
+        return closed + self._begin(kind(self._head.id, len(self._done)))
 
     def _begin(self, item: _OpenItem) -> bytes:
         self._open = item
@@ -122,13 +126,13 @@ class _Message:
     growth = "output_text"
     extra: Mapping[str, Any] = {"content_index": 0, "logprobs": []}
 
-    def __init__(self, answer: str) -> None:
+    def __init__(self, answer: str, place: int) -> None:
         self.text = ""
-        self.id = f"msg_{answer}"
-        self._answer = answer
+        self.id = item_id(MESSAGE, answer, place)
+        self._answer, self._place = answer, place
 
     def whole(self, status: str) -> Item:
-        item = message_item(self._answer, self.text, status)
+        item = message_item(self._answer, self._place, self.text, status)
         return {**item, "content": []} if status == IN_PROGRESS else item
 
     def opening(self) -> list[tuple[str, Mapping[str, Any]]]:
@@ -147,13 +151,13 @@ class _Reasoning:
     growth = "reasoning_text"
     extra: Mapping[str, Any] = {"content_index": 0}
 
-    def __init__(self, answer: str) -> None:
+    def __init__(self, answer: str, place: int) -> None:
         self.text = ""
-        self.id = f"rs_{answer}"
-        self._answer = answer
+        self.id = item_id(REASONING, answer, place)
+        self._answer, self._place = answer, place
 
     def whole(self, status: str) -> Item:
-        item = reasoning_item(self._answer, self.text)
+        item = reasoning_item(self._answer, self._place, self.text)
         return {**item, "content": [], "status": status} if status == IN_PROGRESS else item
 
     def opening(self) -> list[tuple[str, Mapping[str, Any]]]:
@@ -171,7 +175,7 @@ class _Call:
 
     def __init__(self, answer: str, call: ToolCall, index: int) -> None:
         self.text = ""
-        self.id = f"fc_{answer}{index}"
+        self.id = item_id(CALL, answer, index)
         self._answer = answer
         self._call = call
         self._index = index

@@ -12,20 +12,35 @@ from loopwright.types import FinishReason, ToolCall
 
 Item = Mapping[str, Any]
 
+MESSAGE, REASONING, CALL = "msg", "rs", "fc"
+"""What the ids of items begin with. The id of the answer follows, and which of its items it is."""
+LONGEST_PLACE = 9
+"""In digits."""
+
+
+def item_id(kind: str, answer: str, place: int) -> str:
+    return f"{kind}_{answer}_{place}"
+
+
+def named_by(id: str) -> tuple[str, str, int]:
+    """The kind, the answer and the place that an item's id was made of, if it is one of ours."""
+    kind, answer, place = (*id.split("_"), "", "", "")[:3]
+    return kind, answer, int(place) if place.isdecimal() and len(place) < LONGEST_PLACE else 0
+
 
 def output_items(answer: Answer) -> list[Item]:
     parsed, status = answer.parsed, _status(answer)
     items: list[Item] = []
     if parsed.reasoning:
-        items.append(reasoning_item(answer.id, parsed.reasoning))
+        items.append(reasoning_item(answer.id, 0, parsed.reasoning))
     if parsed.content or not parsed.tool_calls:
-        items.append(message_item(answer.id, parsed.content, status, answer.logprobs))
+        items.append(message_item(answer.id, 0, parsed.content, status, answer.logprobs))
     return items + [call_item(call, answer.id, index) for index, call in enumerate(parsed.tool_calls)]
 
 
-def reasoning_item(answer: str, thoughts: str) -> Item:
+def reasoning_item(answer: str, place: int, thoughts: str) -> Item:
     return {
-        "id": f"rs_{answer}",
+        "id": item_id(REASONING, answer, place),
         "type": "reasoning",
         "summary": [],
         "content": [{"type": "reasoning_text", "text": thoughts}],
@@ -34,9 +49,9 @@ def reasoning_item(answer: str, thoughts: str) -> Item:
     }
 
 
-def message_item(answer: str, content: str, status: str, odds: Sequence[TokenLogprob] = ()) -> Item:
-    parts = [text_part(content, odds)]
-    return {"id": f"msg_{answer}", "type": "message", "role": "assistant", "status": status, "content": parts}
+def message_item(answer: str, place: int, content: str, status: str, odds: Sequence[TokenLogprob] = ()) -> Item:
+    id, parts = item_id(MESSAGE, answer, place), [text_part(content, odds)]
+    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
 def text_part(content: str, odds: Sequence[TokenLogprob] = ()) -> Item:
@@ -45,7 +60,7 @@ def text_part(content: str, odds: Sequence[TokenLogprob] = ()) -> Item:
 
 def call_item(call: ToolCall, answer: str, index: int, status: str = "completed") -> Item:
     return {
-        "id": f"fc_{answer}{index}",
+        "id": item_id(CALL, answer, index),
         "type": "function_call",
         "call_id": call.id,
         "name": call.name,
