@@ -36,10 +36,6 @@ def test_off_is_a_word_not_a_truth_value(load_text, minimal):
         ([APART], "trainer.kind: is disaggregated, but produce.kind is sync"),
         ([ASYNC, MORE, "produce.in_flight=keep"], "produce.in_flight: is keep, but trainer.kind is colocate"),
         ([ASYNC, MORE, "trainer.deterministic=true"], "trainer.deterministic: is on, but produce.kind is async"),
-        (
-            [ASYNC, "produce.over_sample=1.5", "produce.stale=wait"],
-            "produce.over_sample: is 1.5, more than produce.max_staleness (1)",
-        ),
         ([ASYNC, APART, "produce.stale=retry", "produce.tail_batch=off"], "produce.tail_batch: is off"),
         ([ASYNC, APART, "produce.tail_batch=0"], "produce.tail_batch: is 0"),
         (
@@ -114,7 +110,8 @@ def test_a_setting_without_effect_in_the_chosen_mode_is_reported(load_text, mini
     ("overrides", "words"),
     [
         ([ASYNC, MORE, "produce.max_staleness=0"], "is 0.5, more than produce.max_staleness (0)"),
-        ([ASYNC, "produce.over_sample=3"], "groups wait so long for their turn that they are too old"),
+        ([ASYNC, "produce.over_sample=3"], "no more groups are started than can be trained before they are too old"),
+        ([ASYNC, "produce.over_sample=1.5", "produce.stale=wait"], "is 1.5, more than produce.max_staleness (1)"),
         ([ASYNC, APART, "learner.importance.kind=off"], "as if the newest had sampled them"),
     ],
 )

@@ -47,6 +47,20 @@ def async_house(
     )
 
 
+async def take_turns(house: House, manager: AgentLoopManager, steps: int) -> list[Batch]:
+    """Train as a colocated trainer does, at once and so many steps; what was taken."""
+    batches = []
+    for step in range(1, steps + 1):
+        batch = await manager.produce_batch(step, step - 1)
+        await manager.consume(batch.groups, step)
+        batches.append(batch)
+        await house.engine.pause()
+        await house.engine.load(step)
+        await house.engine.resume()
+    await manager.shutdown()
+    return batches
+
+
 @dataclass
 class Learning:
     """Trains as a disaggregated trainer does, in `seconds` a step, and writes down what it took and when it synced."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from async_house import Learning, async_house, by_key
+from async_house import Learning, async_house, by_key, take_turns
 from house import House, task_set
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,8 +182,8 @@ def test_a_tail_step_needs_its_number(expired: int, batch: int, at_least: int) -
     assert share == (min(expired, batch) if expired >= at_least else 0)
 
 
-def test_oversampling_rounds_up() -> None:
-    assert [window_limit(8, 8, share) for share in (0.0, 0.1, 0.5, 1.0)] == [8, 9, 12, 16]
+def test_oversampling_rounds_up_and_ends_at_the_horizon() -> None:
+    assert [window_limit(8, 8, share, ahead=16) for share in (0.0, 0.1, 0.5, 1.0, 1.1)] == [8, 9, 12, 16, 16]
 
 
 def test_tail_batch() -> None:
@@ -250,22 +250,17 @@ def test_a_colocated_tail_step_goes_on_with_what_was_interrupted() -> None:
 
     async def main() -> None:
         house = async_house(
-            staleness=0,
+            staleness=1,
             groups=2,
             members=1,
             stale=Stale.RETRY,
             seconds=lambda request: 1.0 if int(request.id.split("/")[1]) % 2 == 0 else 3.0,
             more={"over_sample": 1.0, "in_flight": PauseMode.ABORT, "tail_batch": 1},
         )
-        manager = house.producer()
-        for step in range(1, 20):
-            batch = await manager.produce_batch(step, step - 1)
-            assert len(batch.groups) == 2
-            await manager.consume(batch.groups, step)
-            await house.engine.pause()
-            await house.engine.load(step)
-            await house.engine.resume()
-        await manager.shutdown()
+        batches = await take_turns(house, house.producer(), 20)
+        assert [len(batch.groups) for batch in batches] == [2] * 20
+        again = [request for request in house.engine.requests if request.id.split("/")[3] == "1"]
+        assert again, "some expired"
 
     run_virtually(main())
 

@@ -14,6 +14,7 @@ EMPTY = ProduceContext(
     target=4,
     batch=4,
     ahead=8,
+    takes_turns=False,
     available=0,
     pending=0,
     aborted=0,
@@ -37,9 +38,11 @@ EMPTY = ProduceContext(
         ({"aborted": 8, "expired": 1}, Source.ABORTED),
         ({"may_look": False}, None),
         ({"may_look": False, "expired": 1}, Source.EXPIRED),
-        ({"ahead": None}, Source.NEW),
-        ({"ahead": None, "pending": 4}, Source.NEW),
-        ({"ahead": None, "pending": 6}, None),
+        ({"takes_turns": True}, Source.NEW),
+        ({"takes_turns": True, "pending": 4}, Source.NEW),
+        ({"takes_turns": True, "pending": 6}, None),
+        ({"takes_turns": True, "pending": 4, "ahead": 5}, Source.NEW),
+        ({"takes_turns": True, "pending": 5, "ahead": 5}, None),
     ],
 )
 def test_an_async_strategy(changes: dict[str, object], source: Source | None) -> None:
@@ -58,7 +61,7 @@ def test_a_sync_strategy_makes_what_the_step_needs(changes: dict[str, object], s
 
 def test_a_tail_step_is_made_of_expired_groups_without_oversampling() -> None:
     strategy = AsyncStrategy(over_sample=1.0, tail_batch=3)
-    few = replace(EMPTY, ahead=None, expired=2, aborted=1)
+    few = replace(EMPTY, takes_turns=True, expired=2, aborted=1)
     strategy.begin(few)
     assert strategy.choose(few) is Source.ABORTED, "they wait for a third one"
     assert strategy.choose(replace(few, aborted=0, pending=7)) is Source.NEW

@@ -189,6 +189,8 @@ def stale_policy(config: RunConfig) -> StalePolicy:
 
 
 def _horizon(config: RunConfig) -> int:
+    if config.produce.kind is ProduceKind.SYNC:
+        return 1
     is_colocated = config.trainer.kind is TrainerKind.COLOCATE
     return horizon(config.produce.max_staleness, 1 if is_colocated else config.trainer.sync_interval)
 

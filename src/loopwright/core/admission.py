@@ -14,15 +14,16 @@ from loopwright.core.progress import ProduceProgress
 def horizon_limit(
     progress: ProduceProgress, task_set: str, version: int, horizon: int, last_step: int | None = None
 ) -> int:
-    """Disaggregated: as many groups as all steps may use that weights `version` may feed."""
+    """As many groups as all steps may use that weights `version` may feed: what is started beyond it is too old
+    when its turn comes."""
     step = version + horizon
     return progress.target_upto(step if last_step is None else min(step, last_step))[task_set]
 
 
-def window_limit(target: int, batch: int, over_sample: float) -> int:
+def window_limit(target: int, batch: int, over_sample: float, ahead: int) -> int:
     """Colocated: what is needed up to this step, and a share of its `batch` more, so that the slowest need not be
-    waited for."""
-    return target + math.ceil(over_sample * batch)
+    waited for; within the horizon, whose limit is `ahead`."""
+    return min(target + math.ceil(over_sample * batch), ahead)
 
 
 def has_room(in_hand: int, limit: int) -> bool:

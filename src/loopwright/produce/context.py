@@ -15,8 +15,10 @@ class ProduceContext:
     """Needed for all steps up to `step`."""
     batch: int
     """Still to be taken for `step`."""
-    ahead: int | None
-    """Needed for all steps that the present weights may feed, when steps are produced ahead; None when they are not."""
+    ahead: int
+    """Needed for all steps that the present weights may feed."""
+    takes_turns: bool
+    """Whether nothing is made while a step is trained."""
     available: int
     """Taken so far, or complete."""
     pending: int

@@ -13,7 +13,7 @@ OLDEST = 5
 def describe_line(line: Line, context: ProduceContext, lacks: int) -> str:
     """One task set: what it has, what the next step lacks, and why no group starts."""
     stock = ", ".join(f"{count} {status}" for status, count in line.stock.items())
-    limit = "" if context.ahead is None else f", {context.ahead} may be by these weights"
+    limit = "" if context.takes_turns else f", {context.ahead} may be by these weights"
     choice = line.choose(context)
     waits = f"the next group is {choice}" if choice else "no group may start"
     return (

@@ -57,7 +57,7 @@ class Line:
         """Groups that are on their way to a train step."""
         return {status: self._buffer.count(self.name, status) for status in IN_STOCK}
 
-    def context(self, ahead: int | None, *, slot_is_free: bool) -> ProduceContext:
+    def context(self, ahead: int, *, takes_turns: bool, slot_is_free: bool) -> ProduceContext:
         """What the strategy is shown."""
         step, stock = self._progress.next_consumer_step, self.stock
         return ProduceContext(
@@ -65,6 +65,7 @@ class Line:
             target=self._progress.target_upto(step)[self.name],
             batch=self._progress.wanted(step)[self.name],
             ahead=ahead,
+            takes_turns=takes_turns,
             available=self._progress.available(self.name, stock[GroupStatus.COMPLETED]),
             pending=stock[GroupStatus.PENDING],
             aborted=stock[GroupStatus.ABORTED],

@@ -80,7 +80,7 @@ class AgentLoopManager:
         self._state = ManagerState.UPDATING
         self._version = step
         self._begun = step
-        self._makes_ahead = False
+        self._takes_turns = True
         self._looping = asyncio.Lock()
         self._crash: Exception | None = None
 
@@ -100,7 +100,7 @@ class AgentLoopManager:
 
     async def produce_batch(self, step: int, version: int, size: int | None = None) -> Batch:
         """The groups of train step `step`, made by weights `version`; `size` of them, or `groups_per_step`."""
-        self._version, self._makes_ahead, self._state = version, False, ManagerState.NORMAL
+        self._version, self._takes_turns, self._state = version, True, ManagerState.NORMAL
         if size is not None:
             self._progress.resize(size)
         self._floor.slots.open()
@@ -172,7 +172,7 @@ class AgentLoopManager:
     async def continue_(self, version: int) -> None:
         """Go on with weights `version`, which the engine has loaded."""
         self._check_running("continue")
-        self._version, self._makes_ahead = version, True
+        self._version, self._takes_turns = version, False
         self._floor.slots.open()
         await self._engine.resume()
         self._state = ManagerState.NORMAL
@@ -277,11 +277,10 @@ class AgentLoopManager:
         return list(self._lines).index(group.task_set), group.draw
 
     def _context(self, line: Line) -> ProduceContext:
-        ahead = None
-        if self._makes_ahead:
-            horizon, last_step = self._settings.horizon, self._settings.last_step
-            ahead = horizon_limit(self._progress, line.name, self._version, horizon, last_step)
-        return line.context(ahead, slot_is_free=self._floor.slot_is_free)
+        # In turns, the last step oversamples as well: its slowest need not be waited for either.
+        last_step = None if self._takes_turns else self._settings.last_step
+        ahead = horizon_limit(self._progress, line.name, self._version, self._settings.horizon, last_step)
+        return line.context(ahead, takes_turns=self._takes_turns, slot_is_free=self._floor.slot_is_free)
 
     def _check_running(self, verb: str) -> None:
         if self._crash is not None:

@@ -78,9 +78,13 @@ class AsyncStrategy:
         self._is_tail_step = self._tail_left > 0
 
     def choose(self, context: ProduceContext) -> Source | None:
+        return _first(context, self._limit(context), with_expired=self._tail_batch is None or self._tail_left > 0)
+
+    def _limit(self, context: ProduceContext) -> int:
+        if not context.takes_turns:
+            return context.ahead
         over_sample = 0.0 if self._is_tail_step else self._over_sample
-        limit = window_limit(context.target, context.batch, over_sample) if context.ahead is None else context.ahead
-        return _first(context, limit, with_expired=self._tail_batch is None or self._tail_left > 0)
+        return window_limit(context.target, context.batch, over_sample, context.ahead)
 
     def started(self, source: Source) -> None:
         if source is Source.EXPIRED:

@@ -64,13 +64,10 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _in_flight(config)
     yield from _retries(config)
     yield from _intervals(config)
-    if config.produce.stale is Stale.WAIT:
-        yield from _too_far_ahead(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    if config.produce.stale is not Stale.WAIT:
-        yield from _too_far_ahead(config)
+    yield from _too_far_ahead(config)
     yield from _uncorrected(config)
 
 
@@ -141,14 +138,14 @@ def _intervals(config: RunConfig) -> Iterator[Problem]:
 
 
 def _too_far_ahead(config: RunConfig) -> Iterator[Problem]:
-    """Groups are trained in the order of their age, so one waits for as many steps as there are batches before it."""
+    """A group waits for as many steps as there are batches before it, so none is started beyond the horizon."""
     produce = config.produce
     makes_ahead = not _is_sync(config, produce) and _is_colocated(config, produce)
     if makes_ahead and produce.over_sample > produce.max_staleness:
         yield Problem(
             ("produce", "over_sample"),
             f"is {produce.over_sample:g}, more than produce.max_staleness ({produce.max_staleness}): "
-            "groups wait so long for their turn that they are too old",
+            "no more groups are started than can be trained before they are too old",
             f"set it to {produce.max_staleness} or less, or produce.max_staleness to {math.ceil(produce.over_sample)}",
             also=(("produce", "max_staleness"),),
         )
