@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.core.chains import chains_of
 from loopwright.errors import ConfigError, JudgeError
 from loopwright.judgers import NativeJudger
-from loopwright.types import Episode, FinishReason, Scored, Task, Turn
+from loopwright.types import Episode, Scored, Task, TokenChain
 
 HERE = Path(__file__).parent
 TASK = Task.ask("t", "say something")
@@ -26,8 +25,8 @@ def judger(function: str, timeout_seconds: float = 30.0, workers: int = 1) -> Na
 
 
 def episode(answer: str = "{}") -> Episode:
-    chains = chains_of([Turn((1, 2), (3,), (-0.5,), (0,), FinishReason.STOP)])
-    return Episode(({"role": "assistant", "content": answer},), chains)
+    chain = TokenChain([1, 2, 3], [False, False, True], [0.0, 0.0, -0.5], [-1, -1, 0])  # type: ignore[arg-type]
+    return Episode(({"role": "assistant", "content": answer},), (chain,))
 
 
 async def test_a_sync_function_runs_in_another_process_without_torch() -> None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
-from loopwright.core.chains import chains_of
 from loopwright.core.seeds import derive_seed
 from loopwright.errors import ContextError, EngineError, InterruptionError
 from loopwright.ports import Engine, Renderer, Reply
+from loopwright.render.canonical import canonical_messages, canonical_tools
+from loopwright.render.recording.recorder import Prepared, Recorder, Said
 from loopwright.types import (
     Episode,
     FinishReason,
@@ -31,15 +32,6 @@ from loopwright.types import (
     Tool,
     Turn,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """A conversation up to and including a sampled reply, the tools that it had, and the token stream behind it."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...]
-    stream: tuple[int, ...]
 
 
 class EnginePolicy:
@@ -69,8 +61,7 @@ class EnginePolicy:
         self._earlier = Earlier(resume_from, renderer)
         self._interruption: InterruptionError | None = None
         self._calls = 0
-        self._turns: dict[int, Turn] = {}
-        self._said: list[_Said] = []
+        self._recorder = Recorder()
         self._transcript: tuple[Message, ...] = ()
         self._finish = FinishReason.STOP
         self._stop: StopReason | None = None
@@ -79,8 +70,8 @@ class EnginePolicy:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The model calls that were answered, in the order in which they were made."""
-        return tuple(turn for _, turn in sorted(self._turns.items()))
+        """The model calls that were answered, in the order in which they were."""
+        return self._recorder.as_turns()
 
     @property
     def transcript(self) -> tuple[Message, ...]:
@@ -94,7 +85,7 @@ class EnginePolicy:
         An agent may have wrapped it in its own exception, or swallowed it.
         """
         raised = next(iter(self._faults.values()), None)
-        return raised or (None if self._turns else self._unfit)
+        return raised or (None if len(self._recorder) else self._unfit)
 
     async def reply(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
@@ -102,21 +93,15 @@ class EnginePolicy:
         number, self._calls = self._calls, self._calls + 1
         asked = copy.deepcopy(transcript_of(tuple(messages), verb="asked with"))
         self._transcript = asked
-        prompt = self._prompt(asked, tuple(tools))
-        room = self._max_context - len(prompt)
-        if room <= 0:
-            self._unfit = self._unfit or _does_not_fit(len(prompt), self._max_context)
-        limits = [self._sampling.max_new_tokens, room]
-        budget = min(limits if max_new_tokens is None else [*limits, max_new_tokens])
+        prepared = self._prepared(asked, tools)
+        budget = self._budget(len(prepared.prompt), max_new_tokens)
         if budget <= 0:
             self._finish = FinishReason.LENGTH
             return Reply("", FinishReason.LENGTH)
         sampling = replace(self._sampling, max_new_tokens=budget, seed=derive_seed(self._sampling.seed, number))
-        request = GenerateRequest(f"{self._prefix}/{number}", prompt, sampling, self._resumable)
-        turn = await self._sample(number, request)
-        reply = self._read(turn, tools, number)
+        request = GenerateRequest(f"{self._prefix}/{number}", prepared.prompt, sampling, self._resumable)
+        reply = await self._sample(number, request, prepared)
         self._transcript = (*asked, reply.message)
-        self._said.append(_Said(self._transcript, tuple(tools), (*prompt, *turn.ids)))
         return reply
 
     def out_of_budget(self) -> None:
@@ -125,44 +110,54 @@ class EnginePolicy:
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
         """The recorded tokens under the agent's transcript. Without `stop`, a last reply cut by length is a budget."""
         cut = StopReason.BUDGET if self._finish is FinishReason.LENGTH else StopReason.DONE
-        return Episode(transcript_of(messages, verb="returned"), chains_of(self.turns), stop or self._stop or cut)
+        transcript = transcript_of(messages, verb="returned")
+        return Episode(transcript, self._recorder.chains(), stop or self._stop or cut)
 
-    def _prompt(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> tuple[int, ...]:
-        same_tools = (said for said in self._said if said.tools == tools)
-        continued = [said for said in same_tools if messages[: len(said.messages)] == said.messages]
-        if continued:
-            longest = max(continued, key=lambda said: len(said.messages))
-            new = messages[len(longest.messages) :]
-            extended = self._renderer.extend(longest.stream, longest.messages, new, tools)
-            if extended is not None:
-                return extended
-        return self._renderer.render(messages, tools)
+    def _prepared(self, asked: tuple[Message, ...], tools: Sequence[Tool]) -> Prepared:
+        offered = canonical_tools(tools)
+        history = self._recorder.history(canonical_messages(asked), offered)
+        return self._recorder.prepare(history, offered, self._renderer, preamble=False)
 
-    def _read(self, turn: Turn, tools: Sequence[Tool], number: int) -> Reply:
+    def _budget(self, prompt: int, wish: int | None) -> int:
+        """How many tokens may be sampled after so many (S5)."""
+        room = self._max_context - prompt
+        if room <= 0:
+            self._unfit = self._unfit or _does_not_fit(prompt, self._max_context)
+        limits = [self._sampling.max_new_tokens, room]
+        return min(limits if wish is None else [*limits, wish])
+
+    def _read(self, sampled: Generation, prepared: Prepared, number: int) -> Reply:
         """The reply as the agent sees it. An agent that offers no tools reads the text as it is."""
+        ids, tools = sampled.ids, prepared.tools
         if not tools:
-            return Reply(self._renderer.text(turn.ids), turn.finish, tokens=len(turn.ids))
-        parsed = self._renderer.parse(turn.ids, tools, turn.prompt_ids)
+            return Reply(self._renderer.text(ids), sampled.finish, tokens=len(ids))
+        parsed = self._renderer.parse(ids, tools, prepared.prompt)
         calls = enumerate(parsed.tool_calls)
         named = tuple(replace(call, id=call.id or f"call_{number}_{place}") for place, call in calls)
-        return Reply(parsed.content, turn.finish, parsed.reasoning, named, len(turn.ids))
+        return Reply(parsed.content, sampled.finish, parsed.reasoning, named, len(ids))
 
-    async def _sample(self, number: int, request: GenerateRequest) -> Turn:
+    async def _sample(self, number: int, request: GenerateRequest, prepared: Prepared) -> Reply:
         try:
             if self._interruption is not None:
                 raise self._interruption
             sampled = await self._generate(request)
-            turn = Turn(request.prompt_ids, sampled.ids, sampled.logprobs, sampled.versions, sampled.finish)
+            reply = self._read(sampled, prepared, number)
+            if sampled.finish is not FinishReason.ABORT or request.resumable:
+                self._record(prepared, sampled, reply, request.id)
             if sampled.finish is FinishReason.ABORT:
-                raise self._cut_short(number, request, turn)
+                raise self._cut_short(request, len(sampled.ids))
         except Exception as error:
             # Known by the first call that could be made after it: only such a call, answered, makes it good.
             self._faults.setdefault(self._calls, error)
             raise
         self._faults = {after: fault for after, fault in self._faults.items() if after > number}
-        self._finish = turn.finish
-        self._turns[number] = turn
-        return turn
+        self._finish = sampled.finish
+        return reply
+
+    def _record(self, prepared: Prepared, sampled: Generation, reply: Reply, name: str) -> None:
+        """What was sampled, to its end or as far as it came. Without a token there was no turn."""
+        if sampled.ids:
+            self._recorder.add(self._recorder.plan(prepared, Said(sampled, reply.message, name)))
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         earlier = self._earlier.take(request)
@@ -172,13 +167,11 @@ class EnginePolicy:
             return earlier
         return earlier.then(await self._engine.generate(request.after(earlier)))
 
-    def _cut_short(self, number: int, request: GenerateRequest, turn: Turn) -> EngineError:
+    def _cut_short(self, request: GenerateRequest, tokens: int) -> EngineError:
         if not request.resumable:
             return EngineError(f"request {request.id} was aborted", remedy="nothing to do: the rollout is tried again")
-        if turn.ids:
-            self._turns[number] = turn
         self._interruption = InterruptionError(
-            f"request {request.id} was interrupted after {len(turn.ids)} tokens",
+            f"request {request.id} was interrupted after {tokens} tokens",
             remedy="let this error out of the agent: the rollout goes on later, from these tokens",
         )
         return self._interruption

@@ -33,6 +33,7 @@ from loopwright.types.parsed import (
     ToolCallStart,
     parsed_of,
 )
+from loopwright.types.recorded_chain import RecordedChain
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
 from loopwright.types.sampling import NOTHING_YET, FinishReason, GenerateRequest, Generation, Sampling
@@ -66,6 +67,7 @@ __all__ = [
     "PauseMode",
     "ProduceKind",
     "ReasoningDelta",
+    "RecordedChain",
     "Reward",
     "Rollout",
     "RolloutKey",

@@ -35,7 +35,7 @@ class ChainStart(StrEnum):
     FIRST = "first"
     """The rollout's first model call."""
     REWRITTEN = "rewritten"
-    """The prompt did not extend any chain: its history was edited. A direct policy says no more than this."""
+    """The prompt did not extend any chain: its history was edited."""
     BRANCH = "branch"
     """The prompt went back to an earlier point of a chain and continued differently."""
     SEPARATE = "separate"

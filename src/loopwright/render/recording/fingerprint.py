@@ -46,9 +46,17 @@ def tools_digest(tools: Sequence[Tool]) -> bytes:
 def fingerprint(message: Message) -> bytes:
     """What makes a message the same: JSON text, which delimits itself."""
     if message["role"] != "assistant":
-        return orjson.dumps((message["role"], message["content"]))
+        return _spelled((message["role"], message["content"]))
     calls = [(call["name"], _arguments(call["arguments"])) for call in message.get("tool_calls", ())]
-    return orjson.dumps(("assistant", message["content"].strip(), calls))
+    return _spelled(("assistant", message["content"].strip(), calls))
+
+
+def _spelled(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        # Half a surrogate pair: no text to orjson, but an agent in this process may say it.
+        return json.dumps(value).encode()
 
 
 def same_thoughts(echoed: Message, sampled: Message) -> bool:

@@ -36,15 +36,16 @@ class Index:
     """Turns by the history that ends with their reply."""
     prompts: dict[bytes, list[int]] = field(default_factory=dict)
     """Turns by the history that they answered."""
-    seen: set[bytes] = field(default_factory=set)
-    """Every prefix of every recorded history."""
+    seen: dict[bytes, int] = field(default_factory=dict)
+    """The first turn with each prefix of a recorded history."""
     tools: list[bytes] = field(default_factory=list)
     """The digest of each turn's tools."""
 
     def add(self, number: int, tools: bytes, prompt: bytes, reply: bytes, prefixes: Sequence[bytes]) -> None:
         self.replies.setdefault(reply, []).append(number)
         self.prompts.setdefault(prompt, []).append(number)
-        self.seen.update(prefixes, (reply,))
+        for digest in (*prefixes, reply):
+            self.seen.setdefault(digest, number)
         self.tools.append(tools)
 
     def continued(self, history: History) -> list[tuple[int, list[int]]]:
@@ -68,7 +69,7 @@ def why_new(history: History, index: Index, replies: Callable[[], Sequence[str]]
     if any(digest in index.replies and not _same_tools(history, index, digest) for digest in history.digests):
         return ChainStart.TOOLS
     shared = next((n for n, digest in enumerate(history.digests) if digest not in index.seen), len(history.digests))
-    if _holds_summary(history.messages[shared:], replies()):
+    if quoted(history.messages[shared:], replies()) is not None:
         return ChainStart.COMPACTED
     if all(message["role"] == "system" for message in history.messages[:shared]):
         return ChainStart.SEPARATE
@@ -82,7 +83,10 @@ def _same_tools(history: History, index: Index, digest: bytes) -> bool:
     return any(index.tools[one] == history.tools for one in index.replies[digest])
 
 
-def _holds_summary(messages: Sequence[Message], replies: Sequence[str]) -> bool:
-    """Whether somebody else's message quotes what the model said: so a compacted history begins."""
-    summaries = [reply for reply in replies if len(reply) >= SHORTEST_SUMMARY]
-    return any(summary in m["content"] for m in messages if m["role"] != "assistant" for summary in summaries)
+def quoted(messages: Sequence[Message], replies: Sequence[str]) -> int | None:
+    """Which of the replies somebody else's message quotes, the latest if several: so a compacted history begins."""
+    others = [message["content"] for message in messages if message["role"] != "assistant"]
+    for place in range(len(replies) - 1, -1, -1):
+        if len(replies[place]) >= SHORTEST_SUMMARY and any(replies[place] in text for text in others):
+            return place
+    return None

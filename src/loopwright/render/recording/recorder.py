@@ -16,7 +16,7 @@ import numpy as np
 from loopwright.errors import ChainError
 from loopwright.ports import Renderer
 from loopwright.render.recording.fingerprint import EMPTY, chained, prefix_digests, same_thoughts, tools_digest
-from loopwright.render.recording.matching import History, Index, why_new
+from loopwright.render.recording.matching import History, Index, quoted, why_new
 from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, Generation, Message, TokenChain, Tool, Turn
 
@@ -41,12 +41,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What came of a prepared call: the tokens, and the reply that was read from them."""
+    """What came of a prepared call: the tokens, and the reply that was read from them. `answer` names it."""
 
     generation: Generation
     reply: Message
     answer: str
-    created: int
+    created: int = 0
     stop: str | None = None
     wishes: Mapping[str, Any] | None = None
 
@@ -67,6 +67,7 @@ class Recorder:
         self._turns: list[Recorded] = []
         self._chain_of: list[int] = []
         self._last_of: list[int] = []
+        self._conversation_of: list[int] = []
         self._after: list[bytes] = []
         self._length: list[int] = []
         self._by_answer: dict[str, int] = {}
@@ -88,6 +89,11 @@ class Recorder:
     def starts(self) -> list[ChainStart]:
         """Why each chain began."""
         return [turn.start for turn in self._turns if turn.start is not None]
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """What the model was offered in the latest turn."""
+        return self._turns[-1].tools if self._turns else ()
 
     # Before a turn.
 
@@ -184,6 +190,7 @@ class Recorder:
         digests = prefix_digests(turn.added, before)
         prompt = digests[-1] if digests else before
         reply = chained(prompt, turn.reply)
+        origin = None if turn.start is None else self._origin(turn, digests)
         self._index.add(turn.number, tools_digest(turn.tools), prompt, reply, digests)
         self._turns.append(turn)
         self._after.append(reply)
@@ -194,8 +201,22 @@ class Recorder:
             self._chain_of.append(self._chain_of[turn.parent])
             self._last_of[self._chain_of[turn.parent]] = turn.number
         else:
+            new = max(self._conversation_of, default=-1) + 1
+            self._conversation_of.append(new if origin is None else self._conversation_of[self._chain_of[origin]])
             self._chain_of.append(len(self._last_of))
             self._last_of.append(turn.number)
+
+    def _origin(self, turn: Recorded, digests: Sequence[bytes]) -> int | None:
+        """A turn of the conversation that a new chain belongs to; None: it begins one."""
+        if turn.start in (ChainStart.FIRST, ChainStart.SEPARATE):
+            return None
+        if turn.parent is not None:
+            return turn.parent
+        if turn.start is ChainStart.COMPACTED:
+            replies = self._recent_replies()
+            place = quoted(turn.added, replies)
+            return None if place is None else len(self._turns) - len(replies) + place
+        return next((self._index.seen[digest] for digest in reversed(digests) if digest in self._index.seen), None)
 
     def _went_on(self, number: int) -> bool:
         """Whether a turn is no longer the end of its chain."""
@@ -231,6 +252,14 @@ class Recorder:
         turn, stream = self._turns[number], self.stream(number)
         prompt = stream[: len(stream) - len(turn.ids)]
         return Turn(prompt, *_tuples(turn), turn.finish)
+
+    def chain_of(self, number: int) -> int:
+        """The chain that a turn belongs to."""
+        return self._chain_of[number]
+
+    def conversation_of(self, chain: int) -> int:
+        """The conversation that a chain belongs to: that of what it grew from, or one of its own."""
+        return self._conversation_of[chain]
 
     def spans(self) -> list[Span]:
         """Where each chain's own tokens begin, and the turn with which it ends."""
