@@ -91,5 +91,5 @@ def _check_choice(sampling: Sampling, position: int, token: int, row: torch.Tens
     else:
         share = row.softmax(-1)
         upto = float(share[: token + 1].sum())
-        drawn = float(uniforms([sampling.seed], [position])[0])
+        drawn = float(uniforms([sampling.seed], [position])[0, 0])
         assert upto - float(share[token]) - TOLERANCE <= drawn <= upto + TOLERANCE

@@ -1,4 +1,5 @@
-"""Whatever joins, leaves, waits, shares a prompt or sees its weights change: every token is exact (T1 to T5, T8)."""
+"""Whatever joins, leaves, waits, shares a prompt, goes on from an earlier answer or sees its weights change: every token
+is exact (T1 to T5, T8), also where the keys of earlier requests are used again."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch import cache as cache_module
 from loopwright.engines.torch import forward as forward_module
+from loopwright.engines.torch import prompts as prompts_module
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.models.forward import ModuleForward
@@ -54,7 +56,10 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         # Rows so small that short sequences outgrow several, and prompts that need more than one forward pass.
         patch.setattr(cache_module, "SMALLEST_ROW", 4)
         patch.setattr(forward_module, "FIRST_ROW", 4)
-        patch.setattr(forward_module, "PROMPT_TOKENS", 48)
+        patch.setattr(prompts_module, "PASS_TOKENS", 48)
+        # Every kept token is used, and every beginning that several prompts share is computed once.
+        patch.setattr(prompts_module, "WORTH_COPYING", 1)
+        patch.setattr(prompts_module, "WORTH_A_PASS", 1)
         yield World(loaded, PlainModel(folder, VERSIONS))
 
 
@@ -67,6 +72,16 @@ class Submit:
 
     prompt: tuple[int, ...]
     samplings: tuple[Sampling, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An agent's next turn: all of an earlier request's tokens but the last few, and new ones behind them."""
+
+    place: float
+    without: int
+    more: tuple[int, ...]
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,8 @@ class Swap:
     """Other weights, in place, while requests live."""
 
 
+Event = Submit | Reply | Step | Abort | Swap
+
 _ids = random.Random(0).choices(range(VOCABULARY), k=100)
 _pool = [tuple(_ids[start : start + length]) for start, length in enumerate((1, 4, 9, 17, 33, 40))]
 prompts = st.sampled_from(_pool) | st.integers(1, LONGEST_PROMPT).map(lambda length: tuple(_ids[50 : 50 + length]))
@@ -99,9 +116,18 @@ samplings = st.builds(
     seed=st.integers(0, 2**63 - 1),
 )
 submits = st.builds(Submit, prompts, st.lists(samplings, min_size=1, max_size=3).map(tuple))
+places = st.floats(0, 1, exclude_max=True)
+replies = st.builds(
+    Reply,
+    places,
+    st.sampled_from([0, 0, 0, 1, 3, 9]),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6).map(tuple),
+    samplings,
+)
 steps = st.builds(Step, st.integers(1, 9), st.sampled_from([True, True, True, False]))
-aborts = st.builds(Abort, st.floats(0, 1, exclude_max=True))
-lives = st.lists(st.one_of(submits, steps, steps, aborts, st.just(Swap())), min_size=10, max_size=30)
+aborts = st.builds(Abort, places)
+lives = st.lists(st.one_of(submits, replies, steps, steps, aborts, st.just(Swap())), min_size=10, max_size=30)
+budgets = st.sampled_from([0, 40, 100_000])
 
 
 @dataclass(slots=True)
@@ -120,9 +146,9 @@ class Told:
 class Life:
     """A batch, and what must be true of it at every moment."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, cache_tokens: int) -> None:
         self.world = world
-        self.batch = Batch(world.loaded, max_batch=MAX_BATCH)
+        self.batch = Batch(world.loaded, max_batch=MAX_BATCH, cache_tokens=cache_tokens)
         self.told: list[Told] = []
         self.swap_to(0)
 
@@ -130,12 +156,20 @@ class Life:
         put(self.world.loaded.model, self.world.plain.versions[version % VERSIONS])
         self.batch.reload(version)
 
-    def happen(self, event: Submit | Step | Abort | Swap) -> None:
+    def submit(self, prompt: tuple[int, ...], sampling: Sampling) -> None:
+        request = GenerateRequest(str(len(self.told)), prompt, sampling)
+        self.told.append(Told(self.batch.submit(request)))
+
+    def happen(self, event: Event) -> None:
         match event:
             case Submit(prompt, samplings):
                 for sampling in samplings:
-                    request = GenerateRequest(str(len(self.told)), prompt, sampling)
-                    self.told.append(Told(self.batch.submit(request)))
+                    self.submit(prompt, sampling)
+            case Reply(place, without, more, sampling):
+                if self.told:
+                    earlier = self.told[int(place * len(self.told))].sequence
+                    stream = (*earlier.request.prompt_ids, *earlier.ids)
+                    self.submit((*stream[: len(stream) - without], *more), sampling)
             case Step(times, admit):
                 for _ in range(times):
                     self.step(admit)
@@ -173,7 +207,9 @@ class Life:
         forward = self.batch._forward
         rows = {id(row) for arena in forward._own.arenas for row in arena.rows}
         assert rows == {id(sequence.row) for sequence in here if sequence.row is not None}
-        shared = {id(row) for arena in forward._prompts.arenas for row in arena.rows}
+        kept = forward._prompts._kept
+        assert kept.tokens <= kept.budget
+        shared = {id(row) for arena in forward._prompts.rows.arenas for row in arena.rows}
         assert shared == {id(sequence.prefix.row) for sequence in here if sequence.prefix.row is not None}
 
 
@@ -206,23 +242,21 @@ def lives_of(count: int) -> settings:
     )
 
 
-def live(world: World, events: list[Submit | Step | Abort | Swap]) -> None:
-    life = Life(world)
+def live(world: World, events: list[Event], cache_tokens: int) -> None:
+    life = Life(world, cache_tokens)
     for event in events:
         life.happen(event)
     life.finish()
 
 
-@given(events=lives)
+@given(events=lives, cache_tokens=budgets)
 @lives_of(10)
-def test_every_token_is_exact_whatever_happens_around_it(
-    world: World, events: list[Submit | Step | Abort | Swap]
-) -> None:
-    live(world, events)
+def test_every_token_is_exact_whatever_happens_around_it(world: World, events: list[Event], cache_tokens: int) -> None:
+    live(world, events, cache_tokens)
 
 
 @pytest.mark.real
-@given(events=lives)
+@given(events=lives, cache_tokens=budgets)
 @lives_of(50)
-def test_every_token_is_exact_in_many_lives(world: World, events: list[Submit | Step | Abort | Swap]) -> None:
-    live(world, events)
+def test_every_token_is_exact_in_many_lives(world: World, events: list[Event], cache_tokens: int) -> None:
+    live(world, events, cache_tokens)

@@ -132,7 +132,7 @@ async def test_cancelling_a_call_frees_its_row_and_lets_the_others_finish(
     check(plain, *zip(others, await asyncio.gather(*tasks), strict=True))
     assert not engine._callers
     assert not engine._batch._forward._own.arenas
-    assert not engine._batch._forward._prompts.arenas
+    assert not engine._batch._forward._prompts.rows.arenas
 
 
 async def test_a_call_that_is_cancelled_at_once_never_starts(engine: TorchEngine) -> None:

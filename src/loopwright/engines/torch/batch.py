@@ -24,7 +24,7 @@ from loopwright.types import FinishReason, GenerateRequest
 class Batch:
     """All requests of one engine."""
 
-    def __init__(self, loaded: LoadedModel, *, max_batch: int, version: int = 0) -> None:
+    def __init__(self, loaded: LoadedModel, *, max_batch: int, cache_tokens: int = 0, version: int = 0) -> None:
         self.version = version
         self.waiting: list[Sequence] = []
         self.live: list[Sequence] = []
@@ -37,7 +37,7 @@ class Batch:
         self._chooses_for: list[Sequence] = []
         self._chooser = Chooser([], [])
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
-        self._forward = Forward(loaded)
+        self._forward = Forward(loaded, cache_tokens)
 
     @property
     def idle(self) -> bool:
@@ -54,11 +54,12 @@ class Batch:
 
     @torch.inference_mode()
     def drop(self, sequence: Sequence) -> None:
-        """Free all that a request holds, finished or not."""
+        """Free all that a request holds, finished or not. What was computed for it may be kept for others."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.live:
             self.live.remove(sequence)
+        self._forward.keep(sequence)
         self._forward.release(sequence)
         prefix = sequence.prefix
         prefix.users -= 1

@@ -11,10 +11,26 @@ times as long (64 rows of 39 tokens).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 SMALLEST_ROW = 32
 """Rows double from here. Memory waste stays below 2x, and a run uses only a few arenas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The keys and values of some tokens outside of any arena: [heads, tokens, dim] of both, for each layer."""
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.layers[0][0].shape[1]
+
+    def part(self, start: int, end: int) -> Stretch:
+        return Stretch(tuple((key[:, start:end].clone(), value[:, start:end].clone()) for key, value in self.layers))
 
 
 class Row:
@@ -27,12 +43,12 @@ class Row:
         self.index = index
         self.length = 0
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put [heads, tokens, dim] at the row's beginning."""
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, start: int = 0) -> None:
+        """Put [heads, tokens, dim] into the row, from the token `start` on."""
         keys, values = self.arena.layer(layer, key, value)
-        tokens = key.shape[1]
-        keys[self.index, :, :, :tokens] = key.transpose(1, 2)
-        values[self.index, :, :tokens] = value
+        end = start + key.shape[1]
+        keys[self.index, :, :, start:end] = key.transpose(1, 2)
+        values[self.index, :, start:end] = value
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Views of what the row holds, [heads, tokens, dim]; None if nothing was ever written there."""
@@ -40,6 +56,22 @@ class Row:
         if keys is None or values is None or self.index >= len(keys):
             return None
         return keys[self.index, :, :, : self.length].transpose(1, 2), values[self.index, :, : self.length]
+
+    def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of a row that was written to."""
+        if (held := self.read(layer)) is None:
+            raise RuntimeError("a row is read before anything was written to it")
+        return held
+
+    def copy(self, start: int, end: int) -> Stretch:
+        """What the row holds for the tokens `start` to `end`, for itself."""
+        return Stretch(tuple(self.held(layer) for layer in range(len(self.arena.keys)))).part(start, end)
+
+    def paste(self, stretch: Stretch, start: int) -> None:
+        """Go on with a copy of the stretch, from the token `start` on."""
+        for layer, (key, value) in enumerate(stretch.layers):
+            self.write(layer, key, value, start)
+        self.length = start + stretch.tokens
 
 
 class Arena:

@@ -13,12 +13,10 @@ import torch
 
 from loopwright.engines.torch.cache import KVCache, Row
 from loopwright.engines.torch.decode import DecodePlan, decode_order
+from loopwright.engines.torch.prompts import Prompts
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.models.load import LoadedModel
 from loopwright.models.plans import Chunk, ChunkPlan
-
-PROMPT_TOKENS = 4096
-"""Prompts computed in one pass; bounds its memory. A longer prompt stands alone."""
 
 FIRST_ROW = 64
 """Tokens that a new sequence gets room for, unless its limit is smaller. It doubles whenever it is full."""
@@ -27,16 +25,22 @@ FIRST_ROW = 64
 class Forward:
     """Runs the model. Rows of the cache belong to prefixes and sequences, and are given back with `release`."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, cache_tokens: int = 0) -> None:
         self._model = loaded.forward
         self._layers = loaded.model.config.num_hidden_layers
+        self._prompts = Prompts(self._layers, cache_tokens)
         self.forget()
 
     def forget(self) -> None:
         """Start with an empty cache: after a failure it may hold anything, NaN included."""
-        self._prompts, self._own = KVCache(self._layers), KVCache(self._layers)
+        self._prompts.clear()
+        self._own = KVCache(self._layers)
         self._plan: DecodePlan | None = None
         self._planned_for: tuple[object, ...] = ()
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep what was computed for a request that ends, for prompts that begin like it."""
+        self._prompts.keep_answer(sequence)
 
     def release(self, holder: Prefix | Sequence) -> None:
         if holder.row is not None:
@@ -48,16 +52,20 @@ class Forward:
 
         Returns the sequences in the order of the logits' rows; a prefix keeps its own logits.
         """
-        *parts, last = [*_by_tokens(prefixes, PROMPT_TOKENS)] or [[]]
-        for part in parts:
-            self._pass([], part)
-        return self._pass(sequences, last)
+        # Planned first: prompts that join have no keys yet that anybody could attend to.
+        decode = self._decode_plan(sequences)
+        passes = self._prompts.in_passes(prefixes)
+        logits = self._pass(decode, next(passes, []))
+        for part in passes:
+            self._pass(None, part)
+        return ([], logits) if decode is None else (decode.sequences, logits)
 
     def recompute(self, prefixes: Iterable[Prefix], sequences: Iterable[Sequence]) -> None:
-        """Compute again, under other weights, all that is cached."""
+        """Compute again, under other weights, all that is alive."""
         alive = [prefix for prefix in prefixes if prefix.row is not None]
-        for part in _by_tokens(alive, PROMPT_TOKENS):
-            self._pass([], part)
+        self._prompts.outdate(alive)
+        for part in self._prompts.in_passes(alive):
+            self._pass(None, part)
         for sequence in sequences:
             # The newest token has not been fed yet: the next pass feeds it.
             ids, start = sequence.ids[:-1], len(sequence.prefix.ids)
@@ -65,41 +73,43 @@ class Forward:
                 plan = ChunkPlan([Chunk(0, len(ids), _Kept(sequence.row, after=sequence.prefix.row))])
                 self._run(ids, range(start, start + len(ids)), plan, [0])
 
-    def _pass(self, sequences: Seq[Sequence], prefixes: Seq[Prefix]) -> tuple[list[Sequence], torch.Tensor]:
-        ordered, decode = self._decode_plan(sequences)
-        ids = [s.ids[-1] for s in ordered]
-        positions = [s.position for s in ordered]
+    def _pass(self, decode: DecodePlan | None, prefixes: Seq[Prefix]) -> torch.Tensor:
+        """Logits after the newest tokens of the sequences; those after a prompt are kept with it."""
+        sequences = decode.sequences if decode else []
+        ids = [s.ids[-1] for s in sequences]
+        positions = [s.position for s in sequences]
         keep = list(range(len(ids)))
         chunks = []
         for prefix in prefixes:
-            prefix.row = prefix.row or self._prompts.add(len(prefix.ids))
-            chunks.append(Chunk(len(ids), len(ids) + len(prefix.ids), _Kept(prefix.row)))
-            ids += prefix.ids
-            positions += range(len(prefix.ids))
+            new = prefix.ids[prefix.known :]
+            chunks.append(Chunk(len(ids), len(ids) + len(new), _Kept(prefix.row, start=prefix.known)))
+            ids += new
+            positions += range(prefix.known, len(prefix.ids))
             keep.append(len(ids) - 1)
         if not ids:
-            return [], torch.empty(0)
-        logits = self._run(ids, positions, StepPlan(len(ordered), decode, ChunkPlan(chunks)), keep)
-        for prefix, own in zip(prefixes, logits[len(ordered) :], strict=True):
+            return torch.empty(0)
+        logits = self._run(ids, positions, StepPlan(len(sequences), decode, ChunkPlan(chunks)), keep)
+        for prefix, own in zip(prefixes, logits[len(sequences) :], strict=True):
             prefix.logits = own.clone()
-        return ordered, logits[: len(ordered)]
+            self._prompts.keep(prefix)
+        return logits[: len(sequences)]
 
-    def _decode_plan(self, sequences: Seq[Sequence]) -> tuple[list[Sequence], DecodePlan | None]:
+    def _decode_plan(self, sequences: Seq[Sequence]) -> DecodePlan | None:
         if not sequences:
-            return [], None
+            return None
         for sequence in sequences:
             row = sequence.row or self._own.add(min(sequence.limit, FIRST_ROW))
             sequence.row = self._own.reserve(row, len(sequence.ids))
             sequence.row.length = len(sequence.ids)
-        layout = (self._own.layout, self._prompts.layout, *map(id, sequences))
+        layout = (self._own.layout, self._prompts.rows.layout, *map(id, sequences))
         if self._plan is not None and self._planned_for == layout:
             # The same sequences in the same rows, each one token further.
             self._plan.advance()
         else:
             ordered = decode_order(self._own.arenas, sequences)
-            self._plan = DecodePlan(ordered, self._own.arenas, self._prompts.arenas)
+            self._plan = DecodePlan(ordered, self._own.arenas, self._prompts.rows.arenas)
             self._planned_for = layout
-        return self._plan.sequences, self._plan
+        return self._plan
 
     def _run(
         self, ids: Seq[int], positions: Iterable[int], plan: ChunkPlan | StepPlan, keep: list[int]
@@ -136,39 +146,25 @@ class StepPlan:
 
 
 class _Kept:
-    """A chunk's context: the row that keeps its keys and values, and perhaps a shared prompt before it."""
+    """A chunk's context: the row that keeps its keys and values, behind the `start` tokens that it has already, and
+    perhaps a shared prompt before it."""
 
-    def __init__(self, row: Row | None, after: Row | None = None) -> None:
+    def __init__(self, row: Row | None, start: int = 0, after: Row | None = None) -> None:
         if row is None:
             raise RuntimeError("a chunk needs a row to keep its keys in")
         self._row = row
+        self._start = start
         self._after = after
 
     @property
     def past(self) -> int:
-        return 0 if self._after is None else self._after.length
+        return self._start + (0 if self._after is None else self._after.length)
 
     def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self._row.length = key.shape[2]
-        self._row.write(layer, key[0], value[0])
-        if self._after is None:
+        self._row.write(layer, key[0], value[0], self._start)
+        self._row.length = self._start + key.shape[2]
+        if not self.past:
             return key, value
-        shared = self._after.read(layer)
-        if shared is None:
-            raise RuntimeError("a prompt is gone that tokens after it still need")
-        past_key, past_value = (x[None] for x in shared)
-        return torch.cat([past_key, key], dim=2), torch.cat([past_value, value], dim=2)
-
-
-def _by_tokens(prefixes: Iterable[Prefix], most: int) -> Iterable[list[Prefix]]:
-    """Prompts in order, cut so that each part has at most `most` tokens."""
-    part: list[Prefix] = []
-    size = 0
-    for prefix in prefixes:
-        if part and size + len(prefix.ids) > most:
-            yield part
-            part, size = [], 0
-        part.append(prefix)
-        size += len(prefix.ids)
-    if part:
-        yield part
+        held = [row.held(layer) for row in (self._after, self._row) if row is not None]
+        keys, values = (torch.cat(part, dim=1)[None] for part in zip(*held, strict=True))
+        return keys, values

@@ -12,10 +12,12 @@ from loopwright.types import FinishReason, GenerateRequest, Generation
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """A prompt, computed once for all requests that share it, and the logits after its last token."""
+    """A prompt, computed once for all requests that share it, and the logits after its last token. The keys of its
+    first `known` tokens were copied, not computed."""
 
     ids: tuple[int, ...]
     row: Row | None = None
+    known: int = 0
     logits: torch.Tensor | None = None
     users: int = 0
 
