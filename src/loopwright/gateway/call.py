@@ -79,3 +79,8 @@ def tool_call_id(answer: str, index: int) -> str:
 def sample_id(first: str, sample: int) -> str:
     """The id of one of several answers to one call."""
     return f"{first}s{sample}" if sample else first
+
+
+def whole_answer(sample: str) -> str:
+    """The id that the first of an answer's samples has."""
+    return sample.partition("s")[0]

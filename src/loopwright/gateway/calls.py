@@ -12,7 +12,7 @@ from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, Dialect
 from loopwright.gateway.dialects.dialect import Recall
 from loopwright.gateway.events import Events
-from loopwright.gateway.exchange import Exchange, Retry
+from loopwright.gateway.exchange import Ask, Exchange
 from loopwright.gateway.http import EVENTS, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.reading import read_json
@@ -37,17 +37,19 @@ class ModelCalls:
     async def answer(self, request: Request, target: Target, dialect: Dialect) -> None:
         session = self._sessions.find_open(target.session or "")
         call = dialect.read(read_json(await request.body()), _recall(session))
-        if call.stream:
-            await request.while_here(self._stream(request, session, call, dialect))
-            return
-        work = self._exchange.answer(session, call, _retry(request), None)
-        answers = await request.while_here(_within(session, work))
-        await request.answer(200, dialect.reply(call, answers))
-        self._exchange.delivered(session, answers)
+        ask = _ask(request)
+        with session.delivering(ask.id):
+            if call.stream:
+                await request.while_here(self._stream(request, session, call, ask, dialect))
+                return
+            work = self._exchange.answer(session, call, ask, None)
+            answers = await request.while_here(_within(session, work))
+            await request.answer(200, dialect.reply(call, answers))
+            self._exchange.delivered(session, answers)
 
-    async def _stream(self, request: Request, session: Session, call: Call, dialect: Dialect) -> None:
+    async def _stream(self, request: Request, session: Session, call: Call, ask: Ask, dialect: Dialect) -> None:
         events = Events(dialect, call)
-        work = self._exchange.answer(session, call, _retry(request), events)
+        work = self._exchange.answer(session, call, ask, events)
         answering = asyncio.ensure_future(_within(session, work))
         answering.add_done_callback(lambda _: events.close())
         try:
@@ -113,9 +115,9 @@ def _recall(session: Session) -> Recall:
     return said
 
 
-def _retry(request: Request) -> Retry:
+def _ask(request: Request) -> Ask:
     tries = request.header("x-stainless-retry-count") or "0"
-    return Retry(again=tries.isdecimal() and tries.strip("0") != "", key=request.header("idempotency-key"))
+    return Ask(again=tries.isdecimal() and tries.strip("0") != "", key=request.header("idempotency-key"))
 
 
 def _model(name: str) -> dict[str, Any]:

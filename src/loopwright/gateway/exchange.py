@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import orjson
 
-from loopwright.core.together import together
+from loopwright.core.together import to_its_end, together
 from loopwright.errors import ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, sample_id, tool_call_id
 from loopwright.gateway.dialects.dialect import Head
@@ -38,9 +38,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """What a request says of itself: that it is a client's second try, and the key that names all tries."""
+class Ask:
+    """A request for an answer: `id` is what the answer will be called, `again` says that it is a client's second try,
+    and `key` names all tries."""
 
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
     again: bool = False
     key: str | None = None
 
@@ -57,22 +59,23 @@ class Exchange:
         self._store = store
         self._metrics = metrics
 
-    async def answer(self, session: Session, call: Call, retry: Retry, listener: Listener | None) -> list[Answer]:
+    async def answer(self, session: Session, call: Call, ask: Ask, listener: Listener | None) -> list[Answer]:
         """Answers to the call, one for each sample that was asked for; all of them are committed."""
         history = _history(session, call)
-        earlier = await self._earlier(session, history, call, retry)
+        earlier = await self._earlier(session, history, call, ask)
         if earlier is not None:
             tell_whole(earlier, listener)
             return [earlier]
         prepared = self._prepared(session, history, call)
-        head = Head(secrets.token_hex(12), int(time.time()), len(prepared.prompt), prepared.shared_tokens)
+        head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
         if listener is not None:
             listener.head(head)
-        with session.flight(history, retry.key, head.id):
+        with session.flight(history, ask.key, ask.id):
             heads = [replace(head, id=sample_id(head.id, number)) for number in range(call.samples)]
             work = (self._one(session, call, prepared, one, number, listener) for number, one in enumerate(heads))
             answers = await (together(work) if call.samples > 1 else _alone(work))
-            await self._commit(session, prepared, call, answers)
+            # Cancelled half way, a turn would be in the store and not in memory: the next would be stored in its place.
+            await to_its_end(self._commit(session, prepared, call, answers))
         return [answer for answer, _ in answers]
 
     def count_tokens(self, session: Session, call: Call) -> int:
@@ -84,18 +87,20 @@ class Exchange:
         for answer in answers:
             session.recorder.mark_delivered(answer.id)
 
-    async def _earlier(self, session: Session, history: History, call: Call, retry: Retry) -> Answer | None:
+    async def _earlier(self, session: Session, history: History, call: Call, ask: Ask) -> Answer | None:
         """The answer that the client asks for once more, if this is what it does."""
         if call.samples > 1:
             return None
         recorder = session.recorder
-        again = retry.again or retry.key in session.tries
-        if again:
+        first = session.tries.get(ask.key)
+        if ask.again or first is not None:
             # Its first try may still be under way: the client has only lost its patience.
             await session.landed(history)
         asked = recorder.asked(history)
+        own = [number for number in asked if recorder.turns[number].answer == first]
         undelivered = [number for number in asked if number in recorder.undelivered]
-        candidates = undelivered or (asked if again else [])
+        lost = [number for number in undelivered if not session.is_on_its_way(recorder.turns[number].answer)]
+        candidates = own or lost or (asked if ask.again and first is None else [])
         if not candidates:
             return None
         self._metrics.replayed()
@@ -126,10 +131,11 @@ class Exchange:
             message = f"the conversation cannot be written for this model: {error.message}"
             raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
         tokens = len(prepared.prompt)
-        if fitting and tokens > self._max_context:
-            message = f"the prompt has {tokens} tokens, and this model's maximum context length is {self._max_context}"
-            remedy = "shorten the conversation"
+        message = f"the prompt has {tokens} tokens, and this model's maximum context length is {self._max_context}"
+        remedy = "shorten the conversation"
+        if fitting and tokens >= self._max_context:
             session.unfit = ContextError(message, remedy=remedy, tokens=tokens, max_context=self._max_context)
+        if fitting and tokens > self._max_context:
             raise refused(Code.CONTEXT, message, remedy=remedy, param="messages")
         return prepared
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from loopwright.errors import RunError
 from loopwright.gateway.call import Call, Wishes
-from loopwright.gateway.exchange import Exchange, Retry
+from loopwright.gateway.exchange import Ask, Exchange
 from loopwright.gateway.management import base_urls
 from loopwright.gateway.session import Session, SessionSettings
 from loopwright.gateway.sessions import Sessions
 from loopwright.ports import Endpoint, Reply
+from loopwright.render.recording.describing import described
 from loopwright.render.recording.recorder import Recorder
-from loopwright.types import Episode, FinishReason, Message, Sampling, StopReason, Tool, Turn
+from loopwright.render.recording.session_drift import session_drift
+from loopwright.types import (
+    Episode,
+    EpisodeDrift,
+    FinishReason,
+    Message,
+    RecordedChain,
+    Sampling,
+    StopReason,
+    Tool,
+)
 
 LONGEST_PAUSE_SECONDS = 24 * 3600.0
 """How long an agent may think between two calls: whoever runs it has a deadline of its own."""
@@ -51,7 +63,7 @@ class SessionPolicy:
         if self._session is None:
             raise RunError("the session is not open", remedy="ask inside `async with policy.endpoint()`")
         call = Call(tuple(messages), tuple(tools), Wishes(max_tokens=max_new_tokens))
-        (answer,) = await self._exchange.answer(self._session, call, Retry(), None)
+        (answer,) = await self._exchange.answer(self._session, call, Ask(), None)
         self._exchange.delivered(self._session, [answer])
         said = answer.parsed
         return Reply(said.content, answer.finish, said.reasoning, said.tool_calls, answer.completion_tokens)
@@ -60,8 +72,8 @@ class SessionPolicy:
         self._stop = StopReason.BUDGET
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
-        return self._recorder.as_turns()
+    def was_answered(self) -> bool:
+        return len(self._recorder) > 0
 
     @property
     def transcript(self) -> tuple[Message, ...]:
@@ -78,4 +90,12 @@ class SessionPolicy:
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
         last = self._session.last_finish if self._session else None
         cut = StopReason.BUDGET if last is FinishReason.LENGTH else StopReason.DONE
-        return Episode(tuple(messages), self._recorder.chains(), stop or self._stop or cut)
+        return Episode(tuple(messages), self._recorder.chains(), stop or self._stop or cut, self._recorder.tools)
+
+    @property
+    def recorded(self) -> tuple[RecordedChain, ...]:
+        return described(self._recorder)
+
+    async def drift(self) -> EpisodeDrift:
+        """Measured in a thread: it renders every conversation anew."""
+        return await asyncio.to_thread(session_drift, self._recorder, self._exchange.renderer)

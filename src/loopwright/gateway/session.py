@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from loopwright.core.seeds import derive_seed
 from loopwright.errors import ContextError, EngineError
-from loopwright.gateway.call import Wishes
+from loopwright.gateway.call import Wishes, whole_answer
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.recorder import Recorder
 from loopwright.types import FinishReason, Sampling
@@ -62,6 +62,7 @@ class Session:
     flights: dict[bytes, asyncio.Event] = field(default_factory=dict)
     tries: dict[str | None, str] = field(default_factory=dict)
     running: set[asyncio.Task[object]] = field(default_factory=set)
+    on_their_way: set[str] = field(default_factory=set)
     last_finish: FinishReason | None = None
     fault: EngineError | None = None
     unfit: ContextError | None = None
@@ -116,6 +117,18 @@ class Session:
         flight = self.flights.get(_question(history))
         if flight is not None:
             await flight.wait()
+
+    @contextmanager
+    def delivering(self, answer: str) -> Iterator[None]:
+        """While somebody waits for an answer, it is on its way to them: the same question is another one's."""
+        self.on_their_way.add(answer)
+        try:
+            yield
+        finally:
+            self.on_their_way.discard(answer)
+
+    def is_on_its_way(self, answer: str) -> bool:
+        return whole_answer(answer) in self.on_their_way
 
     @contextmanager
     def use(self) -> Iterator[None]:

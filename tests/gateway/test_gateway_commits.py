@@ -1,0 +1,106 @@
+"""A turn is committed whole or not at all (S2), whatever happens meanwhile: the store and the memory of it agree."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_house import Desk, house
+
+from loopwright.gateway.session import SessionState
+from loopwright.gateway.store import SqliteStore
+from loopwright.types import GenerateRequest
+
+HI = [{"role": "user", "content": "Hi"}]
+PATH = "/session-1/v1/chat/completions"
+
+
+def numbered(request: GenerateRequest) -> str:
+    return f"Answer {len(request.prompt_ids)} of {request.sampling.seed % 997}."
+
+
+class Slow(SqliteStore):
+    """Whoever adds a turn hears late that it is stored."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.stored = asyncio.Event()
+
+    async def add(self, *args: Any) -> None:
+        await super().add(*args)
+        self.stored.set()
+        await asyncio.sleep(0.1)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not done():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+async def test_a_client_that_leaves_while_its_turn_is_stored(tmp_path: Path, samples: int) -> None:
+    async with Slow(tmp_path / "sessions.sqlite") as store, house(numbered, store=store) as h:
+        await h.session()
+        asking = asyncio.create_task(h.post(PATH, {"messages": HI, "n": samples}))
+        await store.stored.wait()
+        asking.cancel()
+        await until(lambda: not h.gateway.sessions.find("session-1").running)
+        kept = await store.turns("session-1")
+        assert [turn.answer for turn in kept] == [turn.answer for turn in h.recorder().turns]
+        assert len(kept) == samples
+        again = await h.chat("session-1", HI)
+        assert again["content"] == h.recorder().turns[samples - 1].reply["content"]
+        await h.chat("session-1", [*HI, again, *HI])
+        assert len(h.chains()) == samples
+
+
+async def test_a_session_that_ends_while_a_turn_is_stored_has_that_turn(tmp_path: Path) -> None:
+    async with Slow(tmp_path / "sessions.sqlite") as store, house(numbered, store=store) as h:
+        await h.session()
+        asking = asyncio.create_task(h.post(PATH, {"messages": HI}))
+        await store.stored.wait()
+        done = (await h.http.post("/sessions/session-1/complete")).json()
+        assert (done["turns"], done["state"]) == (1, SessionState.COMPLETED)
+        assert len(await store.turns("session-1")) == 1
+        late: httpx.Response = await asking
+        assert late.status_code == 410
+
+
+async def test_equal_questions_are_as_many_samples_at_whatever_moment_they_come() -> None:
+    desk = await Desk(numbered).open()
+    body = json.dumps({"messages": HI}).encode()
+
+    async def ask(moment: int) -> str:
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        _, answer = await desk.ask(PATH, body)
+        return str(json.loads(answer)["id"])
+
+    ids = await asyncio.gather(*(ask(moment) for moment in range(60)))
+    assert len(set(ids)) == len(desk.engine.requests) == 60
+
+
+async def test_an_idempotency_key_gets_its_own_answer_again() -> None:
+    async with house(numbered) as h:
+        await h.session()
+        first, second = [(await h.post(PATH, {"messages": HI}, **{"idempotency-key": key})).json() for key in "ab"]
+        for key, answer in (("a", first), ("b", second)):
+            assert (await h.post(PATH, {"messages": HI}, **{"idempotency-key": key})).json()["id"] == answer["id"]
+        assert len(h.engine.requests) == 2
+
+
+async def test_a_second_try_after_a_first_that_failed_is_a_sample_of_its_own() -> None:
+    async with house(numbered, faults={1}) as h:
+        await h.session()
+        other = (await h.post(PATH, {"messages": HI})).json()
+        failed = await h.post(PATH, {"messages": HI}, **{"idempotency-key": "a"})
+        again = (await h.post(PATH, {"messages": HI}, **{"idempotency-key": "a"})).json()
+        assert failed.status_code == 503
+        assert again["id"] != other["id"]
+        assert len(h.chains()) == 2
