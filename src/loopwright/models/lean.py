@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, silu
 
 from loopwright.models.attention import AttentionPlan
-from loopwright.models.linear import Linear, empty_rows
-from loopwright.models.norm import RmsNorm
+from loopwright.models.linear import Linear, Product, empty_columns
+from loopwright.models.norm import ColumnNorm, RmsNorm
+from loopwright.models.rotary import Angles, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,88 +34,103 @@ class Heads:
 class LeanLayer:
     """The parts of one layer, in the order of their use."""
 
-    attention_norm: RmsNorm
-    query: Linear
-    key: Linear
-    value: Linear
+    attention_norm: ColumnNorm
+    query: Product
+    key: Product
+    value: Product
     query_norm: RmsNorm | None
     key_norm: RmsNorm | None
     scaling: float
     window: int | None
-    output: Linear
-    feed_forward_norm: RmsNorm
-    gate: Linear
-    up: Linear
-    down: Linear
+    output: Product
+    feed_forward_norm: ColumnNorm
+    gate: Product
+    up: Product
+    down: Product
 
 
 class _Room:
-    """Where one layer after the other writes what only it needs."""
+    """Where a pass over so many tokens works: columns for products, and heads token by token for attention.
 
-    def __init__(self, x: torch.Tensor, heads: Heads, inner: int) -> None:
-        tokens, both = len(x), heads.queries + heads.keys
-        self.normed = empty_rows(tokens, x.shape[1], x)
-        self.projected = empty_rows(tokens, (both + heads.keys) * heads.dim, x)
-        self.rotated = x.new_empty((tokens, both, heads.dim))
-        self.gate = empty_rows(tokens, inner, x)
-        self.up = empty_rows(tokens, inner, x)
+    Every view of it is made once, for all layers and for the next passes over as many tokens: making one costs as much
+    as a small kernel. A plan too is asked with the same tensors again and again.
+    """
+
+    def __init__(self, tokens: int, heads: Heads, inner: int, like: torch.Tensor) -> None:
+        self.tokens = tokens
+        queries, keys, both = heads.queries, heads.keys, heads.queries + heads.keys
+        self.x = empty_columns(like.shape[1], tokens, like)
+        self.normed = empty_columns(like.shape[1], tokens, like)
+        self.gate = empty_columns(inner, tokens, like)
+        self.up = empty_columns(inner, tokens, like)
+        self.projected = empty_columns((both + keys) * heads.dim, tokens, like)
+        self.query, self.key, self.value = self.projected.split([n * heads.dim for n in (queries, keys, keys)])
+        self._lying = self.projected.t().unflatten(1, (both + keys, heads.dim))
+        self._heads = self._lying.contiguous()
+        self._has_to_be_turned = self._heads is not self._lying
+        self.query_heads, self.key_heads, _ = self._heads.split((queries, keys, keys), dim=1)
+        self.turn = Turn(self._heads[:, :both])
+        self.asked = tuple(
+            x.transpose(0, 1)[None]
+            for x in (self.turn.turned[:, :queries], self.turn.turned[:, queries:], self._heads[:, both:])
+        )
+
+    def by_token(self) -> None:
+        """Lay out what was projected token by token: attention reads the numbers of one head side by side."""
+        if self._has_to_be_turned:
+            self._heads.copy_(self._lying)
 
 
-@dataclass(frozen=True, slots=True)
 class LeanForward:
     """A `PackedForward`. Whether it computes what a model does is for `models.recognise` to prove."""
 
-    table: nn.Parameter
-    rotary: Any
-    heads: Heads
-    layers: Sequence[LeanLayer]
-    norm: RmsNorm
-    head: Linear
+    def __init__(
+        self,
+        table: nn.Parameter,
+        angles: Angles,
+        heads: Heads,
+        layers: Sequence[LeanLayer],
+        norm: ColumnNorm,
+        head: Linear,
+    ) -> None:
+        self._table = table
+        self._angles = angles
+        self._heads = heads
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._room = self._room_for(0)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
     ) -> torch.Tensor:
-        embedded = embedding(ids, self.table)
-        x = empty_rows(len(embedded), embedded.shape[1], embedded).copy_(embedded)
-        cos, sin = (angle[0, :, None] for angle in self.rotary(x, positions[None]))
-        room = _Room(x, self.heads, len(self.layers[0].gate.weight))
-        for number, layer in enumerate(self.layers):
-            query, key, value = self._project(layer, x, cos, sin, room)
+        room = self._room = self._room if self._room.tokens == len(ids) else self._room_for(len(ids))
+        x = room.x.copy_(embedding(ids, self._table).t())
+        room.turn.by(*self._angles.at(positions))
+        for number, layer in enumerate(self._layers):
+            self._project(layer, room)
+            query, key, value = room.asked
             seen = plan.attend(number, query, key, value, scaling=layer.scaling, window=layer.window)
-            layer.output.add_to(x, seen.reshape(len(x), -1))
+            layer.output.add_to(x, seen.reshape(len(ids), -1).t())
             normed = layer.feed_forward_norm.into(room.normed, x)
             gate = silu(layer.gate.into(room.gate, normed), inplace=True)
             layer.down.add_to(x, gate.mul_(layer.up.into(room.up, normed)))
-        logits: torch.Tensor = self.head(self.norm(x if keep is None else x[keep]))
+        kept = x if keep is None else x[:, keep]
+        logits: torch.Tensor = self._head(self._norm.into(torch.empty_like(kept), kept).t())
         return logits
 
-    def _project(
-        self, layer: LeanLayer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, room: _Room
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values as a plan wants them: [1, heads, tokens, dim]."""
-        queries, both, dim = self.heads.queries, self.heads.queries + self.heads.keys, self.heads.dim
-        normed = layer.attention_norm.into(room.normed, x)
-        layer.query.into(room.projected[:, : queries * dim], normed)
-        layer.key.into(room.projected[:, queries * dim : both * dim], normed)
-        layer.value.into(room.projected[:, both * dim :], normed)
-        # Token by token from here on: attention kernels read the numbers of one head side by side.
-        heads = room.projected.contiguous().view(len(x), -1, dim)
+    def _project(self, layer: LeanLayer, room: _Room) -> None:
+        """Queries, keys and values, turned by their positions."""
+        normed = layer.attention_norm.into(room.normed, room.x)
+        layer.query.into(room.query, normed)
+        layer.key.into(room.key, normed)
+        layer.value.into(room.value, normed)
+        room.by_token()
         if layer.query_norm is not None and layer.key_norm is not None:
-            layer.query_norm.into(heads[:, :queries], heads[:, :queries])
-            layer.key_norm.into(heads[:, queries:both], heads[:, queries:both])
-        rotated = _rotate(heads[:, :both], cos, sin, room.rotated)
-        return _for_plan(rotated[:, :queries]), _for_plan(rotated[:, queries:]), _for_plan(heads[:, both:])
+            layer.query_norm.into(room.query_heads, room.query_heads)
+            layer.key_norm.into(room.key_heads, room.key_heads)
+        room.turn.turn()
 
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Queries and keys turned by their positions: pairs are one half of the head apart."""
-    half = x.shape[-1] // 2
-    torch.mul(x, cos, out=out)
-    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return out
-
-
-def _for_plan(x: torch.Tensor) -> torch.Tensor:
-    return x.transpose(0, 1)[None]
+    def _room_for(self, tokens: int) -> _Room:
+        return _Room(tokens, self._heads, len(self._layers[0].gate.weight), self._table)

@@ -19,11 +19,11 @@ FEATURES_FIRST = range(5, 129)
 """Numbers of rows which had better lie in memory feature by feature."""
 
 
-def empty_rows(rows: int, features: int, like: torch.Tensor) -> torch.Tensor:
-    """[rows, features], laid out as suits the product with a weight."""
-    if rows in FEATURES_FIRST:
-        return like.new_empty((features, rows)).t()
-    return like.new_empty((rows, features))
+def empty_columns(features: int, tokens: int, like: torch.Tensor) -> torch.Tensor:
+    """[features, tokens], laid out in memory as suits the product with a weight."""
+    if tokens in FEATURES_FIRST:
+        return like.new_empty((features, tokens))
+    return like.new_empty((tokens, features)).t()
 
 
 class Linear(nn.Module):
@@ -43,14 +43,25 @@ class Linear(nn.Module):
             flat = flat + self.bias
         return flat.reshape(*x.shape[:-1], -1).contiguous()
 
+
+class Product:
+    """A linear layer over columns, without gradients: `x` is [features, tokens], and so is its result. It reads the
+    parameters of the layer."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, layer: Linear) -> None:
+        self.weight = layer.weight.detach()
+        self.bias = None if layer.bias is None else layer.bias.detach()[:, None]
+
     def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Write the layer's result for `x` [rows, features] to `out`, without gradients."""
-        torch.mm(self.weight, x.t(), out=out.t())
+        """Write the result to `out`."""
+        torch.mm(self.weight, x, out=out)
         return out if self.bias is None else out.add_(self.bias)
 
     def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Add the layer's result for `x` [rows, features] to `total`, without gradients."""
-        total.t().addmm_(self.weight, x.t())
+        """Add the result to `total`."""
+        total.addmm_(self.weight, x)
         return total if self.bias is None else total.add_(self.bias)
 
 

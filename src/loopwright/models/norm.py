@@ -56,6 +56,23 @@ class RmsNorm(nn.Module):
         return out.mul_(self.weight)
 
 
+class ColumnNorm:
+    """The same over the features of columns [features, tokens], without gradients. It reads the norm's weight."""
+
+    __slots__ = ("_eps", "_share", "_weight")
+
+    def __init__(self, norm: RmsNorm) -> None:
+        self._weight = norm.weight.detach()[:, None]
+        self._eps = torch.tensor(norm.eps, device=norm.weight.device)
+        self._share = 1 / len(norm.weight)
+
+    def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Write the norm of `x` to `out`."""
+        squares = torch.linalg.vecdot(x, x, dim=0)
+        torch.mul(x, torch.add(self._eps, squares, alpha=self._share).rsqrt_(), out=out)
+        return out.mul_(self._weight)
+
+
 def _scale(x: torch.Tensor, eps: float) -> torch.Tensor:
     # Not vector_norm, which is slow for rows that lie in memory feature by feature.
     squares: torch.Tensor = torch.linalg.vecdot(x, x).unsqueeze(-1)

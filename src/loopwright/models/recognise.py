@@ -15,9 +15,10 @@ from torch import nn
 
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import Heads, LeanForward, LeanLayer
-from loopwright.models.linear import Linear
-from loopwright.models.norm import RmsNorm
+from loopwright.models.linear import Linear, Product
+from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.rotary import Angles
 
 BASE = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -99,7 +100,8 @@ def _lean(model: Any, asked: list[Asked]) -> LeanForward | None:
         return None
     layers = [_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)]
     heads = Heads(queries=query[1], keys=key[1], dim=query[-1])
-    return LeanForward(base.embed_tokens.weight, base.rotary_emb, heads, layers, base.norm, head)
+    table = base.embed_tokens.weight
+    return LeanForward(table, Angles(base.rotary_emb, table), heads, layers, ColumnNorm(base.norm), head)
 
 
 def _looks_like_llama(model: Any) -> bool:
@@ -121,17 +123,17 @@ def _children(module: nn.Module) -> set[str]:
 def _layer(layer: Any, asked: Asked) -> LeanLayer:
     attention, feed_forward = layer.self_attn, layer.mlp
     return LeanLayer(
-        attention_norm=layer.input_layernorm,
-        query=attention.q_proj,
-        key=attention.k_proj,
-        value=attention.v_proj,
+        attention_norm=ColumnNorm(layer.input_layernorm),
+        query=Product(attention.q_proj),
+        key=Product(attention.k_proj),
+        value=Product(attention.v_proj),
         query_norm=getattr(attention, "q_norm", None),
         key_norm=getattr(attention, "k_norm", None),
         scaling=asked.scaling,
         window=asked.window,
-        output=attention.o_proj,
-        feed_forward_norm=layer.post_attention_layernorm,
-        gate=feed_forward.gate_proj,
-        up=feed_forward.up_proj,
-        down=feed_forward.down_proj,
+        output=Product(attention.o_proj),
+        feed_forward_norm=ColumnNorm(layer.post_attention_layernorm),
+        gate=Product(feed_forward.gate_proj),
+        up=Product(feed_forward.up_proj),
+        down=Product(feed_forward.down_proj),
     )
