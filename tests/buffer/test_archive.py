@@ -1,4 +1,4 @@
-"""Trained payloads leave the database and are found again; no moment of it, and no way back, loses any."""
+"""Payloads of groups that are over leave the database and are found again; no moment of it, no way back, loses any."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
 from loopwright.buffer import archive
-from loopwright.buffer.archive import Archive
+from loopwright.buffer.archive import Archive, Parcel, ParcelKind
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
-from loopwright.types import GroupStatus, RolloutKey
+from loopwright.types import Failed, FailureCause, GroupStatus, RolloutKey
 
 SIZE = 4000
+UNTRAINED = (GroupStatus.FILTERED, GroupStatus.FAILED)
 
 
 @pytest.fixture
@@ -40,6 +41,13 @@ async def train(storage: SqliteStorage, draw: int, step: int) -> None:
     await storage.consume([group_of(make_rollout(draw, 1, version=step - 1))], step)
 
 
+async def give_up(storage: SqliteStorage, draw: int, status: GroupStatus, version: int = 0) -> None:
+    """One group of one member that is over without having been trained."""
+    row = await storage.draw("train", draw, TASK, version)
+    await storage.put(row, make_rollout(draw, 0, version=version, size=SIZE))
+    await storage.mark([("train", draw)], status)
+
+
 def everything(path: Path) -> list[Any]:
     """All that a reader can see of a run."""
     run = StoredRun(path)
@@ -47,9 +55,14 @@ def everything(path: Path) -> list[Any]:
         [facts_of(attempt.rollout) for attempt in run.attempts()],
         [[facts_of(rollout) for rollout in run.rollouts(step)] for step in run.steps()],
         [[facts_of(one) for group in run.trained(step) for one in group.rollouts] for step in run.steps()],
+        [[facts_of(one) for one in run.rollouts_in(status)] for status in UNTRAINED],
         facts_of(run.find(RolloutKey("train", 0, 1, 0)) or make_failure()),
         run.counts(),
     ]
+
+
+def files(path: Path) -> list[str]:
+    return sorted(file.name for file in (path.parent / "archive").iterdir())
 
 
 def payloads(path: Path) -> int:
@@ -67,19 +80,79 @@ async def test_trained_payloads_move_and_every_reader_still_finds_them(path: Pat
         before = everything(path)
         await storage.archive(2)
         assert payloads(path) == 2, "step 3 has no checkpoint yet"
-        assert [file.name for file in sorted((path.parent / "archive").iterdir())] == [
-            "step-000001.parquet",
-            "step-000002.parquet",
-        ]
+        assert files(path) == ["step-000001.parquet", "step-000002.parquet"]
         assert everything(path) == before
         assert [facts_of(one) for one in await storage.rollouts_of("train", 0)] == before[1][0]
+
+
+async def test_what_was_not_trained_moves_and_every_reader_still_finds_it(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        for draw, status in enumerate(UNTRAINED):
+            await give_up(storage, draw, status)
+        await train(storage, 2, 1)
+        await train(storage, 3, 2)
+        before = everything(path)
+        await storage.archive(2)
+        assert payloads(path) == 0
+        assert files(path) == ["step-000001.parquet", "step-000002.parquet", "untrained-000002.parquet"]
+        assert everything(path) == before
+
+
+async def test_what_is_over_after_a_file_was_written_waits_for_the_next(path: Path) -> None:
+    """A run that stops right after a checkpoint writes another one of the same step."""
+    async with SqliteStorage(path) as storage:
+        await give_up(storage, 0, GroupStatus.FILTERED)
+        row = await storage.draw("train", 1, TASK, 0)
+        await storage.put(row, make_rollout(1, 0, size=SIZE))
+        await train(storage, 2, 1)
+        await storage.archive(1)
+        await storage.mark([("train", 1)], GroupStatus.FILTERED)
+        before = everything(path)
+        await storage.archive(1)
+        assert (payloads(path), everything(path)) == (1, before)
+        await train(storage, 3, 2)
+        before = everything(path)
+        await storage.archive(2)
+        assert (payloads(path), everything(path)) == (0, before)
+        assert files(path)[2:] == ["untrained-000001.parquet", "untrained-000002.parquet"]
+
+
+async def test_a_group_whose_judge_may_be_asked_again_stays(path: Path) -> None:
+    no_judge = Failed(FailureCause.JUDGE, "TimeoutError", "")
+    async with SqliteStorage(path) as storage:
+        for draw in (0, 2):
+            row = await storage.draw("train", draw, TASK, 0)
+            await storage.put(row, make_rollout(draw, 0, reward=no_judge))
+            await storage.mark([("train", draw)], GroupStatus.FAILED)
+            if draw == 0:
+                await train(storage, 1, 1)
+        await storage.archive(1)
+        assert payloads(path) == 1, "only the first was drawn before the last one that was trained"
+        plans = await storage.resume(["train"], step=1, next_draws=None, policy=ON_POLICY)
+        assert [held.row.draw for held in plans["train"].held] == [2]
+
+
+async def test_neighbours_are_read_from_a_file_that_is_open_already(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    load = Archive._load
+    monkeypatch.setattr(Archive, "_load", lambda self, file: loaded.append(file.name) or load(self, file))
+    async with SqliteStorage(path) as storage:
+        for step in range(1, 7):
+            await give_up(storage, 2 * step, GroupStatus.FILTERED)
+            await train(storage, 2 * step + 1, step)
+        await storage.archive(6)
+    assert len(list(StoredRun(path).attempts())) == 6 * 4
+    assert sorted(loaded) == files(path)
 
 
 async def test_the_pages_that_become_free_are_used_again(path: Path) -> None:
     async with SqliteStorage(path) as storage:
         sizes = []
         for step in range(1, 13):
-            await train(storage, step - 1, step)
+            await give_up(storage, 2 * step, GroupStatus.FILTERED, step - 1)
+            await train(storage, 2 * step + 1, step)
             await storage.archive(step)
             with sqlite3.connect(path) as db:
                 sizes.append(db.execute("PRAGMA page_count").fetchone()[0])
@@ -99,7 +172,29 @@ async def test_a_resume_before_an_archived_step_brings_its_payloads_back(path: P
         await train(storage, 3, 2)
         await storage.archive(2)
         assert [facts_of(attempt.rollout) for attempt in StoredRun(path).attempts()][:9] == before
-        assert {key[1] for key in Archive.beside(path).read(2)} == {3}
+        assert {key[1] for key in Archive.beside(path).read(Parcel(ParcelKind.TRAINED, 2))} == {3}
+
+
+async def test_a_resume_before_a_checkpoint_brings_back_what_was_not_trained(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        await give_up(storage, 0, GroupStatus.FILTERED, 0)
+        await give_up(storage, 1, GroupStatus.FILTERED, 2)
+        await train(storage, 2, 1)
+        await train(storage, 3, 2)
+        before = everything(path)[0]
+        await storage.archive(2)
+        await storage.resume(["train"], step=1, next_draws=None, policy=ON_POLICY)
+        assert payloads(path) == 4, "that of step 1 alone stays where it is"
+        assert (await storage.counts())["train"][GroupStatus.ROLLED_BACK] == 1
+        # The same checkpoint in another life: its file has what is over now, and what was rolled back is over.
+        await give_up(storage, 1, GroupStatus.FAILED, 1)
+        await storage.consume([group_of(make_rollout(3, 1, version=1))], 2)
+        await storage.archive(2)
+        assert payloads(path) == 0
+        untrained = Archive.beside(path).read(Parcel(ParcelKind.UNTRAINED, 2))
+        assert sorted(key[1:3] for key in untrained) == [(0, 0), (1, 0), (1, 1)]
+        again = [facts_of(attempt.rollout) for attempt in StoredRun(path).attempts() if attempt.round == 0]
+        assert again == before
 
 
 async def test_a_lost_file_is_named(path: Path) -> None:
@@ -109,7 +204,7 @@ async def test_a_lost_file_is_named(path: Path) -> None:
         (path.parent / "archive" / "step-000001.parquet").unlink()
         with pytest.raises(RunError, match=r"train/000000/00/1 are neither in the database nor in the archive"):
             StoredRun(path).rollouts(1)
-        with pytest.raises(RunError, match=r"step-000001.parquet lacks the tokens of 2 rollouts"):
+        with pytest.raises(RunError, match=r"step-000001.parquet lacks the tokens of 2 rollouts that"):
             await storage.resume(["train"], step=0, next_draws=None, policy=ON_POLICY)
 
 
@@ -133,13 +228,13 @@ async def test_without_pyarrow_payloads_stay_and_it_is_said_once(
                 await storage.archive(step)
     assert payloads(path) == 4
     assert [record.getMessage() for record in caplog.records] == [
-        "without pyarrow, the tokens of trained groups stay in the database: pip install 'loopwright[parquet]'"
+        "without pyarrow, the tokens of groups that are over stay in the database: pip install 'loopwright[parquet]'"
     ]
 
 
 CHILD = """
     import asyncio, os, pathlib, signal, sys
-    from test_archive import train
+    from test_archive import live
     from loopwright.buffer import archive
     from loopwright.buffer.storage import archiving
     from loopwright.buffer.storage.sqlite import SqliteStorage
@@ -149,18 +244,27 @@ CHILD = """
 
     async def main():
         async with SqliteStorage(pathlib.Path(sys.argv[1])) as storage:
-            await train(storage, 0, 1)
-            if sys.argv[2] == "before the file has its name":
-                archive.Path.replace = die
-            else:
-                archiving.let_go = die
+            await live(storage)
+            let_go = archiving.let_go
+            match sys.argv[2]:
+                case "before a file has its name":
+                    archive.Path.replace = die
+                case "before the database lets go":
+                    archiving.let_go = die
+                case "between two files":
+                    archiving.let_go = lambda db, parcel: let_go(db, parcel) if parcel.kind == "step" else die()
             await storage.archive(1)
 
     asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("moment", ["before the file has its name", "before the database lets go"])
+async def live(storage: SqliteStorage) -> None:
+    await give_up(storage, 0, GroupStatus.FILTERED)
+    await train(storage, 1, 1)
+
+
+@pytest.mark.parametrize("moment", ["before a file has its name", "before the database lets go", "between two files"])
 async def test_kill_9_in_the_middle_of_it_loses_nothing(path: Path, tmp_path: Path, moment: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", textwrap.dedent(CHILD), str(path), moment]
@@ -168,14 +272,14 @@ async def test_kill_9_in_the_middle_of_it_loses_nothing(path: Path, tmp_path: Pa
     assert await child.wait() == -signal.SIGKILL
     unharmed = tmp_path / "unharmed.sqlite"
     async with SqliteStorage(unharmed) as storage:
-        await train(storage, 0, 1)
+        await live(storage)
     assert everything(path) == everything(unharmed)
     async with SqliteStorage(path) as storage:
         await storage.resume(["train"], step=1, next_draws=None, policy=ON_POLICY)
         await storage.archive(1)
         assert payloads(path) == 0
     assert everything(path) == everything(unharmed)
-    assert [file.name for file in (path.parent / "archive").iterdir()] == ["step-000001.parquet"]
+    assert files(path) == ["step-000001.parquet", "untrained-000001.parquet"]
 
 
 async def test_a_write_that_fails_leaves_the_database_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,17 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
-from stored_values import TASK, make_failure, make_partial, make_rollout
+from hypothesis.stateful import rule
+from stored_values import TASK, facts_of, make_failure, make_partial, make_rollout
 from test_replay_walk import UNSHRUNK, Walk
 
 from loopwright.buffer.auditing.audit import Audit, Count, audit
 from loopwright.buffer.auditing.findings import Finding, FindingKind
+from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.cli import main
@@ -45,7 +48,8 @@ async def _live_twice(path: Path) -> None:
         await buffer.expire(2)
         for draw, status in ((2, GroupStatus.FILTERED), (3, GroupStatus.FAILED)):
             started = await buffer.draw("train", draw, TASK, 1)
-            await buffer.put(started.row, make_failure(draw, 0))
+            filtered = status is GroupStatus.FILTERED
+            await buffer.put(started.row, make_rollout(draw, 0, version=1) if filtered else make_failure(draw, 0))
             await buffer.settle(started.row, status)
         await _complete(buffer, 4, 1)
         await buffer.consume(await buffer.take(2, {"train": 1}), 2)
@@ -250,6 +254,13 @@ def test_tokens_that_cannot_be_read_are_found(run: Path, file: str) -> None:
     assert "cannot be read" in found.what
 
 
+def test_tokens_that_were_moved_without_having_been_trained_and_are_gone_are_found(run: Path) -> None:
+    (run / "archive" / "untrained-000002.parquet").unlink()
+    (found,) = audited(run).findings
+    assert (found.kind, found.where) == (DAMAGED, "train/000002")
+    assert "neither in the database nor in the archive" in found.what
+
+
 def test_the_command_prints_the_table_and_exits_0(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["audit", str(run)])
@@ -282,6 +293,16 @@ class AuditedWalk(Walk):
         self.folder = Path(tempfile.mkdtemp())
         storage = SqliteStorage(self.folder / "rollouts.sqlite")
         return self.runner.run(storage.__aenter__())
+
+    @rule()
+    def archive(self) -> None:
+        """After a checkpoint. Nothing changes that anybody can read."""
+        before = self.stored()
+        self.runner.run(self.storage.archive(self.version))
+        assert self.stored() == before
+
+    def stored(self) -> list[Any]:
+        return [facts_of(attempt.rollout) for attempt in StoredRun(self.folder / "rollouts.sqlite").attempts()]
 
     def teardown(self) -> None:
         found = audit(self.folder / "rollouts.sqlite").findings

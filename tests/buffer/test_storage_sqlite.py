@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
-from loopwright.buffer.archive import Archive, GroupKey
+from loopwright.buffer.archive import Archive, GroupKey, Parcel
 from loopwright.buffer.reader import Evaluation, StoredRun
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.sqlite import SqliteStorage
@@ -156,13 +156,18 @@ async def test_a_closed_storage_says_so(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "found"), [("CREATE TABLE schema AS SELECT 99 AS version", "99"), ("CREATE TABLE other (x)", "None")]
+    ("tables", "found"),
+    [
+        ("CREATE TABLE schema AS SELECT 99 AS version", "99"),
+        ("CREATE TABLE schema AS SELECT 1 AS version", "1"),
+        ("CREATE TABLE other (x)", "None"),
+    ],
 )
 async def test_a_database_of_another_kind_is_refused(path: Path, tables: str, found: str) -> None:
     stranger = sqlite3.connect(path)
     stranger.execute(tables)
     stranger.close()
-    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads version 2"):
+    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads versions 2 to 3"):
         async with SqliteStorage(path):
             pass
     with pytest.raises(RunError, match=f"schema version {found}"):
@@ -216,10 +221,10 @@ async def test_rollouts_of_a_status_are_read_no_further_than_asked_for(
         members_of = ledger.members_of
 
         def counted(
-            db: sqlite3.Connection, archive: Archive, group: GroupKey, task: Task, step: int | None
+            db: sqlite3.Connection, archive: Archive, group: GroupKey, task: Task, parcel: Parcel | None
         ) -> tuple[Rollout, ...]:
             read.append(group[1])
-            return members_of(db, archive, group, task, step)
+            return members_of(db, archive, group, task, parcel)
 
         monkeypatch.setattr(ledger, "members_of", counted)
         first_two = islice(StoredRun(path).rollouts_in(GroupStatus.FILTERED), 2)

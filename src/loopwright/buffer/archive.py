@@ -1,4 +1,5 @@
-"""Tokens and transcripts of trained groups, out of the database: one Parquet file per train step.
+"""Tokens and transcripts of groups that are over, out of the database: one Parquet file per train step for those that
+it consumed, and one per checkpoint for those that were not trained.
 
 A file is written whole, forced to disk and given its name before the database lets go of what is in it, so at every
 moment each payload is in at least one of the two.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,33 @@ REMEDY = "pip install 'loopwright[parquet]'"
 
 GroupKey = tuple[str, int, int]
 """Task set, draw and round."""
+
+FILES_KEPT = 4
+"""So many of the files that were read last stay in memory: their neighbours are asked for next, those that were trained
+and those that were not by turns."""
+
+
+class ParcelKind(StrEnum):
+    """What a file holds; its name begins so."""
+
+    TRAINED = "step"
+    """What a train step consumed."""
+    UNTRAINED = "untrained"
+    """What was over without having been trained when a checkpoint was written."""
+
+
+class Parcel(NamedTuple):
+    """Names one file, by a train step or the step of a checkpoint."""
+
+    kind: ParcelKind
+    step: int
+
+    @staticmethod
+    def of(step: int | None, archived: int | None) -> Parcel | None:
+        """Where the payloads of a group are, if they were moved: by the ledger's columns of these names."""
+        if step is not None:
+            return Parcel(ParcelKind.TRAINED, step)
+        return None if archived is None else Parcel(ParcelKind.UNTRAINED, archived)
 
 
 class Payload(NamedTuple):
@@ -34,11 +63,11 @@ class Payload(NamedTuple):
 
 
 class Archive:
-    """The files in `folder`. The one that was read last is kept, because its neighbours are asked for next."""
+    """The files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._last: tuple[int, Mapping[tuple[Any, ...], Payload]] | None = None
+        self._kept: dict[Parcel, Mapping[tuple[Any, ...], Payload]] = {}
 
     @staticmethod
     def beside(database: Path) -> Archive:
@@ -48,12 +77,12 @@ class Archive:
     def is_possible() -> bool:
         return importlib.util.find_spec("pyarrow") is not None
 
-    def path(self, step: int) -> Path:
-        return self._folder / f"step-{step:06d}.parquet"
+    def path(self, parcel: Parcel) -> Path:
+        return self._folder / f"{parcel.kind}-{parcel.step:06d}.parquet"
 
-    def write(self, step: int, payloads: Sequence[Payload]) -> None:
-        """Keep the payloads of train step `step`, instead of those of an earlier life of that step."""
-        path = self.path(step)
+    def write(self, parcel: Parcel, payloads: Sequence[Payload]) -> None:
+        """Keep the payloads, instead of those of an earlier life of that step."""
+        path = self.path(parcel)
         draft = path.with_name(f".{path.name}.tmp")
         try:
             self._folder.mkdir(exist_ok=True)
@@ -66,27 +95,31 @@ class Archive:
                 remedy="free some disk space, or set buffer.archive to false; nothing is lost, and the same command "
                 "goes on",
             ) from error
-        self._last = None
+        self._kept.pop(parcel, None)
 
-    def restored(self, group: GroupKey, step: int | None, row: RolloutRow) -> RolloutRow:
-        """The row with its payload, wherever that is; `step` is the train step that consumed the group."""
+    def restored(self, group: GroupKey, parcel: Parcel | None, row: RolloutRow) -> RolloutRow:
+        """The row with its payload, wherever that is; `parcel` is where those of its group are moved to."""
         if row.stop is None or row.chains is not None:
             return row
         key = (*group, row.member, row.attempt)
-        payload = self.read(step).get(key) if step is not None else None
+        payload = self.read(parcel).get(key) if parcel is not None else None
         if payload is None:
             raise RunError(
                 f"the tokens of {group[0]}/{group[1]:06d}/{row.member:02d}/{row.attempt} are neither in the database "
                 "nor in the archive",
-                remedy=f"restore {self.path(step or 0)} from a copy",
+                remedy=f"restore {self.path(parcel) if parcel else 'the database'} from a copy",
             )
         return row._replace(messages=payload.messages, chains=payload.chains)
 
-    def read(self, step: int) -> Mapping[tuple[Any, ...], Payload]:
-        """The payloads of train step `step`, by group, member and attempt; none without a file."""
-        if self._last is None or self._last[0] != step:
-            self._last = (step, self._load(self.path(step)))
-        return self._last[1]
+    def read(self, parcel: Parcel) -> Mapping[tuple[Any, ...], Payload]:
+        """The payloads of one file, by group, member and attempt; none without a file."""
+        payloads = self._kept.pop(parcel, None)
+        if payloads is None:
+            payloads = self._load(self.path(parcel))
+        self._kept[parcel] = payloads
+        while len(self._kept) > FILES_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return payloads
 
     def _load(self, path: Path) -> Mapping[tuple[Any, ...], Payload]:
         if not path.is_file():

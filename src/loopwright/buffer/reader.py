@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from loopwright.buffer.archive import Archive, GroupKey
+from loopwright.buffer.archive import Archive, GroupKey, Parcel, ParcelKind
 from loopwright.buffer.codec import decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage import ledger
@@ -66,7 +66,8 @@ class StoredRun:
 
     def _trained(self, db: sqlite3.Connection, group: GroupKey, task: str, step: int) -> Group:
         decoded = decode_task(task)
-        members = ledger.members_of(db, self._archive, group, decoded, step, in_time=True)
+        parcel = Parcel(ParcelKind.TRAINED, step)
+        members = ledger.members_of(db, self._archive, group, decoded, parcel, in_time=True)
         return Group(*group[:2], decoded, tuple(one for one in members if isinstance(one.reward, Scored)))
 
     def rollouts_in(self, status: GroupStatus) -> Iterator[Rollout]:
@@ -76,12 +77,13 @@ class StoredRun:
     def attempts(self) -> Iterator[Attempt]:
         """Every train rollout there is, failed and repeated ones included; one at a time, because they may be many."""
         with snapshot(self._path) as db:
-            for task_set, draw, round, status, step, task, *columns in db.execute(
-                f"SELECT task_set, draw, round, status, step, task, {ROLLOUT_COLUMNS}"
+            for task_set, draw, round, status, step, archived, task, *columns in db.execute(
+                f"SELECT task_set, draw, round, status, step, archived, task, {ROLLOUT_COLUMNS}"
                 " FROM rollouts JOIN groups USING (task_set, draw, round)"
                 " ORDER BY task_set, draw, round, member, attempt"
             ):
-                row = self._archive.restored((task_set, draw, round), step, RolloutRow._make(columns))
+                parcel = Parcel.of(step, archived)
+                row = self._archive.restored((task_set, draw, round), parcel, RolloutRow._make(columns))
                 rollout = from_row(row, task_set, draw, decode_task(task))
                 yield Attempt(rollout, round, GroupStatus(status), step)
 
@@ -89,14 +91,16 @@ class StoredRun:
         """One train rollout of any group, trained or not; None when there is none of that name."""
         with snapshot(self._path) as db:
             found = db.execute(
-                f"SELECT round, step, task, {ROLLOUT_COLUMNS} FROM rollouts JOIN groups USING (task_set, draw, round)"
+                f"SELECT round, step, archived, task, {ROLLOUT_COLUMNS}"
+                " FROM rollouts JOIN groups USING (task_set, draw, round)"
                 " WHERE task_set = ? AND draw = ? AND member = ? AND attempt = ? ORDER BY round DESC LIMIT 1",
                 (key.task_set, key.draw, key.member, key.attempt),
             ).fetchone()
         if found is None:
             return None
-        round, step, task, *columns = found
-        row = self._archive.restored((key.task_set, key.draw, round), step, RolloutRow._make(columns))
+        round, step, archived, task, *columns = found
+        group, parcel = (key.task_set, key.draw, round), Parcel.of(step, archived)
+        row = self._archive.restored(group, parcel, RolloutRow._make(columns))
         return from_row(row, key.task_set, key.draw, decode_task(task))
 
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -125,6 +129,9 @@ class StoredRun:
     def _members(self, chosen: str, value: int | str) -> Iterator[Rollout]:
         """The rollouts of the groups that `chosen`, SQL with one parameter, selects and orders."""
         with snapshot(self._path) as db:
-            groups = db.execute(f"SELECT task_set, draw, round, task, step FROM groups WHERE {chosen}", (value,))
-            for task_set, draw, round, task, step in groups:
-                yield from ledger.members_of(db, self._archive, (task_set, draw, round), decode_task(task), step)
+            groups = db.execute(
+                f"SELECT task_set, draw, round, task, step, archived FROM groups WHERE {chosen}", (value,)
+            )
+            for task_set, draw, round, task, step, archived in groups:
+                group, parcel = (task_set, draw, round), Parcel.of(step, archived)
+                yield from ledger.members_of(db, self._archive, group, decode_task(task), parcel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 
-from loopwright.buffer.archive import Archive, GroupKey
+from loopwright.buffer.archive import Archive, GroupKey, Parcel, ParcelKind
 from loopwright.buffer.auditing.comparing import LedgerRow
 from loopwright.buffer.auditing.findings import Finding, FindingKind, group_name
 from loopwright.buffer.auditing.lives import Life
@@ -28,7 +28,8 @@ def check_trained(
         policy = policies.get(life.lineage, StalePolicy(horizon=None))
         try:
             task = decode_task(row.task)
-            members = ledger.members_of(db, archive, group, task, step, in_time=True)
+            parcel = Parcel(ParcelKind.TRAINED, step)
+            members = ledger.members_of(db, archive, group, task, parcel, in_time=True)
         except LoopwrightError as error:
             yield Finding(FindingKind.DAMAGED, group_name(group), error.message)
             continue
@@ -36,6 +37,19 @@ def check_trained(
         yield from (
             Finding(kind, group_name(group), what) for kind, what in _aged(scored, step, policy, row.expiries, life)
         )
+
+
+def check_untrained(db: sqlite3.Connection, archive: Archive) -> Iterator[Finding]:
+    """That what was moved although it was not trained can be read, file by file."""
+    found = db.execute(
+        "SELECT task_set, draw, round, task, archived FROM groups WHERE archived IS NOT NULL ORDER BY archived, 1, 2, 3"
+    ).fetchall()
+    for task_set, draw, round, task, archived in found:
+        group, parcel = (task_set, draw, round), Parcel(ParcelKind.UNTRAINED, archived)
+        try:
+            ledger.members_of(db, archive, group, decode_task(task), parcel)
+        except LoopwrightError as error:
+            yield Finding(FindingKind.DAMAGED, group_name(group), error.message)
 
 
 def _policies(db: sqlite3.Connection) -> dict[int, StalePolicy]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loopwright.buffer.archive import Archive, GroupKey
-from loopwright.buffer.auditing.ageing import check_trained
+from loopwright.buffer.auditing.ageing import check_trained, check_untrained
 from loopwright.buffer.auditing.comparing import (
     LedgerRow,
     compare_draws,
@@ -61,6 +61,7 @@ def audit(path: Path) -> Audit:
     with snapshot(path) as db:
         lives = Lives.of(_trail(db))
         rows = _groups(db)
+        archive = Archive.beside(path)
         opened_at = [step for (step,) in db.execute("SELECT step FROM lineages ORDER BY lineage")]
         findings = [
             *lives.findings,
@@ -68,7 +69,8 @@ def audit(path: Path) -> Audit:
             *compare_rollouts(db, rows, lives.groups),
             *compare_draws(rows),
             *compare_steps(rows, opened_at),
-            *check_trained(db, Archive.beside(path), rows, lives.groups),
+            *check_trained(db, archive, rows, lives.groups),
+            *check_untrained(db, archive),
         ]
         return Audit(_conservation(db, lives.groups), len(opened_at), tuple(findings))
 

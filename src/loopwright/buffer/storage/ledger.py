@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from loopwright.buffer.archive import Archive, GroupKey
+from loopwright.buffer.archive import Archive, GroupKey, Parcel
 from loopwright.buffer.codec import decode_reward, decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage.refusals import (
@@ -36,6 +36,8 @@ _IS_IN_TIME = """expiries = (
 )"""
 _OF_GROUP = "WHERE (task_set, draw, round) = (?, ?, ?)"
 _OF_ROLLOUT = "WHERE (task_set, draw, round, member, attempt) = (?, ?, ?, ?, ?)"
+_MARKS = ", ".join("?" * len(RolloutRow._fields))
+_INTO_ROLLOUTS = f"INTO rollouts (task_set, draw, round, expiries, {ROLLOUT_COLUMNS}) VALUES (?, ?, ?, ?, {_MARKS})"
 
 
 def draw_group(db: sqlite3.Connection, task_set: str, draw: int, task_json: str, version: int) -> int:
@@ -47,7 +49,8 @@ def draw_group(db: sqlite3.Connection, task_set: str, draw: int, task_json: str,
         raise still_live(task_set, draw, status)
     round = last[0] + 1 if last else 0
     db.execute(
-        "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0)",
+        "INSERT INTO groups (task_set, draw, round, task, version, newest, status, expiries)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
         (task_set, draw, round, task_json, version, version, GroupStatus.PENDING.value),
     )
     note(db, TrailEvent.DRAWN, (task_set, draw, round), version=version)
@@ -67,12 +70,12 @@ def put_rollout(db: sqlite3.Connection, group: GroupRow, row: RolloutRow, newest
         raise never_drawn(group.task_set, group.draw)
     columns = (*of, group.expiries, *row)
     try:
-        db.execute(f"INSERT INTO rollouts VALUES ({_marks(len(columns))})", columns)
+        db.execute(f"INSERT {_INTO_ROLLOUTS}", columns)
     except sqlite3.IntegrityError as error:
         (stop,) = db.execute(f"SELECT stop FROM rollouts {_OF_ROLLOUT}", (*of, row.member, row.attempt)).fetchone()
         if stop != StopReason.ABORTED:
             raise already_stored(str(RolloutKey(group.task_set, group.draw, row.member, row.attempt))) from error
-        db.execute(f"REPLACE INTO rollouts VALUES ({_marks(len(columns))})", columns)
+        db.execute(f"REPLACE {_INTO_ROLLOUTS}", columns)
     event = TrailEvent.INTERRUPTED if row.stop == StopReason.ABORTED else TrailEvent.STORED
     note(db, event, of, member=row.member, attempt=row.attempt, version=row.oldest)
 
@@ -133,15 +136,22 @@ def put_evaluation(
     """`rows` holds each rollout's draw, task and columns."""
     db.execute("DELETE FROM eval_rollouts WHERE (step, task_set, mode) = (?, ?, ?)", (step, task_set, mode))
     db.executemany(
-        f"INSERT INTO eval_rollouts VALUES ({_marks(5 + len(RolloutRow._fields))})",
+        f"INSERT INTO eval_rollouts (step, task_set, mode, draw, task, {ROLLOUT_COLUMNS})"
+        f" VALUES (?, ?, ?, ?, ?, {_MARKS})",
         [(step, task_set, mode, draw, task, *row) for draw, task, row in rows],
     )
 
 
 def members_of(
-    db: sqlite3.Connection, archive: Archive, group: GroupKey, task: Task, step: int | None, *, in_time: bool = False
+    db: sqlite3.Connection,
+    archive: Archive,
+    group: GroupKey,
+    task: Task,
+    parcel: Parcel | None,
+    *,
+    in_time: bool = False,
 ) -> tuple[Rollout, ...]:
-    """The latest attempt of each stored member of one group; `step` is the train step that consumed it.
+    """The latest attempt of each stored member of one group; `parcel` is where its payloads are moved to.
 
     With `in_time`, members that were made before the group expired are left out.
     """
@@ -150,20 +160,21 @@ def members_of(
         f" AND {_IS_LATEST}{f' AND {_IS_IN_TIME}' if in_time else ''} ORDER BY member",
         group,
     )
-    rows = (archive.restored(group, step, RolloutRow._make(row)) for row in found)
+    rows = (archive.restored(group, parcel, RolloutRow._make(row)) for row in found)
     return tuple(from_row(row, *group[:2], task) for row in rows)
 
 
 def current_members(db: sqlite3.Connection, archive: Archive, task_set: str, draw: int) -> tuple[Rollout, ...]:
     """Those of the draw's current round that are in time."""
     group = db.execute(
-        "SELECT round, task, step FROM groups WHERE task_set = ? AND draw = ? ORDER BY round DESC LIMIT 1",
+        "SELECT round, task, step, archived FROM groups WHERE task_set = ? AND draw = ? ORDER BY round DESC LIMIT 1",
         (task_set, draw),
     ).fetchone()
     if group is None:
         raise never_drawn(task_set, draw)
-    round, task, step = group
-    return members_of(db, archive, (task_set, draw, round), decode_task(task), step, in_time=True)
+    round, task, step, archived = group
+    parcel = Parcel.of(step, archived)
+    return members_of(db, archive, (task_set, draw, round), decode_task(task), parcel, in_time=True)
 
 
 def count_groups(db: sqlite3.Connection) -> dict[str, dict[GroupStatus, int]]:
@@ -171,7 +182,3 @@ def count_groups(db: sqlite3.Connection) -> dict[str, dict[GroupStatus, int]]:
     for task_set, status, count in db.execute("SELECT task_set, status, count(*) FROM groups GROUP BY 1, 2"):
         table.setdefault(task_set, dict.fromkeys(GroupStatus, 0))[GroupStatus(status)] = count
     return table
-
-
-def _marks(count: int) -> str:
-    return ", ".join("?" * count)

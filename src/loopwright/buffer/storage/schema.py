@@ -1,6 +1,6 @@
 """The tables of a run's database, and the two ways to open it.
 
-A database of another schema version is refused, never guessed at.
+One of an earlier version is read as if it had what it lacks; one that cannot be is refused, never guessed at.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from loopwright.buffer.rows import RolloutRow
+from loopwright.buffer.storage.upgrading import OLDEST, VERSION, bring_up_to_date, read_as_present
 from loopwright.errors import RunError
-
-VERSION = 2
 
 CHECKPOINT_PAGES = 4000
 """The log is folded into the database when it has so many pages (16 MB). With SQLite's own 1,000, a run of large
@@ -45,9 +44,9 @@ CREATE TABLE groups (
     status   TEXT    NOT NULL,
     step     INTEGER,           -- the train step that consumed it
     expiries INTEGER NOT NULL,  -- how often its members became too old and were made anew
+    archived INTEGER,           -- the checkpoint after which its payloads were moved, if it was not trained
     PRIMARY KEY (task_set, draw, round)
 );
-CREATE INDEX groups_by_step ON groups (step);
 
 CREATE TABLE rollouts (
     task_set TEXT    NOT NULL,
@@ -82,7 +81,6 @@ CREATE TABLE trail (
     lineage  INTEGER NOT NULL,
     at       REAL    NOT NULL
 );
-CREATE INDEX trail_of_steps ON trail (step) WHERE event = 'consumed';
 
 CREATE TABLE lineages (
     lineage      INTEGER PRIMARY KEY,
@@ -95,6 +93,12 @@ CREATE TABLE lineages (
 
 CREATE TABLE schema (version INTEGER NOT NULL);
 INSERT INTO schema VALUES ({VERSION});
+"""
+
+_INDEXES = """
+CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
+CREATE INDEX IF NOT EXISTS groups_by_archive ON groups (archived) WHERE archived IS NOT NULL;
+CREATE INDEX IF NOT EXISTS trail_of_steps ON trail (step) WHERE event = 'consumed';
 """
 
 
@@ -113,7 +117,8 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA foreign_keys = ON")
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
-        _check_version(connection, path)
+        bring_up_to_date(connection, _known_version(connection, path))
+        connection.executescript(_INDEXES)
         yield connection
 
 
@@ -122,7 +127,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that can only read, also while another process writes."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
-        _check_version(connection, path)
+        read_as_present(connection, _known_version(connection, path))
         yield connection
 
 
@@ -139,14 +144,15 @@ def snapshot(path: Path) -> Iterator[sqlite3.Connection]:
         raise storage_error(error, path) from error
 
 
-def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+def _known_version(connection: sqlite3.Connection, path: Path) -> int:
     known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema'").fetchone()
     found = connection.execute("SELECT max(version) FROM schema").fetchone()[0] if known else None
-    if found != VERSION:
+    if found is None or not OLDEST <= found <= VERSION:
         raise RunError(
-            f"{path} has schema version {found}, this Loopwright reads version {VERSION}",
+            f"{path} has schema version {found}, this Loopwright reads versions {OLDEST} to {VERSION}",
             remedy="use the Loopwright version that wrote it, or start over with --fresh",
         )
+    return int(found)
 
 
 def storage_error(error: sqlite3.Error, path: Path) -> RunError:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from loopwright.buffer.archive import REMEDY, Archive
+from loopwright.buffer.archive import REMEDY, Archive, Parcel
 from loopwright.buffer.codec import encode_task
 from loopwright.buffer.rows import newest_version, to_row
 from loopwright.buffer.storage import archiving, ledger
@@ -102,12 +102,13 @@ class SqliteStorage:
     async def archive(self, step: int) -> None:
         if not Archive.is_possible():
             if not self._archived:
-                log.warning("without pyarrow, the tokens of trained groups stay in the database: %s", REMEDY)
+                log.warning("without pyarrow, the tokens of groups that are over stay in the database: %s", REMEDY)
         else:
-            for due in await self._reader.do(lambda db: archiving.steps_to_move(db, self._archived, step)):
-                await self._move_out(due)
+            await self._writer.do(lambda db: archiving.address_untrained(db, step))
+            for parcel in await self._reader.do(lambda db: archiving.parcels_to_move(db, self._archived, step)):
+                await self._move_out(parcel)
         self._archived = step
 
-    async def _move_out(self, step: int) -> None:
-        await self._reader.do(lambda db: archiving.copy_out(db, step, self._archive))
-        await self._writer.do(lambda db: archiving.let_go(db, step))
+    async def _move_out(self, parcel: Parcel) -> None:
+        await self._reader.do(lambda db: archiving.copy_out(db, parcel, self._archive))
+        await self._writer.do(lambda db: archiving.let_go(db, parcel))

@@ -1,0 +1,46 @@
+"""Databases of earlier versions.
+
+What a version has more than the one before are columns, empty in what was stored until then. So an old database is
+brought up to date when a run goes on in it, and is read as if it were when it is only read.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+OLDEST, VERSION = 2, 3
+"""The earliest version that can be read, and the present one."""
+
+
+class Column(NamedTuple):
+    """A column, and the version that began to have it."""
+
+    version: int
+    table: str
+    name: str
+    type: str
+
+
+ADDED = (Column(3, "groups", "archived", "INTEGER"),)
+
+
+def bring_up_to_date(db: sqlite3.Connection, found: int) -> None:
+    """Add what version `found` lacks, at once or not at all."""
+    if found == VERSION:
+        return
+    lacking = "".join(f"ALTER TABLE {one.table} ADD COLUMN {one.name} {one.type};" for one in _lacking(found))
+    db.executescript(f"BEGIN IMMEDIATE; {lacking} UPDATE schema SET version = {VERSION}; COMMIT;")
+
+
+def read_as_present(db: sqlite3.Connection, found: int) -> None:
+    """For this connection alone, put a view before each table that lacks something in version `found`."""
+    tables: dict[str, list[str]] = {}
+    for one in _lacking(found):
+        tables.setdefault(one.table, []).append(f"NULL AS {one.name}")
+    for table, columns in tables.items():
+        db.execute(f"CREATE TEMP VIEW {table} AS SELECT *, {', '.join(columns)} FROM main.{table}")
+
+
+def _lacking(found: int) -> list[Column]:
+    return [one for one in ADDED if one.version > found]
