@@ -30,6 +30,7 @@ FROZEN = {
     "LoopwrightError",
     "Message",
     "Policy",
+    "RecordedChain",
     "Reply",
     "Rollout",
     "Scored",

@@ -7,7 +7,18 @@
 from loopwright.core.advantage import Scores, teaches_nothing
 from loopwright.errors import LoopwrightError
 from loopwright.ports import AgentLoop, Judger, Policy, Reply, TaskSource
-from loopwright.types import Episode, Group, Level, Message, Rollout, Scored, Task, TaskResult, TokenChain
+from loopwright.types import (
+    Episode,
+    Group,
+    Level,
+    Message,
+    RecordedChain,
+    Rollout,
+    Scored,
+    Task,
+    TaskResult,
+    TokenChain,
+)
 
 __version__ = "0.1.0"
 
@@ -20,6 +31,7 @@ __all__ = [
     "LoopwrightError",
     "Message",
     "Policy",
+    "RecordedChain",
     "Reply",
     "Rollout",
     "Scored",

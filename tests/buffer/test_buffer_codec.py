@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.buffer import codec
+from loopwright.buffer.transcripts import decode_transcript, encode_transcript
 from loopwright.errors import ChainError, DataError, RunError
-from loopwright.types import ChainStart, Failed, FailureCause, Scored, Task, TokenChain, Unscored
+from loopwright.types import (
+    ChainStart,
+    Episode,
+    EpisodeDrift,
+    Failed,
+    FailureCause,
+    Scored,
+    Task,
+    TokenChain,
+    TokenDiff,
+    Unscored,
+)
 
 INT32 = st.integers(0, 2**31 - 1)
 LOGPROB = st.floats(-65536.0, 0.0, width=32)
@@ -36,6 +48,7 @@ def token_chains(draw: st.DrawFn) -> TokenChain:
         np.array([logprob if sampled else 0.0 for _, sampled, logprob, _ in tokens], dtype=np.float32),
         np.array([version if sampled else -1 for _, sampled, _, version in tokens], dtype=np.int32),
         draw(st.sampled_from(ChainStart)),
+        draw(st.booleans()),
     )
 
 
@@ -44,7 +57,7 @@ def assert_same(left: TokenChain, right: TokenChain) -> None:
         ours, theirs = getattr(left, name), getattr(right, name)
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
-    assert left.start is right.start
+    assert (left.start, left.trained) == (right.start, right.trained)
 
 
 @given(st.lists(token_chains(), max_size=4))
@@ -106,9 +119,31 @@ def test_tasks_survive_the_round_trip(task: Task) -> None:
     assert codec.decode_task(codec.encode_task(task)) == task
 
 
-@given(st.lists(OBJECT, max_size=3))
-def test_messages_survive_the_round_trip(messages: list[dict[str, object]]) -> None:
-    assert codec.decode_messages(codec.encode_messages(messages)) == tuple(messages)
+PIECES = st.lists(st.text(), max_size=2).map(tuple)
+DRIFTS = st.builds(
+    EpisodeDrift,
+    INT32,
+    INT32,
+    INT32,
+    st.none() | st.builds(TokenDiff, INT32, PIECES, PIECES, PIECES),
+)
+
+
+@given(st.lists(OBJECT, max_size=3), st.lists(OBJECT, max_size=2), st.none() | DRIFTS)
+def test_transcripts_survive_the_round_trip(
+    messages: list[dict[str, object]], tools: list[dict[str, object]], drift: EpisodeDrift | None
+) -> None:
+    episode = Episode(tuple(messages), (), tools=tuple(tools), drift=drift)
+    assert decode_transcript(encode_transcript(episode)) == (tuple(messages), tuple(tools), drift)
+
+
+def test_a_transcript_that_an_earlier_version_wrote_is_read() -> None:
+    """Which is also what is written as long as there is nothing else to say."""
+    old = '[{"role":"user","content":"hi"}]'
+    assert decode_transcript(old) == (({"role": "user", "content": "hi"},), (), None)
+    assert encode_transcript(Episode(({"role": "user", "content": "hi"},), ())) == old
+    with pytest.raises(RunError, match="transcript"):
+        decode_transcript("7")
 
 
 @pytest.mark.parametrize(

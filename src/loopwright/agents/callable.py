@@ -6,12 +6,13 @@ recorded where it talks to: the function need not return anything.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from inspect import iscoroutinefunction, signature
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction, signature
 from pathlib import Path
 from typing import Any
 
+from loopwright.agents.own_thread import in_own_thread
 from loopwright.agents.transcript import transcript_of
 from loopwright.config.imports import load_symbol
 from loopwright.errors import ConfigError
@@ -51,7 +52,9 @@ class CallableLoop:
     async def _call(self, task: Task, base_url: str, api_key: str) -> Any:
         if iscoroutinefunction(self._function):
             return await self._function(task, base_url, api_key, **self._args)
-        return await asyncio.to_thread(self._function, task, base_url, api_key, **self._args)
+        call = partial(self._function, task, base_url, api_key, **self._args)
+        said = await in_own_thread(call, "loopwright-agent")
+        return await said if isawaitable(said) else said
 
 
 def _ended_with(answer: str, recorded: Sequence[Message]) -> Sequence[Message]:

@@ -19,6 +19,7 @@ from loopwright.core.seeds import derive_seed
 from loopwright.errors import ContextError, EngineError, InterruptionError
 from loopwright.ports import Engine, Renderer, Reply
 from loopwright.render.canonical import canonical_messages, canonical_tools
+from loopwright.render.recording.describing import described
 from loopwright.render.recording.recorder import Prepared, Recorder, Said
 from loopwright.types import (
     Episode,
@@ -26,6 +27,7 @@ from loopwright.types import (
     GenerateRequest,
     Generation,
     Message,
+    RecordedChain,
     Sampling,
     StopReason,
     TokenChain,
@@ -74,6 +76,10 @@ class EnginePolicy:
         return self._recorder.as_turns()
 
     @property
+    def was_answered(self) -> bool:
+        return len(self._recorder) > 0
+
+    @property
     def transcript(self) -> tuple[Message, ...]:
         """The conversation of the latest call, with its reply if there was one."""
         return self._transcript
@@ -111,7 +117,14 @@ class EnginePolicy:
         """The recorded tokens under the agent's transcript. Without `stop`, a last reply cut by length is a budget."""
         cut = StopReason.BUDGET if self._finish is FinishReason.LENGTH else StopReason.DONE
         transcript = transcript_of(messages, verb="returned")
-        return Episode(transcript, self._recorder.chains(), stop or self._stop or cut)
+        return Episode(transcript, self._recorder.chains(), stop or self._stop or cut, self._recorder.tools)
+
+    @property
+    def recorded(self) -> tuple[RecordedChain, ...]:
+        return described(self._recorder)
+
+    async def drift(self) -> None:
+        """Not measured: `loopwright drift` does it from what is stored."""
 
     def _prepared(self, asked: tuple[Message, ...], tools: Sequence[Tool]) -> Prepared:
         offered = canonical_tools(tools)

@@ -1,11 +1,7 @@
-"""Python functions as tools. An async function is awaited; any other runs in a thread of its own, so that it blocks
-nobody. A thread cannot be stopped: one that runs past its time is left to itself, and dies with the process."""
+"""Python functions as tools. An async function is awaited; any other runs in a thread of its own."""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +9,7 @@ from inspect import isawaitable, iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
+from loopwright.agents.own_thread import in_own_thread
 from loopwright.agents.tool_call import BoundTool
 from loopwright.agents.tool_schema import given_parameters, tool_of
 from loopwright.config.imports import load_symbol
@@ -40,31 +37,5 @@ class PythonTool:
 
     async def _use(self, given: Mapping[str, Any], arguments: Mapping[str, Any]) -> object:
         call = partial(self._function, **{**arguments, **given})
-        result = call() if iscoroutinefunction(self._function) else await _in_thread(call)
+        result = call() if iscoroutinefunction(self._function) else await in_own_thread(call, "loopwright-tool")
         return await result if isawaitable(result) else result
-
-
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-    def work() -> None:
-        try:
-            result, error = context.run(call), None
-        except Exception as raised:
-            result, error = None, raised
-        # Nobody waits any more when the loop is gone.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, name="loopwright-tool", daemon=True).start()
-    return await done

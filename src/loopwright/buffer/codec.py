@@ -37,6 +37,8 @@ _START_CODES = {
     ChainStart.TOOLS: 5,
     ChainStart.TEMPLATE: 6,
 }
+_NOT_TRAINED = 0x80
+"""Added to the start's code of a chain that is only recorded."""
 _ID_TYPES = {2: "<u2", 4: "<i4"}
 _STARTS = {code: start for start, code in _START_CODES.items()}
 
@@ -52,7 +54,7 @@ def _encode_chain(chain: TokenChain) -> bytes:
     runs = _runs(chain.versions[chain.mask])
     return b"".join(
         (
-            _HEADER.pack(_START_CODES[chain.start], len(chain)),
+            _HEADER.pack(_START_CODES[chain.start] | (0 if chain.trained else _NOT_TRAINED), len(chain)),
             _HEADER.pack(width, len(runs)),
             chain.ids.astype(_ID_TYPES[width]).tobytes(),
             np.packbits(chain.mask).tobytes(),
@@ -89,7 +91,8 @@ def decode_chains(blob: bytes) -> tuple[TokenChain, ...]:
 
 def _decode_chain(cursor: _Cursor) -> TokenChain:
     code, length = cursor.header()
-    if code not in _STARTS:
+    start = _STARTS.get(code & ~_NOT_TRAINED)
+    if start is None:
         raise _damaged(f"unknown chain start {code}")
     width, runs = cursor.header()
     if width not in _ID_TYPES:
@@ -103,7 +106,7 @@ def _decode_chain(cursor: _Cursor) -> TokenChain:
     if (lengths < 0).any() or lengths.sum() != sampled:
         raise _damaged("its versions are not those of its sampled tokens")
     versions[mask] = np.repeat(values, lengths)
-    return TokenChain(ids, mask, logprobs, versions, _STARTS[code])
+    return TokenChain(ids, mask, logprobs, versions, start, trained=not code & _NOT_TRAINED)
 
 
 class _Cursor:
@@ -136,12 +139,12 @@ def _damaged(why: str) -> ChainError:
 
 
 def encode_task(task: Task) -> str:
-    return _to_json(
+    return to_json(
         {
             "id": task.id,
-            "messages": _plain(task.messages),
+            "messages": plain(task.messages),
             "truth": task.truth,
-            "tools": _plain(task.tools),
+            "tools": plain(task.tools),
             "metadata": dict(task.metadata),
         },
         f"task {task.id!r}",
@@ -149,18 +152,10 @@ def encode_task(task: Task) -> str:
 
 
 def decode_task(text: str) -> Task:
-    fields = _from_json(text, "task")
+    fields = from_json(text, "task")
     return Task(
         fields["id"], tuple(fields["messages"]), fields["truth"], tuple(fields["tools"]), metadata=fields["metadata"]
     )
-
-
-def encode_messages(messages: Sequence[Message]) -> str:
-    return _to_json(_plain(messages), "a rollout's transcript")
-
-
-def decode_messages(text: str) -> tuple[Message, ...]:
-    return tuple(_from_json(text, "transcript"))
 
 
 def encode_reward(reward: Reward) -> str:
@@ -171,11 +166,11 @@ def encode_reward(reward: Reward) -> str:
             fields = {"kind": "failed", "cause": cause.value, "error": error, "detail": detail}
         case Unscored():
             fields = {"kind": "unscored"}
-    return _to_json(fields, "a reward")
+    return to_json(fields, "a reward")
 
 
 def decode_reward(text: str) -> Reward:
-    match _from_json(text, "reward"):
+    match from_json(text, "reward"):
         case {"kind": "scored", "value": value, "parts": parts, "answer": answer}:
             return Scored(value, parts, answer)
         case {"kind": "failed", "cause": cause, "error": error, "detail": detail}:
@@ -183,14 +178,14 @@ def decode_reward(text: str) -> Reward:
         case {"kind": "unscored"}:
             return Unscored()
         case _:
-            raise _unreadable("reward", text)
+            raise unreadable("reward", text)
 
 
-def _plain(mappings: Iterable[Message]) -> list[dict[str, Any]]:
+def plain(mappings: Iterable[Message]) -> list[dict[str, Any]]:
     return [dict(mapping) for mapping in mappings]
 
 
-def _to_json(value: Any, what: str) -> str:
+def to_json(value: Any, what: str) -> str:
     # ASCII only: byte-level tokenizers can yield lone surrogates, which UTF-8 cannot hold and an escape can.
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -201,14 +196,14 @@ def _to_json(value: Any, what: str) -> str:
         ) from error
 
 
-def _from_json(text: str, what: str) -> Any:
+def from_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise _unreadable(what, text) from error
+        raise unreadable(what, text) from error
 
 
-def _unreadable(what: str, text: str) -> RunError:
+def unreadable(what: str, text: str) -> RunError:
     return RunError(
         f"a stored {what} cannot be read: {text[:80]!r}",
         remedy="the database is damaged or of another version; restore a copy of it, or start over with --fresh",

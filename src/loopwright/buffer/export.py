@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from loopwright.buffer.codec import encode_messages, encode_reward, encode_task
+from loopwright.buffer.codec import encode_reward, encode_task
 from loopwright.buffer.reader import Attempt
+from loopwright.buffer.transcripts import transcript_fields
 from loopwright.types import Episode, TokenChain
 
 
@@ -23,7 +24,7 @@ def to_line(attempt: Attempt) -> str:
         "batch": attempt.step,
         "task": json.loads(encode_task(rollout.task)),
         "reward": json.loads(encode_reward(rollout.reward)),
-        "episode": _episode(episode) if episode else None,
+        "episode": episode_fields(episode) if episode else None,
         "started": rollout.timing.started,
         "agent_seconds": rollout.timing.agent_seconds,
         "judge_seconds": rollout.timing.judge_seconds,
@@ -31,9 +32,10 @@ def to_line(attempt: Attempt) -> str:
     return json.dumps(record, allow_nan=False)
 
 
-def _episode(episode: Episode) -> dict[str, Any]:
+def episode_fields(episode: Episode) -> dict[str, Any]:
+    """An episode in plain values."""
     return {
-        "messages": json.loads(encode_messages(episode.messages)),
+        **transcript_fields(episode),
         "stop": episode.stop.value,
         "chains": [_chain(chain) for chain in episode.chains],
     }
@@ -42,6 +44,7 @@ def _episode(episode: Episode) -> dict[str, Any]:
 def _chain(chain: TokenChain) -> dict[str, Any]:
     return {
         "start": chain.start.value,
+        "trained": chain.trained,
         "ids": chain.ids.tolist(),
         "mask": chain.mask.astype(int).tolist(),
         "logprobs": chain.logprobs.tolist(),

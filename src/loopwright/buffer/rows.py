@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 from loopwright.buffer.codec import (
     decode_chains,
-    decode_messages,
     decode_reward,
     encode_chains,
-    encode_messages,
     encode_reward,
 )
+from loopwright.buffer.transcripts import decode_transcript, encode_transcript
 from loopwright.types import Episode, Rollout, RolloutKey, StopReason, Task, Timing
 
 
 class RolloutRow(NamedTuple):
-    """What is stored of a rollout beside its group. `stop`, `messages` and `chains` are None without an episode."""
+    """What is stored of a rollout beside its group. `stop`, `messages` (a transcript) and `chains` are None without an
+    episode."""
 
     member: int
     attempt: int
@@ -37,7 +37,7 @@ def to_row(rollout: Rollout) -> RolloutRow:
         member=rollout.key.member,
         attempt=rollout.key.attempt,
         stop=episode.stop.value if episode else None,
-        messages=encode_messages(episode.messages) if episode else None,
+        messages=encode_transcript(episode) if episode else None,
         chains=encode_chains(episode.chains) if episode else None,
         reward=encode_reward(rollout.reward),
         started=rollout.timing.started,
@@ -60,7 +60,8 @@ def from_row(row: RolloutRow, task_set: str, draw: int, task: Task) -> Rollout:
 def _episode(row: RolloutRow) -> Episode | None:
     if row.stop is None or row.messages is None or row.chains is None:
         return None
-    return Episode(decode_messages(row.messages), decode_chains(row.chains), StopReason(row.stop))
+    messages, tools, drift = decode_transcript(row.messages)
+    return Episode(messages, decode_chains(row.chains), StopReason(row.stop), tools, drift)
 
 
 def newest_version(rollout: Rollout) -> int:

@@ -12,7 +12,6 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model, load_tokenizer
 from loopwright.models.runtime import configure
 from loopwright.ports import Renderer, Reply
-from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.kept_weights import newest_weights
 from loopwright.trainers.run_folder import RunFolder
@@ -42,14 +41,15 @@ async def open_chat(folder: RunFolder) -> AsyncIterator[ChatModel]:
     with ComputeThread() as compute:
         await compute.run(configure, threads=None, deterministic=False)
         model = await compute.run(load_model, weights.path, cache=folder.path)
-        async with TorchEngine(model, compute, max_batch=1) as engine:
+        async with TorchEngine(model, compute, max_batch=1, cache_tokens=model.max_context) as engine:
             yield ChatModel(engine, model)
 
 
 def run_renderer(folder: RunFolder) -> Renderer:
-    """The run's tokenizer and chat template."""
+    """The run's tokenizer, and its way of writing conversations."""
     if not folder.tokenizer.exists():
         raise RunError(
             f"{folder.path} has no tokenizer yet", remedy="wait until the run has loaded its model, then try again"
         )
-    return ChatTemplateRenderer(load_tokenizer(str(folder.tokenizer)))
+    model = (folder.stored_config() or {}).get("model", {})
+    return make_renderer(load_tokenizer(str(folder.tokenizer)), model.get("renderer", "auto"))

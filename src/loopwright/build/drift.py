@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from loopwright.buffer.export import to_line
+from loopwright.buffer.export import episode_fields
 from loopwright.buffer.reader import StoredRun
+from loopwright.buffer.transcripts import decode_drift
 from loopwright.errors import DataError
 from loopwright.models.load import load_tokenizer
 from loopwright.models.smollm2 import NAME as SMOLLM2
@@ -19,17 +21,21 @@ from loopwright.models.smollm2 import smollm2_folder
 from loopwright.ports import Renderer
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.choose import make_renderer
-from loopwright.render.drift import ConversationDrift, chain_drift, conversation_drift
+from loopwright.render.drift import chain_drift, conversation_drift, readable
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import Thinking
+from loopwright.types import ChainStart, EpisodeDrift, Thinking
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One line of a transcript file. `result` None: a rollout whose chains and messages are no single conversation."""
+    """One conversation: a line of a file, or a rollout of a run. `forks` are counted by why there was another chain.
+    `drift` None: its chains and messages are no single conversation, and nobody measured it while it was made."""
 
     line: int
-    result: ConversationDrift | None
+    chains: int
+    forks: Mapping[str, int]
+    drift: EpisodeDrift | None
+    unspelled: int = 0
 
 
 def tokenizer_renderer(model: str, cache: Path, choice: str, thinking: Thinking) -> Renderer:
@@ -38,22 +44,19 @@ def tokenizer_renderer(model: str, cache: Path, choice: str, thinking: Thinking)
     return make_renderer(load_tokenizer(source), choice, thinking)
 
 
-def measure_drift(place: Path, renderer: Renderer) -> Iterator[Measured]:
-    """Every line of a JSONL file: a conversation (`messages`, optionally `tools`), or a rollout with its tokens. Of a
-    run's folder, every rollout."""
-    for number, record in enumerate(_rollouts(place) if place.is_dir() else _lines(place), start=1):
-        yield Measured(number, _measure(record, renderer, f"{place.name}:{number}"))
-
-
-def _rollouts(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for attempt in StoredRun(RunFolder(folder).rollouts).attempts():
-        yield json.loads(to_line(attempt))
-
-
-def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
+def measure_file(file: Path, renderer: Renderer) -> Iterator[Measured]:
+    """Every line of a JSONL file: a conversation (`messages`, optionally `tools`), or a rollout with its tokens."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            yield _record(line, f"{file.name}:{number}")
+            where = f"{file.name}:{number}"
+            yield _measure(number, _record(line, where), renderer, where)
+
+
+def measure_run(folder: RunFolder, renderer: Renderer) -> Iterator[Measured]:
+    """Every rollout of a run that came to an episode."""
+    episodes = (one.rollout.episode for one in StoredRun(folder.rollouts).attempts())
+    for number, episode in enumerate((one for one in episodes if one is not None), start=1):
+        yield _rollout(number, episode_fields(episode), renderer)
 
 
 def _record(line: str, where: str) -> Mapping[str, Any]:
@@ -71,21 +74,32 @@ def _record(line: str, where: str) -> Mapping[str, Any]:
     return record
 
 
-def _measure(record: Mapping[str, Any], renderer: Renderer, where: str) -> ConversationDrift | None:
+def _measure(line: int, record: Mapping[str, Any], renderer: Renderer, where: str) -> Measured:
     try:
+        if "episode" in record:
+            return _rollout(line, record["episode"] or {"chains": (), "messages": ()}, renderer)
         tools = canonical_tools(record.get("tools") or (record.get("task") or {}).get("tools") or ())
-        if "episode" not in record:
-            return conversation_drift(canonical_messages(record["messages"]), renderer, tools)
-        return _rollout(record["episode"] or {"chains": (), "messages": ()}, renderer)
+        found = conversation_drift(canonical_messages(record["messages"]), renderer, tools)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{where} has a message of an unknown shape: {type(error).__name__} {error}",
             remedy="use messages with role and content, as OpenAI's chat API has them",
         ) from error
+    forks = {ChainStart.TEMPLATE.value: found.forks} if found.forks else {}
+    return Measured(line, found.chains, forks, readable(found.drift, renderer), found.unspelled)
 
 
-def _rollout(episode: Mapping[str, Any], renderer: Renderer) -> ConversationDrift | None:
-    """A stored rollout: the tokens of its one chain against its messages, of which the last replies were sampled."""
+def _rollout(line: int, episode: Mapping[str, Any], renderer: Renderer) -> Measured:
+    """A rollout that was recorded: what was measured when it was made, or else what can be said of it now."""
+    starts = Counter(chain["start"] for chain in episode["chains"])
+    forks = {start: count for start, count in starts.items() if start != ChainStart.FIRST}
+    stored = episode.get("drift")
+    drift = decode_drift(stored) if stored else _drift_of_one_chain(episode, renderer)
+    return Measured(line, starts.total(), forks, drift)
+
+
+def _drift_of_one_chain(episode: Mapping[str, Any], renderer: Renderer) -> EpisodeDrift | None:
+    """The tokens of the only chain against the messages, of which the last replies were sampled."""
     messages, chains = canonical_messages(episode["messages"]), episode["chains"]
     replies = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
     if len(chains) != 1:
@@ -96,5 +110,6 @@ def _rollout(episode: Mapping[str, Any], renderer: Renderer) -> ConversationDrif
     if not 0 < sampled <= len(replies):
         return None
     stream, until = chains[0]["ids"][: int(edges[-1])], messages[: replies[-1] + 1]
-    drift = chain_drift(stream, until, renderer, first_sampled=int(edges[0]), first_reply=replies[-sampled])
-    return ConversationDrift(1, 0, drift)
+    tools, begin = canonical_tools(episode.get("tools") or ()), int(edges[0])
+    found = chain_drift(stream, until, renderer, tools, first_sampled=begin, first_reply=replies[-sampled])
+    return readable(found, renderer)

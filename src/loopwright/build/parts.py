@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent, load_callable
@@ -26,14 +27,17 @@ from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
 from loopwright.ports import AgentLoop, Engine, GroupJudger, Judger, Lockstep, StalePolicy
 from loopwright.produce import (
+    ChainChoice,
     Filter,
     Limits,
+    MainChains,
     NoSignal,
     PolicyFactory,
     ProduceSettings,
     RecordingPolicy,
     RolloutRunner,
     TaskSetRuntime,
+    UserChoice,
     UserFilter,
 )
 from loopwright.render.choose import make_renderer
@@ -49,7 +53,10 @@ def judger_names(config: RunConfig) -> list[str]:
 
 
 def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
-    return [_task_set(loaded, described, judgers, shuffle=True) for described in loaded.config.task_sets]
+    return [
+        replace(_task_set(loaded, described, judgers, shuffle=True), train=_chain_choice(loaded, described))
+        for described in loaded.config.task_sets
+    ]
 
 
 def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
@@ -96,6 +103,16 @@ def _filter(loaded: Loaded, described: TaskSetConfig) -> Filter | None:
             return NoSignal()
         case path:
             return UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
+
+
+def _chain_choice(loaded: Loaded, described: TaskSetConfig) -> ChainChoice | None:
+    match described.agent:
+        case PythonAgent(train="main") | CallableAgent(train="main"):
+            return MainChains()
+        case PythonAgent(train=path) | CallableAgent(train=path) if path != "all":
+            return UserChoice(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
+        case _:
+            return None
 
 
 def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:

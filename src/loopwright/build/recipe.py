@@ -40,6 +40,7 @@ from loopwright.learn.recipe import Recipe
 from loopwright.learn.sft import Example, SftTerm
 from loopwright.models.load import LoadedModel
 from loopwright.ports import Renderer
+from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.choose import make_renderer
 from loopwright.types import Level
 
@@ -182,7 +183,7 @@ def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedMod
 
 
 def _example(conversation: Conversation, renderer: Renderer, max_context: int) -> Example:
-    rendered = renderer.answered(conversation.messages)
+    rendered = renderer.answered(canonical_messages(conversation.messages), canonical_tools(conversation.tools))
     if rendered is None:
         raise DataError(
             f"{conversation.where}: the chat template changes what stands before the answer, so it cannot be learned",

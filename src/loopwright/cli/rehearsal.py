@@ -26,7 +26,7 @@ from loopwright.data import open_source
 from loopwright.errors import DataError, JudgeError, LoopwrightError
 from loopwright.judgers import open_judgers
 from loopwright.ports import GroupJudger, TaskSource
-from loopwright.produce import UserFilter
+from loopwright.produce import UserChoice, UserFilter
 from loopwright.trainers.custom_metric import UserMetric
 from loopwright.types import Episode, Rollout, RolloutKey, Scored, Task, TaskResult, Timing
 
@@ -132,9 +132,13 @@ def _filter(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
     if ":" in path:
         asyncio.run(_import(UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)))
         yield f"  filter {path} can be called"
+    train = getattr(task_set.agent, "train", "all")
+    if ":" in train:
+        asyncio.run(_import(UserChoice(train, loaded.base, loaded.config.produce.filter_timeout_seconds)))
+        yield f"  agent.train {train} can be called"
 
 
-async def _import(chosen: UserFilter) -> None:
+async def _import(chosen: UserFilter | UserChoice) -> None:
     async with chosen:
         """Nothing is asked of it."""
 

@@ -26,6 +26,8 @@ def print_rollout(out: Console, found: Found, renderer: Renderer | None, *, logp
     print_indented(out, _field("task", rollout.task.id), MARGIN)
     if rollout.task.truth is not None:
         print_indented(out, _field("truth", _plain(rollout.task.truth)), MARGIN)
+    if rollout.episode is not None and rollout.episode.tools:
+        print_indented(out, _field("tools", ", ".join(str(tool["name"]) for tool in rollout.episode.tools)), MARGIN)
     if renderer is None:
         _print_messages(out, rollout)
     else:
@@ -52,7 +54,8 @@ def _print_chains(out: Console, rollout: Rollout, renderer: Renderer, logprobs: 
     chains = rollout.episode.chains if rollout.episode else ()
     for number, chain in enumerate(chains, start=1):
         named = f"tokens {number} of {len(chains)} ({chain.start})" if len(chains) > 1 else "tokens"
-        print_indented(out, _field(named, f"{len(chain)}, {chain.sampled} of them sampled"), MARGIN)
+        remark = "" if chain.trained else ", not trained"
+        print_indented(out, _field(named, f"{len(chain)}, {chain.sampled} of them sampled{remark}"), MARGIN)
         print_indented(out, chain_text(chain, renderer, coloured=coloured), 2 * MARGIN)
         if logprobs:
             out.print(Padding(logprob_table(chain, renderer), (0, 0, 0, 2 * MARGIN)))

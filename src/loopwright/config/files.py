@@ -61,6 +61,7 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
         yield from _filter((*place, "filter"), task_set.filter, base)
         if isinstance(task_set.agent, PythonAgent | CallableAgent):
             yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
+            yield from _filter((*place, "agent", "train"), task_set.agent.train, base)
         if isinstance(task_set.agent, ToolAgent):
             yield from _tools((*place, "agent", "tools"), task_set.agent.tools, base)
     yield from _filter(("produce", "filter"), config.produce.filter, base)

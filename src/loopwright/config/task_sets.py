@@ -21,13 +21,18 @@ class SingleTurnAgent(Section):
     on_agent_error: OnAgentError = "fail"
 
 
+TRAINED = ("all", "main")
+"""Which chains of a rollout are trained: all of them, or those of its main conversation."""
+
+
 class PythonAgent(Section):
-    """The user's own loop, made with `args`."""
+    """The user's own loop, made with `args`. `train` is one of TRAINED, or the path of the user's function."""
 
     kind: Literal["python"] = "python"
     path: Text
     judger: Text
     args: dict[str, Any] = Field(default_factory=dict)
+    train: Text = "all"
     on_agent_error: OnAgentError = "fail"
 
 
@@ -48,13 +53,15 @@ class ToolAgent(Section):
 
 
 class CallableAgent(Section):
-    """The user's own function, called with a task, a base URL, a key and `args`; it talks to the model over HTTP."""
+    """The user's own function, called with a task, a base URL, a key and `args`; it talks to the model over HTTP.
+    `train` is as that of `python`."""
 
     kind: Literal["callable"] = "callable"
     path: Text
     judger: Text
     args: dict[str, Any] = Field(default_factory=dict)
     max_tokens: Count | None = None
+    train: Text = "all"
     on_agent_error: OnAgentError = "fail"
 
 

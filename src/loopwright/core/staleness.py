@@ -29,7 +29,7 @@ def without_stale(group: Group, step: int, horizon: int | None) -> tuple[Group, 
     if horizon is None or group.oldest_version is None or not is_too_old(group.oldest_version, step, horizon):
         return group, 0
     rollouts = tuple(_masked(rollout, step - horizon) for rollout in group.rollouts)
-    before, after = (sum(_sampled(one) for one in members) for members in (group.rollouts, rollouts))
+    before, after = (sum(_trained(one) for one in members) for members in (group.rollouts, rollouts))
     return replace(group, rollouts=rollouts), before - after
 
 
@@ -44,8 +44,8 @@ def _masked(rollout: Rollout, oldest: int) -> Rollout:
 def _masked_chain(chain: TokenChain, oldest: int) -> TokenChain:
     kept = chain.mask & (chain.versions >= oldest)
     logprobs, versions = np.where(kept, chain.logprobs, np.float32(0.0)), np.where(kept, chain.versions, np.int32(-1))
-    return TokenChain(chain.ids, kept, logprobs, versions, chain.start)
+    return replace(chain, mask=kept, logprobs=logprobs, versions=versions)
 
 
-def _sampled(rollout: Rollout) -> int:
-    return rollout.episode.sampled_tokens if rollout.episode else 0
+def _trained(rollout: Rollout) -> int:
+    return rollout.episode.trained_tokens if rollout.episode else 0

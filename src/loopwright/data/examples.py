@@ -7,26 +7,30 @@ from pathlib import Path
 
 from loopwright.data.jsonl import JsonlSource
 from loopwright.errors import DataError
-from loopwright.types import Message
+from loopwright.types import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages of which the last is the answer to learn. `where` is the file and line they stand in."""
+    """Messages of which the last is the answer to learn, and the tools that the model is offered meanwhile. `where` is
+    the file and line they stand in."""
 
     messages: tuple[Message, ...]
     where: str
+    tools: tuple[Tool, ...] = ()
 
 
 def read_examples(path: Path) -> tuple[Conversation, ...]:
-    """One conversation per line, as `{"messages": [...]}`; the first malformed line is an error that names it."""
+    """One conversation per line, as `{"messages": [...], "tools": [...]}`, the tools if there are any; the first
+    malformed line is an error that names it."""
     source = JsonlSource.open(path)
     return tuple(_conversation(source, index) for index in range(len(source)))
 
 
 def _conversation(source: JsonlSource, index: int) -> Conversation:
     line = int(source.lines[index])
-    messages, where = source[index].messages, f"{source.path}:{line}"
+    task, where = source[index], f"{source.path}:{line}"
+    messages = task.messages
     answer = messages[-1].get("content")
     if messages[-1]["role"] != "assistant" or not isinstance(answer, str) or not answer:
         raise DataError(
@@ -42,4 +46,4 @@ def _conversation(source: JsonlSource, index: int) -> Conversation:
             file=str(source.path),
             line=line,
         )
-    return Conversation(messages, where)
+    return Conversation(messages, where, task.tools)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from loopwright.core.drift import Mismatch
 from loopwright.errors import ConfigError
 from loopwright.gateway.http import TEXT, Request
 from loopwright.gateway.metrics import Metrics
@@ -74,15 +74,8 @@ class Management:
         drift = await asyncio.to_thread(session_drift, recorder, self._renderer)
         if is_first_time:
             self._metrics.drift_tokens += drift.wrong
-        measured = {"recorded": drift.tokens, "wrong": drift.wrong, "first": self._diff(drift.first)}
+        measured = {"recorded": drift.tokens, "wrong": drift.wrong, "first": drift.first and asdict(drift.first)}
         await request.answer(200, {**_described(session, recorder), "drift": measured})
-
-    def _diff(self, first: Mismatch | None) -> dict[str, Any] | None:
-        """The first mismatch as the texts of its tokens."""
-        if first is None:
-            return None
-        sides = {"before": first.before, "recorded": first.recorded, "naive": first.naive}
-        return {"place": first.place, **{name: self._renderer.pieces(ids) for name, ids in sides.items()}}
 
     async def chains(self, request: Request, target: Target) -> None:
         session = self._sessions.find(target.session or "")

@@ -37,7 +37,7 @@ class Sample:
 def scores_of(group: Group) -> Scores:
     """What an advantage looks at."""
     episodes = [rollout.episode for rollout in group.rollouts]
-    return Scores(group.rewards, tuple(episode.sampled_tokens if episode else 0 for episode in episodes))
+    return Scores(group.rewards, tuple(episode.trained_tokens if episode else 0 for episode in episodes))
 
 
 def samples_of(
@@ -54,11 +54,11 @@ def samples_of(
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
         if rollout.episode is not None
     ]
-    weights = weigh([episode.sampled_tokens for _, episode, _ in rollouts])
+    weights = weigh([episode.trained_tokens for _, episode, _ in rollouts])
     return [
         Sample(chain, number, advantage, weight)
         for (number, episode, advantage), weight in zip(rollouts, weights, strict=True)
-        for chain in episode.chains
+        for chain in episode.trained_chains
         if chain.sampled and (idle or advantage != 0)
     ]
 

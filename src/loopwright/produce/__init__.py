@@ -1,6 +1,7 @@
 """How groups are made: the boundary around user code, retries, refills and budgets, and who starts what when."""
 
 from loopwright.produce.batch import Batch
+from loopwright.produce.chain_choice import ChainChoice, MainChains, UserChoice
 from loopwright.produce.failures import FirstFailures
 from loopwright.produce.filtering import Filter, NoSignal, UserFilter
 from loopwright.produce.jobs import Job, Limits, PolicyFactory, TaskSetRuntime
@@ -13,10 +14,12 @@ from loopwright.produce.settings import ProduceSettings
 __all__ = [
     "AgentLoopManager",
     "Batch",
+    "ChainChoice",
     "Filter",
     "FirstFailures",
     "Job",
     "Limits",
+    "MainChains",
     "ManagerState",
     "NoSignal",
     "PolicyFactory",
@@ -24,6 +27,7 @@ __all__ = [
     "RecordingPolicy",
     "RolloutRunner",
     "TaskSetRuntime",
+    "UserChoice",
     "UserFilter",
     "run_rollout",
     "score",

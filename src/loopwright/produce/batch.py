@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loopwright.produce.recordings import recording_numbers
 from loopwright.produce.tally import Tally, sum_of
 from loopwright.types import FailureCause, Group, GroupStatus, Scored, StopReason
 
@@ -76,6 +77,7 @@ def _numbers(groups: Sequence[Group], tally: Tally, stock: Stock) -> dict[str, f
     if episodes := [rollout.episode for group in groups for rollout in group.rollouts if rollout.episode]:
         numbers["response/tokens"] = statistics.fmean(episode.sampled_tokens for episode in episodes)
         numbers["response/truncated"] = statistics.fmean(episode.stop is StopReason.BUDGET for episode in episodes)
+        numbers |= recording_numbers(episodes)
     return numbers
 
 

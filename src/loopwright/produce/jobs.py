@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loopwright.ports import AgentLoop, GroupJudger, Judger, Sampler
+from loopwright.produce.chain_choice import ChainChoice
 from loopwright.produce.filtering import Filter
 from loopwright.produce.rollout import RecordingPolicy
 from loopwright.types import OnAgentError, Rollout, RolloutKey, Sampling, Task, TokenChain
@@ -23,8 +24,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class TaskSetRuntime:
     """One task set, ready to run: where its tasks come from, who works on them, who scores them, and which groups
-    are trained: all of them without a filter. Its rollouts may be interrupted if its loop is `resumable`; its agent
-    talks to a gateway if it is `served`."""
+    are trained: all of them without a filter. `train` chooses the chains of a rollout that are. Its rollouts may be
+    interrupted if its loop is `resumable`; its agent talks to a gateway if it is `served`."""
 
     name: str
     sampler: Sampler
@@ -36,6 +37,7 @@ class TaskSetRuntime:
     served: bool = False
     on_agent_error: OnAgentError = "fail"
     filter: Filter | None = None
+    train: ChainChoice | None = None
 
 
 @dataclass(frozen=True, slots=True)

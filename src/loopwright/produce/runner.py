@@ -128,6 +128,7 @@ class RolloutRunner:
             slot=slots.slot(key),
             held=self._held,
             resume_from=job.resume_from,
+            train=job.task_set.train,
         )
 
     async def _judged(self, made: Rollout, judger: Judger, on_unscored: OnRollout | None) -> Rollout:

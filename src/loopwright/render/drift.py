@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loopwright.core.drift import Drift, compare, total
 from loopwright.ports import Renderer
-from loopwright.types import Message, Tool
+from loopwright.types import EpisodeDrift, Message, TokenDiff, Tool
 
 
 def chain_drift(
@@ -41,6 +41,15 @@ def _rendered(messages: Sequence[Message], renderer: Renderer, tools: Sequence[T
     if written is not None:
         return (*written[0], *written[1])
     return renderer.render(messages, tools)
+
+
+def readable(drift: Drift, renderer: Renderer) -> EpisodeDrift:
+    """The drift with its first mismatch as people read it: in the texts of tokens."""
+    first = drift.first
+    diff = None
+    if first is not None:
+        diff = TokenDiff(first.place, *(renderer.pieces(ids) for ids in (first.before, first.recorded, first.naive)))
+    return EpisodeDrift(drift.tokens, drift.lost, drift.invented, diff)
 
 
 @dataclass(frozen=True, slots=True)

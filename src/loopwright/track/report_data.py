@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from loopwright.types import Rollout
+from loopwright.types import Rollout, TokenDiff
 
 Series = tuple[tuple[int, float], ...]
 """Values by train step, in order."""
@@ -116,13 +116,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """All that the report shows. `facts` are the settings worth naming; `config` is the whole config as text."""
+    """All that the report shows. `facts` are the settings worth naming; `config` is the whole config as text.
+    `first_diff` is the first token that a naive re-tokenisation would have got wrong."""
 
     summary: RunSummary
     facts: Mapping[str, str]
     config: str
     comparisons: tuple[Comparison, ...] = ()
     samples: tuple[Sample, ...] = ()
+    first_diff: TokenDiff | None = None
 
 
 def edges(series: Series, most: int = 5) -> tuple[Series, Series]:

@@ -16,7 +16,7 @@ from loopwright.track.report import render_report
 from loopwright.track.report_data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, Sample
 from loopwright.trainers.durable import write_whole
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import Rollout
+from loopwright.types import Rollout, TokenDiff
 
 PAIRS = 4
 """Tasks shown before and after, for each task set and mode."""
@@ -54,12 +54,14 @@ def gather(folder: RunFolder) -> RunSummary:
 def gather_report(folder: RunFolder) -> ReportData:
     """Read all that the report shows: numbers, settings and a few trajectories."""
     config, evaluated = _config(folder), _evaluated_twice(folder)
+    summary = _summary(folder, evaluated)
     return ReportData(
-        _summary(folder, evaluated),
+        summary,
         _facts(config),
         folder.config.read_text("utf-8"),
         comparisons=tuple(compare(one) for one in evaluated if one.after > one.before),
         samples=tuple(_samples(folder)),
+        first_diff=_first_diff(folder, summary),
     )
 
 
@@ -162,6 +164,16 @@ def _samples(folder: RunFolder) -> Iterator[Sample]:
         for rollout in stored.rollouts(step):
             firsts.setdefault((rollout.key.task_set, rollout.key.draw), rollout)
         yield Sample(step, tuple(firsts.values())[:SAMPLED])
+
+
+def _first_diff(folder: RunFolder, summary: RunSummary) -> TokenDiff | None:
+    """The first mismatch of the first step that has one."""
+    drifted = [step for step, wrong in summary.series("drift/wrong") if wrong]
+    if not drifted or not folder.rollouts.is_file():
+        return None
+    episodes = (rollout.episode for rollout in StoredRun(folder.rollouts).rollouts(drifted[0]))
+    drifts = (episode.drift for episode in episodes if episode is not None and episode.drift is not None)
+    return next((drift.first for drift in drifts if drift.first is not None), None)
 
 
 def _scores(metrics: Metrics) -> tuple[Evaluated, ...]:

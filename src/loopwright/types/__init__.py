@@ -19,6 +19,7 @@ from loopwright.types.choices import (
     ToolScope,
     TrainerKind,
 )
+from loopwright.types.drift import EpisodeDrift, TokenDiff
 from loopwright.types.evaluation import TaskResult
 from loopwright.types.group import Group, GroupStatus
 from loopwright.types.parsed import (
@@ -49,6 +50,7 @@ __all__ = [
     "ContentDelta",
     "Delta",
     "Episode",
+    "EpisodeDrift",
     "EvalMode",
     "Failed",
     "FailureCause",
@@ -83,6 +85,7 @@ __all__ = [
     "Thinking",
     "Timing",
     "TokenChain",
+    "TokenDiff",
     "Tool",
     "ToolCall",
     "ToolCallArguments",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loopwright.types.drift import EpisodeDrift
+from loopwright.types.parsed import Tool
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import TokenChain
@@ -23,11 +25,16 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What an agent did: the transcript, and the exact tokens behind it."""
+    """What an agent did: the transcript, and the exact tokens behind it.
+
+    `tools` are those that the model was offered last. `drift` is None where it was not measured.
+    """
 
     messages: tuple[Message, ...]
     chains: tuple[TokenChain, ...]
     stop: StopReason = StopReason.DONE
+    tools: tuple[Tool, ...] = ()
+    drift: EpisodeDrift | None = None
 
     @property
     def answer(self) -> str:
@@ -40,6 +47,15 @@ class Episode:
     @property
     def sampled_tokens(self) -> int:
         return sum(chain.sampled for chain in self.chains)
+
+    @property
+    def trained_chains(self) -> tuple[TokenChain, ...]:
+        return tuple(chain for chain in self.chains if chain.trained)
+
+    @property
+    def trained_tokens(self) -> int:
+        """By which the rollout is weighed: chains that are not trained change nothing (T6)."""
+        return sum(chain.sampled for chain in self.trained_chains)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -93,6 +109,6 @@ class Rollout:
 
     @property
     def oldest_version(self) -> int | None:
-        """The version of the oldest sampled token."""
-        chains = self.episode.chains if self.episode else ()
+        """The version of the oldest sampled token that is to be trained."""
+        chains = self.episode.trained_chains if self.episode else ()
         return min((v for chain in chains if (v := chain.oldest_version) is not None), default=None)

@@ -66,7 +66,8 @@ class Turn:
 class TokenChain:
     """One linear training sequence (T2, T3).
 
-    `mask` is 1 exactly where the token was sampled; elsewhere `logprobs` is 0.0 and `versions` is -1.
+    `mask` is 1 exactly where the token was sampled; elsewhere `logprobs` is 0.0 and `versions` is -1. A chain that is
+    not `trained` is only recorded.
     """
 
     ids: IntArray
@@ -74,6 +75,7 @@ class TokenChain:
     logprobs: FloatArray
     versions: IntArray
     start: ChainStart = ChainStart.FIRST
+    trained: bool = True
 
     def __post_init__(self) -> None:
         for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32)):

@@ -61,7 +61,8 @@ def _aged(group: Group, step: int, policy: StalePolicy, expiries: int, life: Lif
     """What is wrong with a group that was trained at `step`, for the age of its tokens."""
     if not group.rollouts:
         yield FindingKind.LOST, f"it was trained at step {step}, and has no scored rollout"
-    versions = {int(v) for one in group.rollouts if one.episode for chain in one.episode.chains for v in chain.versions}
+    chains = (chain for one in group.rollouts if one.episode for chain in one.episode.trained_chains)
+    versions = {int(version) for chain in chains for version in chain.versions}
     sampled = sorted(versions - {-1})
     if sampled and sampled[-1] >= step:
         yield FindingKind.STALE, f"step {step} trained tokens of version {sampled[-1]}, which did not exist yet"

@@ -9,7 +9,7 @@ from loopwright.config.checks.idle import Idle
 from loopwright.config.data import DataConfig, ReasoningGymData
 from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import FILTERS
+from loopwright.config.task_sets import FILTERS, TRAINED, CallableAgent, PythonAgent
 
 
 def _filters(config: RunConfig) -> bool:
@@ -21,6 +21,7 @@ IDLE = (
     Idle("eval.task_sets.*.weight", lambda config, _: True, "evaluation runs every task"),
     Idle("eval.task_sets.*.data.shuffle", lambda config, _: True, "evaluation runs every task"),
     Idle("eval.task_sets.*.filter", lambda config, _: True, "evaluation filters nothing"),
+    Idle("eval.task_sets.*.agent.train", lambda config, _: True, "evaluation trains nothing"),
     Idle("produce.filter", lambda config, _: not _inherits(config), "every task set has its own"),
     Idle("produce.filter_budget", lambda config, _: not _filters(config), "nothing is filtered"),
     Idle("produce.filter_timeout_seconds", lambda config, _: not _has_own_filter(config), "no filter is your own"),
@@ -37,6 +38,8 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _filter_name(("produce", "filter"), config.produce.filter)
     for place, task_set in config.all_task_sets():
         yield from _filter_name((*place, "filter"), task_set.filter or "none")
+        if isinstance(task_set.agent, PythonAgent | CallableAgent):
+            yield from _trained_name((*place, "agent", "train"), task_set.agent.train)
     yield from _lone_members(config)
 
 
@@ -85,6 +88,12 @@ def _filter_name(path: KeyPath, name: str) -> Iterator[Problem]:
         yield Problem(path, f"there is no filter {name!r}", remedy)
 
 
+def _trained_name(path: KeyPath, name: str) -> Iterator[Problem]:
+    if name not in TRAINED and ":" not in name:
+        remedy = suggest(name, TRAINED, "write file.py:name for a function of yours; known choices")
+        yield Problem(path, f"there is no choice of chains {name!r}", remedy)
+
+
 def _lone_members(config: RunConfig) -> Iterator[Problem]:
     for path in no_signal_places(config) if config.rollout.samples_per_task == 1 else ():
         yield Problem(
@@ -103,7 +112,11 @@ def no_signal_places(config: RunConfig) -> list[KeyPath]:
 
 
 def _has_own_filter(config: RunConfig) -> bool:
-    return any(":" in (task_set.filter or config.produce.filter) for task_set in config.task_sets)
+    """One of groups, or one of chains."""
+    return any(
+        ":" in (task_set.filter or config.produce.filter) or ":" in getattr(task_set.agent, "train", "")
+        for task_set in config.task_sets
+    )
 
 
 def _inherits(config: RunConfig) -> bool:

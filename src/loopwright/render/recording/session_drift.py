@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from loopwright.core.drift import Drift, total
+from loopwright.core.drift import total
 from loopwright.ports import Renderer
-from loopwright.render.drift import chain_drift
+from loopwright.render.drift import chain_drift, readable
 from loopwright.render.recording.recorder import Recorder
+from loopwright.types import EpisodeDrift
 
 
-def session_drift(recorder: Recorder, renderer: Renderer) -> Drift:
+def session_drift(recorder: Recorder, renderer: Renderer) -> EpisodeDrift:
     """The drift of all chains. It renders every conversation anew: not for the time between a question and its
     answer."""
-    return total(
+    drifts = (
         chain_drift(
             recorder.stream(span.last),
             recorder.conversation(span.last),
@@ -22,3 +23,4 @@ def session_drift(recorder: Recorder, renderer: Renderer) -> Drift:
         )
         for span in recorder.spans()
     )
+    return readable(total(drifts), renderer)

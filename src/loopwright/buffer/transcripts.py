@@ -1,0 +1,55 @@
+"""An episode without its tokens, as JSON: its messages, and what else there is to say of it.
+
+Earlier versions wrote a list of messages. That is still what is written when there is nothing else, so every transcript
+that was ever stored is read the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from loopwright.buffer.codec import from_json, plain, to_json, unreadable
+from loopwright.types import Episode, EpisodeDrift, Message, TokenDiff, Tool
+
+
+class Transcript(NamedTuple):
+    """What is stored of an episode beside its tokens and its end."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    drift: EpisodeDrift | None = None
+
+
+def encode_transcript(episode: Episode) -> str:
+    fields = transcript_fields(episode)
+    messages = fields.pop("messages")
+    more = {name: value for name, value in fields.items() if value}
+    return to_json({"messages": messages, **more} if more else messages, "a rollout's transcript")
+
+
+def transcript_fields(episode: Episode) -> dict[str, Any]:
+    """All of it, by name."""
+    return {
+        "messages": plain(episode.messages),
+        "tools": plain(episode.tools),
+        "drift": asdict(episode.drift) if episode.drift else None,
+    }
+
+
+def decode_transcript(text: str) -> Transcript:
+    stored: Any = from_json(text, "transcript")
+    if isinstance(stored, list):
+        return Transcript(tuple(stored))
+    if not isinstance(stored, dict) or "messages" not in stored:
+        raise unreadable("transcript", text)
+    drift = stored.get("drift")
+    return Transcript(tuple(stored["messages"]), tuple(stored.get("tools", ())), decode_drift(drift) if drift else None)
+
+
+def decode_drift(fields: Mapping[str, Any]) -> EpisodeDrift:
+    first = fields["first"]
+    if first is not None:
+        first = TokenDiff(first["place"], *(tuple(first[side]) for side in ("before", "recorded", "naive")))
+    return EpisodeDrift(fields["tokens"], fields["lost"], fields["invented"], first)
