@@ -22,12 +22,13 @@ def judge(task, episode):
 """
 
 
+# With a filter, so that there are groups that are archived untrained.
 KINDS: dict[str, dict[str, Any]] = {
-    "colocated": {},
+    "colocated": {"produce": {"filter": "no_signal"}},
     **{
         f"disaggregated, {in_flight}": {
             "trainer__kind": "disaggregated",
-            "produce": {"kind": "async", "max_staleness": 1, "in_flight": in_flight.value},
+            "produce": {"kind": "async", "max_staleness": 1, "in_flight": in_flight.value, "filter": "no_signal"},
         }
         for in_flight in PauseMode
     },
