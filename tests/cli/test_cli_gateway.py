@@ -29,7 +29,7 @@ TASK: list[Any] = [{"role": "user", "content": "Tell me."}]
 
 
 def tiny(folder: Path, cache: Path) -> ServedModel:
-    return ServedModel(str(folder), cache, dtype="float32", max_context=None, threads=1, max_batch=4)
+    return ServedModel(str(folder), cache, dtype="float32", max_context=None, threads=1, max_batch=4, cache_tokens=4096)
 
 
 async def talk(url: str, turns: int = 2) -> list[Any]:

@@ -94,6 +94,7 @@ def test_a_filter_that_drops_no_lessons_is_not_reported(load_text, minimal, over
         ("rollout.stop", ["rollout.stop=[a]", "sampling.stop=[b]"]),
         ("rollout.concurrency", ["rollout.concurrency=65"]),
         ("rollout.engine.max_batch", ["rollout.engine.max_batch=9", "rollout.concurrency=8"]),
+        ("rollout.engine.cache_tokens", ["rollout.engine.cache_tokens=9", "trainer.deterministic=true"]),
         ("learner.loss.clip_low", ["learner.loss.clip_low=0.1"]),
         ("learner.loss.clip_high", ["learner.loss={kind: cispo, clip_high: 0.3}"]),
         ("learner.loss.dual_clip", ["learner.loss.dual_clip=3"]),

@@ -70,6 +70,7 @@ async def disaggregated(
         max_context=model.max_context,
         threads=bench.engine_threads,
         max_batch=engine.max_batch,
+        cache_tokens=engine.cache_tokens,
     )
     deaths = Deaths(learner, tracker)
     launch = partial(engine_process, command, env=env, log=folder.engine_log)

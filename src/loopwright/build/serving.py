@@ -23,6 +23,7 @@ class ServedModel:
     max_context: int | None
     threads: int | None
     max_batch: int
+    cache_tokens: int
 
     @property
     def found(self) -> str:
@@ -39,7 +40,8 @@ async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine,
         loaded = await compute.run(
             load_model, served.model, cache=served.cache, dtype=served.dtype, max_context=served.max_context
         )
-        yield await stack.enter_async_context(TorchEngine(loaded, compute, max_batch=served.max_batch)), loaded
+        engine = TorchEngine(loaded, compute, max_batch=served.max_batch, cache_tokens=served.cache_tokens)
+        yield await stack.enter_async_context(engine), loaded
 
 
 @asynccontextmanager

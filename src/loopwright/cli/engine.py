@@ -29,6 +29,9 @@ def engine(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of torch.")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Requests that are computed at once.")] = 64,
+    cache_tokens: Annotated[
+        int, typer.Option("--cache-tokens", min=0, help="Tokens of earlier prompts and answers that are kept.")
+    ] = 32_768,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="The model's numbers.")] = Dtype.FLOAT32,
     max_context: Annotated[int | None, typer.Option("--max-context", min=1, help="Tokens; else the model's.")] = None,
     key_file: Annotated[
@@ -46,7 +49,13 @@ def engine(
     from loopwright.build import ServedModel
 
     served = ServedModel(
-        model, models_folder(), dtype=dtype, max_context=max_context, threads=threads, max_batch=max_batch
+        model,
+        models_folder(),
+        dtype=dtype,
+        max_context=max_context,
+        threads=threads,
+        max_batch=max_batch,
+        cache_tokens=cache_tokens,
     )
     asyncio.run(_serve(served, host, port, key))
 

@@ -55,6 +55,9 @@ def gateway(
     thinking: Annotated[Thinking, typer.Option("--thinking", help="As gateway.thinking.")] = Thinking.KEEP,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of torch.")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Requests that are computed at once.")] = 64,
+    cache_tokens: Annotated[
+        int, typer.Option("--cache-tokens", min=0, help="Tokens of earlier prompts and answers that are kept.")
+    ] = 32_768,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="The model's numbers.")] = Dtype.FLOAT32,
     max_context: Annotated[int | None, typer.Option("--max-context", min=1, help="Tokens; else the model's.")] = None,
 ) -> None:
@@ -71,7 +74,13 @@ def gateway(
         behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder())
     elif model is not None:
         behind = ServedModel(
-            model, models_folder(), dtype=dtype, max_context=max_context, threads=threads, max_batch=max_batch
+            model,
+            models_folder(),
+            dtype=dtype,
+            max_context=max_context,
+            threads=threads,
+            max_batch=max_batch,
+            cache_tokens=cache_tokens,
         )
     else:
         raise ConfigError("there is nothing to serve", remedy="name an --engine by its URL, or a --model")

@@ -47,10 +47,12 @@ class ModelConfig(Section):
 
 
 class TorchEngineConfig(Section):
-    """The embedded engine. `threads` are those of the process that it has to itself in a disaggregated run."""
+    """The embedded engine. `cache_tokens` bounds what is kept of earlier prompts and answers. `threads` are those of
+    the process that it has to itself in a disaggregated run."""
 
     kind: Literal["torch"] = "torch"
     max_batch: Count = 64
+    cache_tokens: CountOrZero = 32_768
     threads: Count | None = None
 
 

@@ -52,6 +52,11 @@ IDLE = (
         lambda config, engine: _one_call_each(config) and engine.max_batch > config.rollout.concurrency,
         "rollout.concurrency lets fewer answers be sampled at once",
     ),
+    Idle(
+        "rollout.engine.cache_tokens",
+        lambda config, engine: config.trainer.deterministic,
+        "with trainer.deterministic nothing is kept: a copied beginning may change the last bits of what follows",
+    ),
 )
 
 

@@ -17,11 +17,17 @@ START_SECONDS = 600.0
 
 
 def engine_command(
-    model: str, *, dtype: str = "float32", max_context: int | None = None, threads: int | None = None, max_batch: int
+    model: str,
+    *,
+    dtype: str = "float32",
+    max_context: int | None = None,
+    threads: int | None = None,
+    max_batch: int,
+    cache_tokens: int = 0,
 ) -> list[str]:
     """`loopwright engine`, as this very Python runs it."""
     command = [sys.executable, "-m", "loopwright.cli", "engine", "--with-parent"]
-    command += ["--model", model, "--dtype", dtype, "--max-batch", str(max_batch)]
+    command += ["--model", model, "--dtype", dtype, "--max-batch", str(max_batch), "--cache-tokens", str(cache_tokens)]
     for option, value in (("--max-context", max_context), ("--threads", threads)):
         command += [] if value is None else [option, str(value)]
     return command

@@ -39,10 +39,18 @@ class TorchEngine:
     """Generation in this process, on the very parameters of `loaded`, so that a colocated learner's weight sync
     copies nothing. Leaving `async with` fails whatever is still running."""
 
-    def __init__(self, loaded: LoadedModel, compute: ComputeThread, *, max_batch: int = 64, version: int = 0) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        compute: ComputeThread,
+        *,
+        max_batch: int = 64,
+        cache_tokens: int = 0,
+        version: int = 0,
+    ) -> None:
         self._model = loaded.model
         self._compute = compute
-        self._batch = Batch(loaded, max_batch=max_batch, version=version)
+        self._batch = Batch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
         self._callers: dict[Sequence, _Caller] = {}
         self._open = False
         self._step_is_due = False
@@ -266,7 +274,7 @@ def _failed(error: Exception) -> EngineError:
         return error
     return EngineError(
         f"the engine failed: {type(error).__name__}: {error}",
-        remedy="if memory ran out, lower rollout.engine.max_batch or rollout.max_new_tokens",
+        remedy="if memory ran out, lower rollout.engine.max_batch or cache_tokens, or rollout.max_new_tokens",
     )
 
 
