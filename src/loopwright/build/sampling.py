@@ -43,7 +43,12 @@ class Workbench:
 
     def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
         """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
-        return TorchEngine(self.model, self.compute, max_batch=self.config.rollout.engine.max_batch, version=version)
+        engine = self.config.rollout.engine
+        # A run that was killed starts with an empty cache, and must end bit for bit as if it had not been (D3).
+        cache_tokens = 0 if self.config.trainer.deterministic else engine.cache_tokens
+        return TorchEngine(
+            self.model, self.compute, max_batch=engine.max_batch, cache_tokens=cache_tokens, version=version
+        )
 
     @asynccontextmanager
     async def runner(
