@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,15 +185,92 @@ async def test_a_paused_stream_is_no_lost_one(engine: CountingEngine) -> None:
         assert len((await call).ids) == 20
 
 
-async def test_an_engine_that_shows_no_sign_of_life_is_lost(engine: CountingEngine) -> None:
+@pytest.mark.parametrize("on_part", [None, lambda part: None], ids=["whole", "streamed"])
+async def test_an_engine_that_is_silent_but_well_is_waited_for(engine: CountingEngine, on_part: Any) -> None:
     app = engine_app(engine, beat_seconds=60)
     async with (
         listening(app, key=None) as port,
-        HttpEngine.connect(f"http://127.0.0.1:{port}", None, silence_seconds=0.2) as client,
+        HttpEngine.connect(f"http://127.0.0.1:{port}", None, silence_seconds=0.1) as client,
     ):
         await client.pause(PauseMode.KEEP)
-        with pytest.raises(EngineLostError, match="ReadTimeout"):
-            await client.generate(ask())
+        call = asyncio.create_task(client.generate(ask(20), on_part))
+        await asyncio.sleep(0.4)
+        assert not call.done()
+        await client.resume()
+        assert len((await call).ids) == 20
+
+
+@asynccontextmanager
+async def played(play: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[str]:
+    """The URL of a server whose connections are each `played`. They have ended when this ends."""
+    live = 0
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal live
+        live += 1
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await play(reader, writer)
+        writer.close()
+        live -= 1
+
+    async with await asyncio.start_server(connected, "127.0.0.1") as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await until(lambda: not live)
+
+
+def http_bytes(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+VERSION = http_bytes(b'{"version": 4}')
+
+
+@pytest.mark.parametrize("on_part", [None, lambda part: None], ids=["whole", "streamed"])
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"], ids=["mute", "begun"])
+async def test_an_engine_that_shows_no_sign_of_life_is_lost(on_part: Any, head: bytes) -> None:
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Says its version, and after that at most the beginning of an answer."""
+        if b"/version" in await reader.readuntil(b"\r\n\r\n"):
+            writer.write(VERSION)
+            await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        await reader.read()
+
+    async with played(play) as url, HttpEngine.connect(url, None, silence_seconds=0.1) as client:
+        with pytest.raises(EngineLostError, match="says nothing"):
+            await client.generate(ask(), on_part)
+
+
+@pytest.mark.parametrize("on_part", [None, lambda part: None], ids=["whole", "streamed"])
+@pytest.mark.parametrize("answer", [b"{", b'data: {"choices": [NaN]}\n\n'])
+async def test_an_answer_that_is_no_json_is_an_engines_error(on_part: Any, answer: bytes) -> None:
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for said in (VERSION, http_bytes(answer)):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+        await reader.read()
+
+    async with played(play) as url, HttpEngine.connect(url, None) as client:
+        with pytest.raises(EngineError, match=r"no JSON|broke off"):
+            await client.generate(ask(), on_part)
+
+
+async def test_a_connection_is_used_again_and_calls_at_once_have_one_each() -> None:
+    made = 0
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal made
+        made += 1
+        while await reader.readuntil(b"\r\n\r\n"):
+            await asyncio.sleep(0.05)
+            writer.write(VERSION)
+
+    async with played(play) as url, HttpEngine.connect(url, None) as client:
+        for _ in range(3):
+            await client.resume()
+        assert made == 1
+        await asyncio.gather(*(client.resume() for _ in range(3)))
+        assert made == 3
 
 
 async def test_an_error_in_the_middle_of_a_stream_arrives_as_what_it_is(engine: CountingEngine) -> None:
@@ -208,9 +285,9 @@ async def test_an_error_in_the_middle_of_a_stream_arrives_as_what_it_is(engine: 
 
 async def test_a_server_that_is_gone_is_a_lost_engine(engine: CountingEngine) -> None:
     async with served(engine) as client:
-        url = client._client.base_url
+        url = client._connections.url
     with pytest.raises(EngineLostError, match="cannot be reached"):
-        async with HttpEngine.connect(str(url), KEY):
+        async with HttpEngine.connect(url, KEY):
             pass
 
 
@@ -277,7 +354,9 @@ async def test_a_deleted_file_is_a_clear_refusal_and_nothing_changes(
     before = await over_http.generate(ask(6))
     with pytest.raises(WeightsError, match="nothing was changed"):
         await over_http.load(1, file)
-    response = await over_http._client.post("/weights", json={"version": 1} | _manifest(file.path))
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=over_http._connections.url, headers=headers) as http:
+        response = await http.post("/weights", json={"version": 1} | _manifest(file.path))
     assert response.status_code == 422
     assert (over_http.version, await over_http.generate(ask(6))) == (0, before)
 

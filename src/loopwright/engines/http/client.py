@@ -1,35 +1,33 @@
 """An engine that runs somewhere else, behind HTTP.
 
-Every wait has a deadline: a stream that shows no sign of life for too long is a lost engine. What cannot be reached is
-an EngineLostError, and what the server says is wrong comes back as the error that it is. Cancelling a call closes its
-connection, which the server takes as the end of the request.
+Every wait has a deadline: an engine that says nothing for too long is asked whether it is well, and is lost if it does
+not answer that either. What cannot be reached is an EngineLostError, and what the server says is wrong comes back as
+the error that it is. Cancelling a call closes its connection, which the server takes as the end of the request.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-import httpx
+import orjson
 
+from loopwright.engines.http.connection import Answer, Connections, LostError, Patience
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, generation_from_json, request_to_json, weights_to_json
 from loopwright.errors import EngineError, EngineLostError, LoopwrightError, WeightsError
 from loopwright.ports import OnPart
-from loopwright.serve.errors import read_error
+from loopwright.serve.errors import SEE_LOG, read_error
 from loopwright.types import NOTHING_YET, GenerateRequest, Generation, PauseMode, WeightFile
 
-CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
-"""How long a stream may show nothing at all. The server shows at least a beat, far more often."""
+"""How long an engine may say nothing at all before it is asked whether it is well."""
+HEALTH_SECONDS = 10.0
 COMMAND_SECONDS = 600.0
 """How long a pause (which may have to drain) or a load may take."""
-TRIES = 3
-"""A connection that was kept alive may have been reset meanwhile: the same is asked again on a fresh one."""
+OK = 200
 
-RESET = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError, httpx.CloseError)
 KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError}
 MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
 
@@ -37,9 +35,11 @@ MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "kee
 class HttpEngine:
     """An `Engine`, and one that shows its tokens early. Made by `connect`."""
 
-    def __init__(self, client: httpx.AsyncClient, version: int) -> None:
-        self._client = client
+    def __init__(self, connections: Connections, version: int, silence_seconds: float = SILENCE_SECONDS) -> None:
+        self._connections = connections
         self._version = version
+        self._patience = Patience(silence_seconds, self._check_health)
+        self._little_patience = Patience(min(silence_seconds, HEALTH_SECONDS))
 
     @classmethod
     @asynccontextmanager
@@ -47,38 +47,27 @@ class HttpEngine:
         cls, url: str, key: str | None, *, silence_seconds: float = SILENCE_SECONDS
     ) -> AsyncIterator[Self]:
         """The engine at `url`."""
-        async with httpx.AsyncClient(
-            base_url=url,
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            timeout=httpx.Timeout(silence_seconds, connect=CONNECT_SECONDS, pool=None),
-            # Nothing between us and our own engine, whatever the environment says about proxies.
-            trust_env=False,
-        ) as client:
-            engine = cls(client, 0)
+        connections = Connections(url, key)
+        try:
+            engine = cls(connections, 0, silence_seconds)
             version = (await engine._command("GET", "/version"))["version"]
             # vLLM says there which release it is; the weights that it was started with are version 0.
             engine._version = version if isinstance(version, int) else 0
             yield engine
+        finally:
+            connections.close()
 
     @property
     def version(self) -> int:
         return self._version
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        body = {**request_to_json(request), "stream": True}
-        whole = NOTHING_YET
-        async with self._ask("POST", GENERATE, body) as response:
-            async for event in _events(response):
-                if "error" in event:
-                    raise read_error(event, KINDS, EngineError)
-                part, ended = generation_from_json(event)
-                whole = whole.then(part)
-                if ended:
-                    return whole
-                if on_part is not None:
-                    on_part(part)
-        raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+        """Who does not listen gets the answer in one piece, which costs both sides less."""
+        body = {**request_to_json(request), "stream": on_part is not None}
+        async with self._ask("POST", GENERATE, body, self._patience) as answer:
+            if on_part is None:
+                return generation_from_json(_read(await answer.read()))[0]
+            return await _streamed(answer, on_part)
 
     async def model(self) -> ModelCard:
         """Which model is served."""
@@ -102,47 +91,63 @@ class HttpEngine:
         self._version = version
 
     async def _command(self, method: str, path: str, body: Any = None) -> Any:
-        async with self._ask(method, path, body, seconds=COMMAND_SECONDS) as response:
-            return json.loads(await response.aread())
+        async with self._ask(method, path, body, Patience(COMMAND_SECONDS)) as answer:
+            return _read(await answer.read())
+
+    async def _check_health(self) -> None:
+        """An engine that is paused, or has much to do, may be silent for long; one that is gone does not say so."""
+        async with self._connections.ask("GET", "/health", b"", self._little_patience) as answer:
+            await answer.read()
+            if answer.status != OK:
+                raise LostError(f"it is not well: /health is answered with {answer.status}")
 
     @asynccontextmanager
-    async def _ask(
-        self, method: str, path: str, body: Any = None, seconds: float | None = None
-    ) -> AsyncIterator[httpx.Response]:
-        request = self._client.build_request(method, path, json=body)
-        if seconds is not None:
-            request.extensions["timeout"] = {**request.extensions["timeout"], "read": seconds}
+    async def _ask(self, method: str, path: str, body: Any, patience: Patience) -> AsyncIterator[Answer]:
+        sent = b"" if body is None else orjson.dumps(body)
         try:
-            response = await self._send(request)
-            try:
-                if response.status_code != httpx.codes.OK:
-                    raise read_error(_loads(await response.aread()), KINDS, EngineError)
-                yield response
-            finally:
-                await response.aclose()
-        except httpx.TransportError as error:
+            async with self._connections.ask(method, path, sent, patience) as answer:
+                if answer.status != OK:
+                    raise read_error(_loads(await answer.read()), KINDS, EngineError)
+                yield answer
+        except LostError as error:
             raise EngineLostError(
-                f"the engine at {self._client.base_url} cannot be reached: {type(error).__name__} {error}".rstrip(),
+                f"the engine at {self._connections.url} cannot be reached: {error}",
                 remedy="see whether its process is running, and what its log says",
             ) from error
 
-    async def _send(self, request: httpx.Request) -> httpx.Response:
-        for _ in range(TRIES - 1):
-            try:
-                return await self._client.send(request, stream=True)
-            except RESET:
-                continue
-        return await self._client.send(request, stream=True)
+
+async def _streamed(answer: Answer, on_part: OnPart) -> Generation:
+    whole = NOTHING_YET
+    async for event in _events(answer):
+        if "error" in event:
+            raise read_error(event, KINDS, EngineError)
+        part, ended = generation_from_json(event)
+        whole = whole.then(part)
+        if ended:
+            return whole
+        on_part(part)
+    raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[Any]:
-    async for line in response.aiter_lines():
-        if line.startswith("data: {"):
-            yield json.loads(line.removeprefix("data: "))
+async def _events(answer: Answer) -> AsyncIterator[Any]:
+    """Server-sent events, as they come."""
+    begun = b""
+    while more := await answer.more():
+        *lines, begun = (begun + more).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield _read(line[len(b"data: ") :])
+
+
+def _read(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the engine's answer is no JSON: {error}", remedy=SEE_LOG) from error
 
 
 def _loads(text: bytes) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
         return text.decode(errors="replace")

@@ -7,6 +7,8 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 
+WHOLE = frozenset({int})
+
 
 class Fields:
     """The fields of `value`; `where` says what it is. One that is missing or null has its default, if there is any."""
@@ -44,7 +46,7 @@ class Fields:
 
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         value = self._get(name, default)
-        if isinstance(value, list | tuple) and all(type(one) is int for one in value):
+        if isinstance(value, list | tuple) and WHOLE.issuperset(map(type, value)):
             return tuple(value)
         raise self._malformed(name, value, "a list of whole numbers")
 

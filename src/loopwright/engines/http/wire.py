@@ -16,6 +16,7 @@ from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
 from loopwright.types.sampling import PART_TOKENS
 
 GENERATE = "/inference/v1/generate"
+NUMBERS = frozenset({int, float})
 
 Json = Mapping[str, Any]
 
@@ -92,12 +93,23 @@ def generation_from_json(body: Any) -> tuple[Generation, bool]:
     content = choice.mapping("logprobs").get("content")
     if not isinstance(content, Sequence) or len(content) != len(ids):
         raise malformed("the choice", "logprobs", content, f"{len(ids)} entries, one for each token")
-    logprobs = tuple(Fields(entry, "logprobs").number("logprob") for entry in content)
+    logprobs = _logprobs(content)
     finish = choices[0].get("finish_reason")
     if finish is not None and finish not in tuple(FinishReason):
         raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
     versions = _versions(choices[0].get("weight_versions"), len(ids))
     return Generation(ids, logprobs, versions, FinishReason(finish or FinishReason.ABORT)), finish is not None
+
+
+def _logprobs(content: Sequence[Any]) -> tuple[float, ...]:
+    # All at once: there is one for every token, and looking at each by its name takes longer than all else here.
+    try:
+        logprobs = tuple([entry["logprob"] for entry in content])
+    except (TypeError, KeyError, IndexError):
+        logprobs = (None,)
+    if not NUMBERS.issuperset(map(type, logprobs)):
+        raise malformed("logprobs", "logprob", content, "a number, in every entry")
+    return tuple(map(float, logprobs))
 
 
 def spans_of(versions: Sequence[int]) -> Sequence[Json]:

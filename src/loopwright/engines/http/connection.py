@@ -1,0 +1,205 @@
+"""HTTP to one server, over connections that are kept: the little of it that asking an engine needs, and no more.
+
+A connection carries one request at a time. One whose answer was not read to its end, because nobody waits for it or
+because it broke off, is closed, which a server takes as the end of the request; any other is used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpResponseParser
+
+CONNECT_SECONDS = 10.0
+TRIES = 3
+"""A connection that was kept may have been reset meanwhile: the same is asked again on a fresh one."""
+
+
+class LostError(Exception):
+    """The server cannot be reached, or has gone. It never leaves the engine's client."""
+
+
+class ResetError(LostError):
+    """It went before it had said anything: whoever asked may ask again."""
+
+
+async def give_up() -> None:
+    raise LostError("it says nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How many seconds of silence are borne, and what is done then: who returns from `after` goes on waiting."""
+
+    seconds: float
+    after: Callable[[], Awaitable[None]] = give_up
+
+
+class Answer(asyncio.Protocol):
+    """A connection, and what arrives on it. `status` is there once `begun` has returned."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.WriteTransport | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._lost: LostError | None = None
+        self._patience = Patience(0.0)
+        self._start()
+
+    def _start(self) -> None:
+        self._parser = HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._heard = False
+        self._whole = False
+        self._kept = False
+        self.status = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another request may follow."""
+        return self._lost is None and self._whole and self._kept
+
+    def ask(self, request: bytes, patience: Patience) -> None:
+        self._start()
+        self._patience = patience
+        if self._transport is None or self._lost is not None:
+            raise ResetError("the connection is closed")
+        self._transport.write(request)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def begun(self) -> None:
+        """Wait for the head of the answer."""
+        while not self.status:
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """The rest of the body."""
+        while not self._whole:
+            await self._wait()
+        return self._taken()
+
+    async def more(self) -> bytes:
+        """What has arrived of the body since the last time; nothing at its end."""
+        while not self._pieces and not self._whole:
+            await self._wait()
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _wait(self) -> None:
+        if self._lost is not None:
+            raise self._lost if self._heard else ResetError(str(self._lost))
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._patience.seconds):
+                await self._waiting
+        except TimeoutError:
+            await self._patience.after()
+        finally:
+            self._waiting = None
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            self._lost = LostError(f"it does not speak HTTP: {error}")
+            self.close()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = self._lost or LostError(str(exc) if exc else "it closed the connection")
+        self._wake()
+
+    # What the parser calls.
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        # To be asked now: the parser knows it only until it waits for the next message.
+        self._kept = self._parser.should_keep_alive()
+        self._whole = True
+
+
+class Connections:
+    """To one server, as many as there are requests at a time."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
+        self._base = parts.path.rstrip("/")
+        lines = [f"host: {parts.netloc.rpartition('@')[2]}", "content-type: application/json"]
+        self._headers = "".join(f"{line}\r\n" for line in [*lines, *([f"authorization: Bearer {key}"] if key else [])])
+        self._free: list[Answer] = []
+
+    @asynccontextmanager
+    async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[Answer]:
+        """An answer that has begun."""
+        head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
+        answer = await self._asked(head.encode("ascii") + body, patience)
+        try:
+            yield answer
+        finally:
+            self._leave(answer)
+
+    def close(self) -> None:
+        for connection in self._free:
+            connection.close()
+        self._free.clear()
+
+    async def _asked(self, request: bytes, patience: Patience) -> Answer:
+        for _ in range(TRIES - 1):
+            with suppress(ResetError):
+                return await _begun(self._free.pop() if self._free else await self._connect(), request, patience)
+        return await _begun(await self._connect(), request, patience)
+
+    def _leave(self, connection: Answer) -> None:
+        if connection.is_free:
+            self._free.append(connection)
+        else:
+            connection.close()
+
+    async def _connect(self) -> Answer:
+        secure = ssl.create_default_context() if self._secure else None
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, made = await asyncio.get_running_loop().create_connection(Answer, self._host, self._port, ssl=secure)
+        except (OSError, TimeoutError) as error:
+            raise LostError(f"{type(error).__name__} {error}".rstrip()) from error
+        return made
+
+
+async def _begun(connection: Answer, request: bytes, patience: Patience) -> Answer:
+    try:
+        connection.ask(request, patience)
+        await connection.begun()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
