@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.buffer import Buffer
 from benchmarks.decode import Decode
+from benchmarks.gateway import GatewayCalls
 from benchmarks.grpo import Grpo
 from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
@@ -35,6 +36,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         rounds=15,
     ),
     Buffer("buffer", "45 KB samples put and got, one by one and 64 at once: committed to SQLite, beside TransferQueue"),
+    GatewayCalls("gateway", "a recorded model call: 512-token prompts, 128-token answers, beside LiteLLM's proxy"),
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
     Makespan(
         "makespan",

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.buffer import RowsPlan
 from benchmarks.catalogue import BENCHMARKS, find
 from benchmarks.flops import Layers
+from benchmarks.gateway import BarePlan
 from benchmarks.grpo import Grpo
 from benchmarks.harness import Measured, Side
 from benchmarks.makespan import LEARNER_SECONDS, STALENESS
@@ -45,11 +46,25 @@ BUFFER = {
 }
 RATES = {"puts_1": 200.0, "gets_1": 400.0, "puts_64": 1600.0, "gets_64": 4000.0}
 
+CALLS = {
+    "seconds": 9.0,
+    "cpu_seconds": 3.0,
+    "peak_memory": 0,
+    "direct_ms": {"p50": 0.25, "p99": 1.0},
+    "alone_ms": {"p50": 1.25, "p99": 4.0},
+    "direct_rate": 6000.0,
+    "rates": [1500.0, 1200.0],
+    "cpu_ms": 0.6,
+    "proxy_memory": 3_000_000,
+}
+BARE = {"rate_16": 3000.0}
+
 CASE = {"makespan": 1.0, "ideal": 1.0, "slowest_groups": 1.0, "slowest_tokens": 1.0}
 CASES = [{**CASE, "staleness": steps, "learner": seconds} for steps in STALENESS for seconds in LEARNER_SECONDS]
 ANSWERS = {
     "buffer": (BUFFER, RATES),
     "makespan": ({**STEP, "in_turn_seconds": 1.0, "cases": CASES}, None),
+    "gateway": (CALLS, BARE),
     "manager": ({**STEP, "cases": [1.0, 1.0]}, None),
 }
 
@@ -106,6 +121,17 @@ def test_a_buffers_limit_is_the_median_of_its_rounds():
     assert limit.pace == {"puts_1": 5.0, "gets_1": 10.0}
     assert limit.as_json() == limit.pace
     assert "puts_1 5" in limit.line
+
+
+def test_a_gateway_round():
+    figures = find("gateway").round(CALLS, BARE)
+    assert (figures["p50_added_ms"], figures["p99_added_ms"]) == (1.0, 3.0)
+    assert (figures["rate_16"], figures["rate_256"]) == (1500.0, 1200.0)
+    assert figures["limit_share"] == 0.5
+    assert figures["peak_memory_mb"] == 3.0
+    limit = BarePlan({}).measured([{**CALLS, "rates": [rate, 1.0]} for rate in (2000.0, 3000.0, 9000.0)])
+    assert limit.pace["rate_16"] == 3000.0
+    assert "3,000 and 1 requests per second" in limit.line
 
 
 def test_the_limit_is_measured_at_the_rows_that_occur():
