@@ -20,7 +20,7 @@ check: lint  ## Lint, types, layers and the fast tests
 test-full: test  ## Long runs: trainings and kills. Run it before an issue is resolved
 	$(BIN)/pytest -m long
 
-bench: $(VENV)/.ready .peers/trl/.ready .peers/transferqueue/.ready  ## Measure ours, the peers and the machine's limit; leave the machine alone meanwhile
+bench: $(VENV)/.ready .peers/trl/.ready .peers/transferqueue/.ready .peers/litellm/.ready  ## Measure ours, the peers and the machine's limit; leave the machine alone meanwhile
 	mkdir -p benchmarks/results
 	set -e; for name in $$($(BIN)/loopwright bench | cut -d' ' -f1); do \
 		$(BIN)/loopwright bench $$name --json > benchmarks/results/$$name.part; \
@@ -51,6 +51,11 @@ parity: .peers/verl/.ready .peers/trl/.ready .peers/torchrl/.ready  ## Record wh
 	$(PYTHON) -m venv .peers/$*
 	.peers/$*/bin/pip install -q torch -c constraints.txt
 	.peers/$*/bin/pip install -q --no-deps -r $<
+	touch $@
+
+.peers/litellm/.ready: tools/parity/requirements-litellm.txt
+	$(PYTHON) -m venv .peers/litellm
+	.peers/litellm/bin/pip install -q --no-deps --only-binary :all: -r $<
 	touch $@
 
 clients: .clients/.ready  ## Install the agents that the gateway is tested with
