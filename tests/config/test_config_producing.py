@@ -34,6 +34,7 @@ def test_off_is_a_word_not_a_truth_value(load_text, minimal):
     ("overrides", "words"),
     [
         ([APART], "trainer.kind: is disaggregated, but produce.kind is sync"),
+        (["task_sets.0.produce=async"], "task_sets.0.produce: is async, but produce.kind is sync"),
         ([ASYNC, MORE, "produce.in_flight=keep"], "produce.in_flight: is keep, but trainer.kind is colocate"),
         ([ASYNC, MORE, "trainer.deterministic=true"], "trainer.deterministic: is on, but produce.kind is async"),
         ([ASYNC, APART, "produce.stale=retry", "produce.tail_batch=off"], "produce.tail_batch: is off"),
@@ -66,6 +67,7 @@ def test_a_deterministic_run_names_both_kinds_that_are_in_its_way(problems_of, m
     [
         [ASYNC, APART],
         [ASYNC, APART, "produce.max_staleness=0"],
+        [ASYNC, APART, "task_sets.0.produce=sync"],
         [ASYNC, APART, "trainer.sync_interval=5", "trainer.checkpoint_every=10", "rollout.engine.threads=1"],
         [ASYNC, APART, "trainer.sync_interval=2", EVAL],
         [ASYNC, APART, "trainer.sync_interval=8", "trainer.checkpoint_every=8", "eval.every=0", EVAL.replace("4", "0")],
@@ -94,6 +96,8 @@ def test_what_works_gives_no_warning(load_text, minimal, overrides):
         ("produce.max_expiries", [ASYNC, APART, "produce.max_expiries=5"]),
         ("produce.tail_batch", [ASYNC, APART, "produce.tail_batch=5"]),
         ("produce.kind", [ASYNC]),
+        ("task_sets.0.produce", ["task_sets.0.produce=sync"]),
+        ("eval.task_sets.0.produce", [EVAL, "eval.task_sets.0.produce=async"]),
         ("trainer.sync_interval", ["trainer.sync_interval=2"]),
         ("rollout.engine.threads", ["rollout.engine.threads=1"]),
         ("rollout.concurrency", [ASYNC, APART, "rollout.concurrency=129"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
@@ -79,6 +80,19 @@ async def test_a_colocated_run_may_start_more_groups_than_it_needs(
         }
         assert all(step - 1 - version <= 2 for version in versions)
         assert all(r.key.attempt == 0 for r in StoredRun(folder.rollouts).rollouts(step)), "nobody saw an abort"
+
+
+async def test_a_task_set_may_be_left_out_of_oversampling(write_config: WriteConfig) -> None:
+    file = write_config(produce={"kind": "async", "over_sample": 1.0, "in_flight": "drain"}, eval=None)
+    config = yaml.safe_load(file.read_text())
+    one = {"data": config.pop("data"), "agent": config.pop("agent")}
+    config["task_sets"] = [{"name": "far", **one}, {"name": "near", "produce": "sync", **one}]
+    file.write_text(yaml.safe_dump(config))
+    folder = await run(file)
+    drawn = {name: sum(found.values()) for name, found in StoredRun(folder.rollouts).counts().items()}
+    trained = [StoredRun(folder.rollouts).rollouts(step) for step in (1, 2, 3)]
+    assert drawn["near"] == sum(rollout.key.task_set == "near" for step in trained for rollout in step) // 4
+    assert drawn["far"] > sum(rollout.key.task_set == "far" for step in trained for rollout in step) // 4
 
 
 async def test_a_run_in_memory_leaves_checkpoints_metrics_and_an_export_and_goes_on(

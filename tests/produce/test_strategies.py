@@ -53,9 +53,18 @@ def test_an_async_strategy(changes: dict[str, object], source: Source | None) ->
 
 @pytest.mark.parametrize(
     ("changes", "source"),
-    [({}, Source.NEW), ({"pending": 4}, None), ({"aborted": 4}, Source.ABORTED)],
+    [
+        ({"pending": 7}, Source.NEW),
+        ({"pending": 8}, None),
+        ({"aborted": 8}, Source.ABORTED),
+        ({"takes_turns": True}, Source.NEW),
+        ({"takes_turns": True, "pending": 4}, None),
+        ({"takes_turns": True, "aborted": 4}, Source.ABORTED),
+    ],
 )
-def test_a_sync_strategy_makes_what_the_step_needs(changes: dict[str, object], source: Source | None) -> None:
+def test_a_sync_strategy_makes_what_the_present_weights_are_for(
+    changes: dict[str, object], source: Source | None
+) -> None:
     assert SyncStrategy().choose(replace(EMPTY, **changes)) is source  # type: ignore[arg-type]
 
 

@@ -80,6 +80,7 @@ def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shu
         served=isinstance(described.agent, CallableAgent),
         on_agent_error=described.agent.on_agent_error,
         filter=_filter(loaded, described),
+        produce=described.produce,
     )
 
 
@@ -190,6 +191,7 @@ def produce_settings(config: RunConfig) -> ProduceSettings:
         filter_budget=produce.filter_budget,
         kind=produce.kind,
         horizon=_horizon(config),
+        sync_interval=_sync_interval(config),
         over_sample=produce.over_sample,
         tail_batch=produce.tail_batch,
         in_flight=produce.in_flight if produce.kind is ProduceKind.ASYNC else PauseMode.DRAIN,
@@ -206,10 +208,13 @@ def stale_policy(config: RunConfig) -> StalePolicy:
 
 
 def _horizon(config: RunConfig) -> int:
-    if config.produce.kind is ProduceKind.SYNC:
-        return 1
-    is_colocated = config.trainer.kind is TrainerKind.COLOCATE
-    return horizon(config.produce.max_staleness, 1 if is_colocated else config.trainer.sync_interval)
+    is_sync = config.produce.kind is ProduceKind.SYNC
+    return horizon(0 if is_sync else config.produce.max_staleness, _sync_interval(config))
+
+
+def _sync_interval(config: RunConfig) -> int:
+    """A colocated engine has the learner's own weights, and those of each step at once."""
+    return 1 if config.trainer.kind is TrainerKind.COLOCATE else config.trainer.sync_interval
 
 
 def intervals(config: RunConfig) -> Intervals:

@@ -9,7 +9,7 @@ from pydantic import Field
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Share, Text
 from loopwright.config.data import DataConfig
 from loopwright.config.tools import ToolConfig
-from loopwright.types import OnAgentError
+from loopwright.types import OnAgentError, ProduceKind
 
 
 class SingleTurnAgent(Section):
@@ -83,7 +83,7 @@ FILTERS = ("none", "no_signal")
 
 
 class TaskSetConfig(Section):
-    """A named source of tasks with its own agent, judger and sampling. `filter` None: as `produce` says."""
+    """A named source of tasks with its own agent, judger and sampling. What is None is as the run's `produce` says."""
 
     name: Text
     data: DataConfig
@@ -91,3 +91,4 @@ class TaskSetConfig(Section):
     weight: Positive = 1.0
     sampling: SamplingOverrides = SamplingOverrides()
     filter: Text | None = None
+    produce: FromYaml[ProduceKind] | None = None

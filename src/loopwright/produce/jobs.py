@@ -10,7 +10,7 @@ from loopwright.ports import AgentLoop, GroupJudger, Judger, Sampler
 from loopwright.produce.chain_choice import ChainChoice
 from loopwright.produce.filtering import Filter
 from loopwright.produce.rollout import RecordingPolicy
-from loopwright.types import OnAgentError, Rollout, RolloutKey, Sampling, Task, TokenChain
+from loopwright.types import OnAgentError, ProduceKind, Rollout, RolloutKey, Sampling, Task, TokenChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class TaskSetRuntime:
     """One task set, ready to run: where its tasks come from, who works on them, who scores them, and which groups
-    are trained: all of them without a filter. `train` chooses the chains of a rollout that are. Its rollouts may be
+    are trained: all of them without a filter. `train` chooses the chains of a rollout that are. With `produce` SYNC
+    its groups are made by the newest weights alone, also where those of others are made ahead. Its rollouts may be
     interrupted if its loop is `resumable`; its agent talks to a gateway if it is `served`."""
 
     name: str
@@ -38,6 +39,7 @@ class TaskSetRuntime:
     on_agent_error: OnAgentError = "fail"
     filter: Filter | None = None
     train: ChainChoice | None = None
+    produce: ProduceKind | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from loopwright.produce.settings import ProduceSettings
 from loopwright.produce.settling import Ended
 from loopwright.produce.strategies import Source, strategy_of
 from loopwright.produce.tally import Tally
-from loopwright.types import GroupStatus
+from loopwright.types import GroupStatus, ProduceKind
 
 IN_STOCK = (GroupStatus.PENDING, GroupStatus.ABORTED, GroupStatus.EXPIRED, GroupStatus.COMPLETED)
 """Where a group may be between its draw and its end."""
@@ -40,7 +40,11 @@ class Line:
         self._progress = progress
         self._draws = Draws(task_set.name, task_set.sampler, buffer, plan)
         self._failures = FailureLedger(task_set.name, task_set.judger.name, settings.failure_budget)
-        self._strategy = strategy_of(settings)
+        # In a sync run all task sets are sync, whatever they say: a session samples from any config.
+        kind = settings.kind if settings.kind is ProduceKind.SYNC else task_set.produce or settings.kind
+        self.horizon = settings.horizon if kind is ProduceKind.ASYNC else settings.sync_interval
+        """For how many steps the weights of one version may make groups of this task set."""
+        self._strategy = strategy_of(kind, settings)
         self._order = InOrder()
         self._probes_left = 0
 

@@ -279,7 +279,7 @@ class AgentLoopManager:
     def _context(self, line: Line) -> ProduceContext:
         # In turns, the last step oversamples as well: its slowest need not be waited for either.
         last_step = None if self._takes_turns else self._settings.last_step
-        ahead = horizon_limit(self._progress, line.name, self._version, self._settings.horizon, last_step)
+        ahead = horizon_limit(self._progress, line.name, self._version, line.horizon, last_step)
         return line.context(ahead, takes_turns=self._takes_turns, slot_is_free=self._floor.slot_is_free)
 
     def _check_running(self, verb: str) -> None:

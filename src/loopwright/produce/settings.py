@@ -9,7 +9,8 @@ from loopwright.types import PauseMode, ProduceKind, TailBatch
 
 @dataclass(frozen=True, slots=True)
 class ProduceSettings:
-    """`min_members` None means all of them; `horizon` is how many steps the weights of one version may feed.
+    """`min_members` None means all of them; `horizon` is how many steps the weights of one version may feed, and
+    `sync_interval` how many of them before there are newer ones.
 
     `last_step` is the one after which nothing is trained: whoever makes groups ahead makes none for later ones.
     """
@@ -21,6 +22,7 @@ class ProduceSettings:
     filter_budget: int = 256
     kind: ProduceKind = ProduceKind.SYNC
     horizon: int = 1
+    sync_interval: int = 1
     over_sample: float = 0.0
     tail_batch: TailBatch = "immediate"
     in_flight: PauseMode = PauseMode.DRAIN

@@ -39,21 +39,21 @@ class ProduceStrategy(Protocol):
         ...
 
 
-def strategy_of(settings: ProduceSettings) -> ProduceStrategy:
+def strategy_of(kind: ProduceKind, settings: ProduceSettings) -> ProduceStrategy:
     """A strategy for one task set."""
-    if settings.kind is ProduceKind.SYNC:
+    if kind is ProduceKind.SYNC:
         return SyncStrategy()
     at_least = settings.tail_batch if isinstance(settings.tail_batch, int) else None
     return AsyncStrategy(settings.over_sample, at_least)
 
 
 class SyncStrategy:
-    """Makes what the next step needs, and no more: for colocated runs."""
+    """Makes what the next step needs, and no more; beside a trainer, what is needed before there are newer weights."""
 
     def begin(self, context: ProduceContext) -> None: ...
 
     def choose(self, context: ProduceContext) -> Source | None:
-        return _first(context, context.target, with_expired=True)
+        return _first(context, context.target if context.takes_turns else context.ahead, with_expired=True)
 
     def started(self, source: Source) -> None: ...
 

@@ -54,6 +54,12 @@ IDLE = (
         "the engine shares the learner's threads",
         "remove it, or set model.threads",
     ),
+    Idle(
+        "task_sets.*.produce",
+        lambda config, task_set: _is_sync(config, task_set) and task_set.produce is ProduceKind.SYNC,
+        "produce.kind is sync",
+    ),
+    Idle("eval.task_sets.*.produce", lambda config, _: True, "an evaluation is made by the newest weights"),
     Idle("buffer.archive", lambda _, buffer: buffer.kind is BufferKind.MEMORY, "nothing is kept on disk"),
 )
 
@@ -79,6 +85,14 @@ def _kinds(config: RunConfig) -> Iterator[Problem]:
             "set produce.kind to async",
             also=(("produce", "kind"),),
         )
+    for index, task_set in enumerate(config.task_sets):
+        if task_set.produce is ProduceKind.ASYNC and config.produce.kind is ProduceKind.SYNC:
+            yield Problem(
+                ("task_sets", index, "produce"),
+                "is async, but produce.kind is sync: the run has no horizon within which groups are made ahead",
+                "set produce.kind to async, and produce: sync for the other task sets",
+                also=(("produce", "kind"),),
+            )
 
 
 def _deterministic(config: RunConfig) -> Iterator[Problem]:
