@@ -43,6 +43,29 @@ def test_an_empty_batch_adds_nothing_to_the_target() -> None:
     run_virtually(main())
 
 
+def test_newer_weights_are_wanted_when_slots_are_empty_for_want_of_them() -> None:
+    async def main(last_step: int | None, concurrency: int = 100) -> list[bool]:
+        more = {"last_step": last_step}
+        house = async_house(staleness=0, sync_interval=3, groups=2, members=1, concurrency=concurrency, more=more)
+        manager = house.producer()
+        learning = Learning(house, manager, seconds=0.1, sync_interval=3)
+        wanted = []
+
+        async def watch() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0.8)
+                wanted.append(manager.wants_weights)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch())
+            await learning.run(3)
+        return wanted
+
+    assert run_virtually(main(None))[0], "all three steps are being made, and none may start beyond"
+    assert not any(run_virtually(main(last_step=3))), "nothing is made beyond the last step"
+    assert not run_virtually(main(None, concurrency=2))[0], "there is no slot for more"
+
+
 @given(st.data())
 def test_counters_are_absolute_and_monotone(data: st.DataObject) -> None:
     """What a step goes without is not owed for ever, and what was taken stays counted."""

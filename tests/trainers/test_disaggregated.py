@@ -55,6 +55,9 @@ class Hand:
         """The step whose consumption cannot be recorded."""
         self.drains: asyncio.Event | None = None
         self.running = asyncio.Event()
+        self.idle_after: set[int] = set()
+        """The steps after which slots stand empty for want of newer weights."""
+        self._taken = 0
         self._finished = asyncio.Event()
 
     async def produce_loop(self) -> None:
@@ -66,6 +69,7 @@ class Hand:
 
     async def take(self, step: int) -> Batch:
         self.log.append(f"take {step}")
+        self._taken = step
         self._check()
         scripted = self.batches.get(step)
         batch = scripted.pop(0) if scripted else Batch((group(step, self.version or 0),), {"reward/mean": 1.0})
@@ -74,6 +78,10 @@ class Hand:
             self._check()
         assert batch is not None
         return batch
+
+    @property
+    def wants_weights(self) -> bool:
+        return self._taken in self.idle_after
 
     def _check(self) -> None:
         if self.breaks.is_set():
@@ -184,6 +192,7 @@ class Apart:
     evaluate: int = 0
     checkpoint: int = 0
     sync: int = 1
+    on_demand: bool = False
     in_flight: PauseMode = PauseMode.ABORT
     stall: float = 5.0
     restarts: int = 0
@@ -221,7 +230,7 @@ class Apart:
             weights=self.wire,
             upkeep=upkeep,
             tracker=self.notes,
-            intervals=Intervals(self.steps, self.evaluate, self.checkpoint, self.sync),
+            intervals=Intervals(self.steps, self.evaluate, self.checkpoint, self.sync, self.on_demand),
             in_flight=self.in_flight,
             watchdog=watchdog,
             restarts=lambda: self.restarts,
@@ -259,6 +268,14 @@ async def test_an_empty_batch_brings_newer_weights_and_the_same_step_is_asked_fo
     await run.trainer().train()
     at = run.log.index("take 2")
     assert run.log[at : at + 5] == ["take 2", "pause abort", "publish 1", "continue 1", "take 2"]
+
+
+@pytest.mark.parametrize(("on_demand", "published"), [(False, [0, 4]), (True, [0, 2, 4])])
+async def test_production_that_stands_still_gets_newer_weights_on_demand(tmp_path, on_demand, published):
+    run = Apart(tmp_path, steps=4, sync=4, on_demand=on_demand)
+    run.production.idle_after = {2}
+    await run.trainer().train()
+    assert [line for line in run.log if line.startswith("publish")] == [f"publish {step}" for step in published]
 
 
 async def test_a_run_that_goes_on_starts_paused_at_its_checkpoint_with_the_engine_brought_to_it_first(tmp_path):

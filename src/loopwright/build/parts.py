@@ -42,7 +42,7 @@ from loopwright.produce import (
 )
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
-from loopwright.types import PauseMode, ProduceKind, Sampling, TokenChain, TrainerKind
+from loopwright.types import PauseMode, ProduceKind, Sampling, SyncKind, TokenChain, TrainerKind
 
 Judgers = Mapping[str, Judger | GroupJudger]
 
@@ -224,4 +224,5 @@ def intervals(config: RunConfig) -> Intervals:
         evaluate=evaluate,
         checkpoint=config.trainer.checkpoint_every,
         sync=config.trainer.sync_interval,
+        on_demand=config.trainer.sync is SyncKind.ON_DEMAND,
     )

@@ -25,7 +25,7 @@ from loopwright.config.judgers import ComposedJudgerConfig, JudgerConfig
 from loopwright.config.learner import LearnerConfig
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import TaskSetConfig
-from loopwright.types import BufferKind, PauseMode, ProduceKind, Stale, TrainerKind
+from loopwright.types import BufferKind, PauseMode, ProduceKind, Stale, SyncKind, TrainerKind
 
 
 class Dtype(StrEnum):
@@ -112,6 +112,7 @@ class TrainerConfig(Section):
     keep_checkpoints: Count = 2
     export: bool = True
     sync_interval: Count = 1
+    sync: FromYaml[SyncKind] = SyncKind.INTERVAL
     stall_seconds: Positive = 900.0
 
 

@@ -128,6 +128,6 @@ class Storage(Protocol):
         ...
 
     async def archive(self, step: int) -> None:
-        """Move the tokens and transcripts of groups that are over up to `step`, which has a checkpoint, to where they are
-        out of the way, whether they were trained or not. They can still be read."""
+        """Move the tokens and transcripts of groups that are over up to `step`, which has a checkpoint, to where they
+        are out of the way, whether they were trained or not. They can still be read."""
         ...

@@ -98,6 +98,14 @@ class AgentLoopManager:
         """Grows whenever a rollout or a group ends: while it does not, nothing moves."""
         return self._floor.moves
 
+    @property
+    def wants_weights(self) -> bool:
+        """Whether slots stand empty, and newer weights would let groups start."""
+        last_step = self._settings.last_step
+        if last_step is not None and self._version + self._settings.horizon >= last_step:
+            return False
+        return self._state is ManagerState.NORMAL and self._floor.slot_is_free and not self._floor.may_start
+
     async def produce_batch(self, step: int, version: int, size: int | None = None) -> Batch:
         """The groups of train step `step`, made by weights `version`; `size` of them, or `groups_per_step`."""
         self._version, self._takes_turns, self._state = version, True, ManagerState.NORMAL

@@ -107,7 +107,7 @@ class DisaggregatedTrainer:
             if batch is None:
                 return False
             await self._learn(step, batch)
-            if self._intervals.syncs(step) and not await self._sync():
+            if self._intervals.syncs(step, wanted=self._manager.wants_weights) and not await self._sync():
                 return False
         return True
 

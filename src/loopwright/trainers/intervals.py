@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """How many steps to train, and after how many of them to do what. 0 is never; the last step counts always."""
+    """How many steps to train, and after how many of them to do what. 0 is never; the last step counts always.
+
+    With `on_demand`, the engines get new weights earlier when production stands still for want of them.
+    """
 
     steps: int
     evaluate: int
     checkpoint: int
     sync: int = 1
+    on_demand: bool = False
 
     def evaluates(self, step: int) -> bool:
         """Whether the weights after `step` are evaluated; 0 is before training."""
@@ -21,9 +25,9 @@ class Intervals:
     def checkpoints(self, step: int) -> bool:
         return self._due(step, self.checkpoint)
 
-    def syncs(self, step: int) -> bool:
-        """Whether the engines get the weights after `step`."""
-        return self._due(step, self.sync)
+    def syncs(self, step: int, *, wanted: bool) -> bool:
+        """Whether the engines get the weights after `step`; `wanted` says that production stands still without them."""
+        return self._due(step, self.sync) or (self.on_demand and wanted)
 
     def _due(self, step: int, interval: int) -> bool:
         return step == self.steps or (interval > 0 and step % interval == 0)

@@ -105,6 +105,15 @@ class ProduceKind(StrEnum):
     """Ahead of their step, within the staleness that is allowed."""
 
 
+class SyncKind(StrEnum):
+    """When the engines of a disaggregated run get new weights."""
+
+    INTERVAL = "interval"
+    """After every so many train steps, and when only newer weights let production go on."""
+    ON_DEMAND = "on_demand"
+    """Also after a step that finds slots empty because production is as far ahead as it may be."""
+
+
 class PauseMode(StrEnum):
     """What happens to requests that are running when an engine is paused."""
 

@@ -47,7 +47,15 @@ IDLE = (
         lambda config, _: not _is_sync(config, _) and not _is_colocated(config, _),
         "a disaggregated run makes groups ahead as far as produce.max_staleness allows",
     ),
-    Idle("trainer.sync_interval", _is_colocated, "a colocated engine has the learner's own weights"),
+    *(
+        Idle(f"trainer.{name}", _is_colocated, "a colocated engine has the learner's own weights")
+        for name in ("sync", "sync_interval")
+    ),
+    Idle(
+        "trainer.sync",
+        lambda config, trainer: not _is_colocated(config, trainer) and trainer.sync_interval == 1,
+        "trainer.sync_interval is 1: every step publishes its weights",
+    ),
     Idle(
         "rollout.engine.threads",
         _is_colocated,
