@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from loopwright.buffer.reader import StoredRun
-from loopwright.build import open_run
+from loopwright.build import ServedModel, open_run, serve_engine
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.track.jsonl import read_jsonl
@@ -89,6 +89,40 @@ def test_a_config_is_evaluated_at_the_model_that_it_names(measured: Path, comman
     assert numbers(again)["metrics"] == metrics, "the same seeds give the same samples"
     code, shown, _ = command("show", folder.path, "--eval", "--limit", 30)
     assert shown.count("eval sampled, before training") == 20
+
+
+async def test_an_engine_that_runs_already_gives_the_same(
+    measured: Path, command: Command, tmp_path: Path, tiny_model: Path
+) -> None:
+    def sampled(*arguments: object) -> tuple[dict[str, Any], str]:
+        code, out, err = command("eval", measured, "--json", *arguments)
+        assert (code, err) == (0, "")
+        lines = tmp_path / "lines.jsonl"
+        code, _, _ = command("rollout", measured, "--groups", 2, "--jsonl", lines, *arguments)
+        assert code == 0
+        return numbers(out)["metrics"], lines.read_text()
+
+    here, made_here = await asyncio.to_thread(sampled)
+    model = ServedModel(str(tiny_model), tmp_path, "float32", None, None, 64, 0)
+    async with serve_engine(model, host="127.0.0.1", port=0, key=None) as port:
+        there, made_there = await asyncio.to_thread(sampled, "--engine", f"http://127.0.0.1:{port}")
+    assert there == pytest.approx(here, abs=1e-5), "tokens depend on seeds and weights alone"
+    assert [chains_of(one) for one in lines_of(made_there)] == [chains_of(one) for one in lines_of(made_here)]
+
+
+def test_an_engine_that_is_not_there_is_named(measured: Path, command: Command) -> None:
+    code, _, err = command("eval", measured, "--engine", "http://127.0.0.1:9")
+    assert code == 1
+    assert "http://127.0.0.1:9" in err
+    assert "cannot be reached" in err
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def chains_of(line: dict[str, Any]) -> list[list[int]]:
+    return [chain["ids"] for chain in line["episode"]["chains"]]
 
 
 async def test_a_run_is_evaluated_at_what_it_has_learned(measured: Path, command: Command, tmp_path: Path) -> None:

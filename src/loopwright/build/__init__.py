@@ -2,8 +2,9 @@
 
 from loopwright.build.chat import ChatModel, open_chat, run_renderer
 from loopwright.build.evaluate import evaluate_weights
-from loopwright.build.gateway import RemoteEngine, serve_gateway
+from loopwright.build.gateway import serve_gateway
 from loopwright.build.recipe import rehearse_learner
+from loopwright.build.remote import RemoteEngine
 from loopwright.build.replay import replay_step
 from loopwright.build.roll_out import Made, roll_out
 from loopwright.build.run import Run, open_run

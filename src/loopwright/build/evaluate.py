@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from loopwright.build.remote import RemoteEngine
 from loopwright.build.session import open_session, with_weights
 from loopwright.config import Loaded
 from loopwright.errors import ConfigError
@@ -24,16 +25,20 @@ async def evaluate_weights(
     task_set: str | None = None,
     fresh: bool = False,
     console: Console | None = None,
+    remote: RemoteEngine | None = None,
 ) -> EvalReport:
     """Run the config's evaluation on `weights`, and keep its trajectories and numbers in the folder `out`.
 
-    With `task_set`, only the set of that name. A second evaluation of the same weights replaces the first.
+    With `task_set`, only the set of that name. A second evaluation of the same weights replaces the first. With
+    `remote`, `weights` is but a name for those that this engine has.
     """
     require_eval_sets(loaded, task_set)
     # Nothing is trained, so the training tasks need not be there.
     config = loaded.config.model_copy(update={"task_sets": ()})
     session_of = with_weights(replace(loaded, config=config), weights, out)
-    async with open_session(session_of, cache=cache, version=weights.step, fresh=fresh, console=console) as session:
+    async with open_session(
+        session_of, cache=cache, version=weights.step, fresh=fresh, console=console, remote=remote
+    ) as session:
         evaluator = Evaluator(
             _chosen(session.bench.eval_sets, task_set),
             session.bench.eval_plans,

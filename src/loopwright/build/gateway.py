@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import RunConfig
-from loopwright.models.load import LoadedModel, load_tokenizer
-from loopwright.models.smollm2 import NAME as SMOLLM2
-from loopwright.models.smollm2 import smollm2_folder
+from loopwright.models.load import Language
 from loopwright.ports import StreamingEngine
 from loopwright.produce import PolicyFactory, RecordingPolicy
 from loopwright.render.choose import make_renderer
@@ -23,9 +21,7 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def served_policies(
-    config: RunConfig, engine: StreamingEngine, model: LoadedModel
-) -> AsyncIterator[PolicyFactory]:
+async def served_policies(config: RunConfig, engine: StreamingEngine, model: Language) -> AsyncIterator[PolicyFactory]:
     """Policies that are sessions of a gateway on the loopback, which is open meanwhile.
 
     Its sessions end with the process: what they record is stored as rollouts, like any other.
@@ -44,16 +40,6 @@ async def served_policies(
             return gateway.policy(sampling)
 
         yield policy
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteEngine:
-    """An engine at a URL. `model` names its tokenizer, if the engine does not say which model it serves."""
-
-    url: str
-    key: str | None
-    model: str | None
-    cache: Path
 
 
 @asynccontextmanager
@@ -84,11 +70,7 @@ async def _embedded(behind: ServedModel, renderer: str, thinking: Thinking) -> A
 
 @asynccontextmanager
 async def _remote(behind: RemoteEngine, renderer: str, thinking: Thinking) -> AsyncIterator[Served]:
-    from loopwright.engines.http.client import HttpEngine
     from loopwright.gateway.server import Served
 
-    async with HttpEngine.connect(behind.url, behind.key) as engine:
-        card = await engine.model()
-        source = behind.model or card.source
-        tokenizer = load_tokenizer(str(smollm2_folder(behind.cache)) if source == SMOLLM2 else source)
-        yield Served(engine, make_renderer(tokenizer, renderer, thinking), card.max_context, card.source)
+    async with connected(behind) as (engine, model):
+        yield Served(engine, make_renderer(model.tokenizer, renderer, thinking), model.max_context, model.name)

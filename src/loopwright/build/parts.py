@@ -23,7 +23,7 @@ from loopwright.config import (
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
-from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.load import Language, LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
 from loopwright.ports import AgentLoop, Engine, GroupJudger, Judger, Lockstep, StalePolicy
 from loopwright.produce import (
@@ -155,7 +155,7 @@ def model_source(loaded: Loaded, path: str) -> str:
 def make_runner(
     config: RunConfig,
     engine: Engine,
-    model: LoadedModel,
+    model: Language,
     lockstep: Lockstep | None,
     served: PolicyFactory | None,
     held: Callable[[], float],

@@ -14,6 +14,7 @@ from pathlib import Path
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.build import parts
+from loopwright.build.remote import RemoteEngine
 from loopwright.build.session import Session, open_session, with_weights
 from loopwright.config import Loaded
 from loopwright.ports import StalePolicy
@@ -43,12 +44,15 @@ async def roll_out(
     cache: Path,
     fresh: bool = False,
     console: Console | None = None,
+    remote: RemoteEngine | None = None,
 ) -> Made:
-    """Sample from `weights` until the folder `out` holds so many groups."""
+    """Sample from `weights`, or from those of `remote`, until the folder `out` holds so many groups."""
     # Nothing is evaluated, so the evaluation tasks need not be there.
     config = loaded.config.model_copy(update={"eval": None})
     session_of = with_weights(replace(loaded, config=config), weights, out)
-    async with open_session(session_of, cache=cache, version=VERSION, fresh=fresh, console=console) as session:
+    async with open_session(
+        session_of, cache=cache, version=VERSION, fresh=fresh, console=console, remote=remote
+    ) as session:
         return await _make(session, groups)
 
 

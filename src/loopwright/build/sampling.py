@@ -18,37 +18,25 @@ from loopwright.config import Loaded, RunConfig
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
-from loopwright.models.load import LoadedModel
+from loopwright.models.load import Language, LoadedModel
 from loopwright.ports import Lockstep, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
-    """The user's code and the model, ready to be used."""
+class Bench:
+    """The user's code, ready to be used, and the language of the model that it is for."""
 
     loaded: Loaded
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
     eval_plans: Sequence[Plan]
-    model: LoadedModel
-    compute: ComputeThread
-    engine_threads: int | None = None
-    """Those of an engine that has a process of its own."""
+    model: Language
 
     @property
     def config(self) -> RunConfig:
         return self.loaded.config
-
-    def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
-        """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
-        engine = self.config.rollout.engine
-        # A run that was killed starts with an empty cache, and must end bit for bit as if it had not been (D3).
-        cache_tokens = 0 if self.config.trainer.deterministic else engine.cache_tokens
-        return TorchEngine(
-            self.model, self.compute, max_batch=engine.max_batch, cache_tokens=cache_tokens, version=version
-        )
 
     @asynccontextmanager
     async def runner(
@@ -64,22 +52,56 @@ class Workbench:
             yield parts.make_runner(self.config, engine, self.model, lockstep, served, held)
 
 
+@dataclass(frozen=True, slots=True)
+class Workbench(Bench):
+    """A bench with the model itself on it."""
+
+    model: LoadedModel
+    compute: ComputeThread
+    engine_threads: int | None = None
+    """Those of an engine that has a process of its own."""
+
+    def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
+        """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
+        engine = self.config.rollout.engine
+        # A run that was killed starts with an empty cache, and must end bit for bit as if it had not been (D3).
+        cache_tokens = 0 if self.config.trainer.deterministic else engine.cache_tokens
+        return TorchEngine(
+            self.model, self.compute, max_batch=engine.max_batch, cache_tokens=cache_tokens, version=version
+        )
+
+
+@asynccontextmanager
+async def open_bench(loaded: Loaded, model: Language) -> AsyncIterator[Bench]:
+    """Load the user's own code, for a model whose weights are elsewhere."""
+    async with AsyncExitStack() as stack:
+        yield Bench(loaded, *await _user_code(loaded, stack), model)
+
+
 @asynccontextmanager
 async def open_workbench(loaded: Loaded, cache: Path) -> AsyncIterator[Workbench]:
     """Load the user's own code first, then the model. `cache` is where converted models are kept."""
-    config = loaded.config
     async with AsyncExitStack() as stack:
-        judgers = await stack.enter_async_context(
-            open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets)
-        )
-        train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
-        plans = eval_plans(loaded)
-        for task_set in (*train_sets, *eval_sets):
-            used: tuple[object, ...] = (task_set.loop, task_set.filter)
-            for part in used:
-                if isinstance(part, AbstractAsyncContextManager):
-                    await stack.enter_async_context(part)
+        task_sets = await _user_code(loaded, stack)
         compute = stack.enter_context(ComputeThread())
-        threads = await compute.run(parts.engine_threads, config)
+        threads = await compute.run(parts.engine_threads, loaded.config)
         model = await compute.run(parts.make_model, loaded, cache)
-        yield Workbench(loaded, train_sets, eval_sets, plans, model, compute, threads)
+        yield Workbench(loaded, *task_sets, model, compute, threads)
+
+
+async def _user_code(
+    loaded: Loaded, stack: AsyncExitStack
+) -> tuple[Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[Plan]]:
+    """What is trained on, what is evaluated on, and how; open until the stack ends."""
+    config = loaded.config
+    judgers = await stack.enter_async_context(
+        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets)
+    )
+    train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
+    plans = eval_plans(loaded)
+    for task_set in (*train_sets, *eval_sets):
+        used: tuple[object, ...] = (task_set.loop, task_set.filter, task_set.train)
+        for part in used:
+            if isinstance(part, AbstractAsyncContextManager):
+                await stack.enter_async_context(part)
+    return train_sets, eval_sets, plans

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
-from loopwright.build.sampling import Workbench, open_workbench
+from loopwright.build.remote import RemoteEngine, connected
+from loopwright.build.sampling import Bench, open_bench, open_workbench
 from loopwright.config import Loaded
 from loopwright.errors import ConfigChangedError
-from loopwright.ports import Engine, Tracker
+from loopwright.ports import Lockstep, StreamingEngine, Tracker
 from loopwright.produce import RolloutRunner
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
@@ -28,11 +29,11 @@ from loopwright.types import ProduceKind, Rollout, TrainerKind
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A folder that is locked, a model that is loaded and an engine that is running."""
+    """A folder that is locked, the user's code and an engine that is running."""
 
     folder: RunFolder
-    bench: Workbench
-    engine: Engine
+    bench: Bench
+    engine: StreamingEngine
     runner: RolloutRunner
     storage: SqliteStorage
     tracker: Tracker
@@ -52,17 +53,25 @@ def with_weights(loaded: Loaded, weights: Weights, out: Path) -> Loaded:
 
 @asynccontextmanager
 async def open_session(
-    loaded: Loaded, *, cache: Path, version: int, fresh: bool, console: Console | None
+    loaded: Loaded,
+    *,
+    cache: Path,
+    version: int,
+    fresh: bool,
+    console: Console | None,
+    remote: RemoteEngine | None = None,
 ) -> AsyncIterator[Session]:
-    """Open the session in `trainer.run_dir`: a new one, or the one that is there."""
+    """Open the session in `trainer.run_dir`: a new one, or the one that is there.
+
+    Its tokens are sampled by `remote`, whatever weights that has, or else by the config's model in this process.
+    """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
     async with AsyncExitStack() as stack:
-        bench = await stack.enter_async_context(open_workbench(loaded, cache))
+        bench, engine, lockstep = await _bench_and_engine(stack, loaded, cache, version, remote)
         folder = stack.enter_context(_folder(Path(config.trainer.run_dir), snapshot, fresh))
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         folder.adopt(snapshot, loaded.base)
         bench.model.tokenizer.save_pretrained(folder.tokenizer)
-        engine = await stack.enter_async_context(bench.embedded_engine(version))
         jsonl = JsonlTracker(folder.path)
         if console is not None:
             stack.enter_context(console)
@@ -70,11 +79,22 @@ async def open_session(
             folder,
             bench,
             engine,
-            await stack.enter_async_context(bench.runner(engine, engine)),
+            await stack.enter_async_context(bench.runner(engine, lockstep)),
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,
         )
+
+
+async def _bench_and_engine(
+    stack: AsyncExitStack, loaded: Loaded, cache: Path, version: int, remote: RemoteEngine | None
+) -> tuple[Bench, StreamingEngine, Lockstep | None]:
+    if remote is not None:
+        elsewhere, model = await stack.enter_async_context(connected(remote))
+        return await stack.enter_async_context(open_bench(loaded, model)), elsewhere, None
+    bench = await stack.enter_async_context(open_workbench(loaded, cache))
+    engine = await stack.enter_async_context(bench.embedded_engine(version))
+    return bench, engine, engine
 
 
 @contextmanager

@@ -12,7 +12,16 @@ import typer
 from loopwright.cli.arguments import Overrides
 from loopwright.cli.event_loop import run_async
 from loopwright.cli.models import models_folder
-from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
+from loopwright.cli.sampled_weights import (
+    CheckpointStep,
+    ConfigOrRun,
+    EngineUrl,
+    Fresh,
+    Model,
+    Out,
+    Target,
+    find_target,
+)
 from loopwright.cli.show_errors import FAILED, show_error
 from loopwright.config import Purpose
 
@@ -25,13 +34,14 @@ def evaluate(
     overrides: Overrides = None,
     model: Model = None,
     checkpoint: CheckpointStep = None,
+    engine: EngineUrl = None,
     task_set: Annotated[str | None, typer.Option("--task-set", help="Only this evaluation set.")] = None,
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     fresh: Fresh = False,
 ) -> None:
     """Evaluate: of a run, the model that it has trained; of a config, the model that it starts from."""
-    target = find_target(where, overrides, model, checkpoint, Purpose.EVALUATE)
+    target = find_target(where, overrides, model, checkpoint, engine, Purpose.EVALUATE)
     folder = out or target.run.evals / target.weights.name
     report = run_async(_evaluate(target, folder, task_set, fresh, quiet=as_json))
     if as_json:
@@ -58,6 +68,7 @@ async def _evaluate(target: Target, folder: Path, task_set: str | None, fresh: b
         task_set=task_set,
         fresh=fresh,
         console=Console(title=f"evaluating {target.weights.path}") if shown else None,
+        remote=target.engine,
     )
 
 

@@ -12,7 +12,16 @@ import typer
 from loopwright.cli.arguments import Overrides
 from loopwright.cli.event_loop import run_async
 from loopwright.cli.models import models_folder
-from loopwright.cli.sampled_weights import CheckpointStep, ConfigOrRun, Fresh, Model, Out, Target, find_target
+from loopwright.cli.sampled_weights import (
+    CheckpointStep,
+    ConfigOrRun,
+    EngineUrl,
+    Fresh,
+    Model,
+    Out,
+    Target,
+    find_target,
+)
 from loopwright.config import Purpose
 from loopwright.trainers.run_folder import RunFolder
 
@@ -31,6 +40,7 @@ def rollout(
     ] = None,
     model: Model = None,
     checkpoint: CheckpointStep = None,
+    engine: EngineUrl = None,
     out: Out = None,
     jsonl: Annotated[
         Path | None, typer.Option("--jsonl", metavar="FILE", help="Also write every rollout as a JSON line.")
@@ -38,7 +48,7 @@ def rollout(
     fresh: Fresh = False,
 ) -> None:
     """Sample rollouts and score them, without training. The same command goes on where it was stopped."""
-    target = find_target(where, overrides, model, checkpoint, Purpose.ROLL_OUT)
+    target = find_target(where, overrides, model, checkpoint, engine, Purpose.ROLL_OUT)
     folder = RunFolder(out or target.run.samples / target.weights.name)
     wanted = groups or target.loaded.config.trainer.groups_per_step
     try:
@@ -67,7 +77,14 @@ async def _roll_out(target: Target, folder: Path, groups: int, fresh: bool) -> M
             rollouts_per_step=min(groups, config.trainer.groups_per_step) * config.rollout.samples_per_task,
         )
     return await roll_out(
-        target.loaded, target.weights, folder, groups=groups, cache=models_folder(), fresh=fresh, console=console
+        target.loaded,
+        target.weights,
+        folder,
+        groups=groups,
+        cache=models_folder(),
+        fresh=fresh,
+        console=console,
+        remote=target.engine,
     )
 
 

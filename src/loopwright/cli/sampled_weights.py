@@ -6,15 +6,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loopwright.cli.models import models_folder
 from loopwright.cli.runs import existing_run
 from loopwright.cli.show_errors import show_warning
 from loopwright.config import Loaded, Purpose, load
+from loopwright.config.extras import require
 from loopwright.trainers.kept_weights import Weights, checkpoint_weights, named_weights, newest_weights
 from loopwright.trainers.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from loopwright.build import RemoteEngine
 
 ConfigOrRun = Annotated[
     Path, typer.Argument(metavar="CONFIG_OR_RUN", help="A config file, or the folder of a run (its trainer.run_dir).")
@@ -24,6 +29,14 @@ Model = Annotated[
 ]
 CheckpointStep = Annotated[
     str | None, typer.Option("--checkpoint", metavar="STEP|latest", help="A checkpoint of the run.")
+]
+EngineUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="URL",
+        help="An engine that runs already: `loopwright engine` or a vLLM server; --model names its tokenizer.",
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to keep the trajectories.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what is in that folder and start over.")]
@@ -36,12 +49,21 @@ class Target:
     loaded: Loaded
     weights: Weights
     run: RunFolder
+    engine: RemoteEngine | None = None
+    """That which has the weights, if they are not to be loaded here."""
 
 
 def find_target(
-    where: Path, overrides: Sequence[str] | None, model: str | None, checkpoint: str | None, purpose: Purpose
+    where: Path,
+    overrides: Sequence[str] | None,
+    model: str | None,
+    checkpoint: str | None,
+    engine: str | None,
+    purpose: Purpose,
 ) -> Target:
     """Of a config file, the model that it names; of a run, the model that it has trained; unless told otherwise."""
+    if engine is not None and checkpoint is not None:
+        raise typer.BadParameter("it has weights of its own; leave out --checkpoint", param_hint="--engine")
     if model is not None and checkpoint is not None:
         raise typer.BadParameter("it names another model; leave out --checkpoint", param_hint="--model")
     run = existing_run(where) if where.is_dir() else None
@@ -52,12 +74,14 @@ def find_target(
         files=True,
         base=run.stored_base() if run else None,
         purpose=purpose,
-        other_model=run is not None or model is not None or checkpoint is not None,
+        other_model=run is not None or any(given is not None for given in (model, checkpoint, engine)),
     )
     # Those of a run were shown when it was trained.
     for warning in () if run else loaded.warnings:
         show_warning(warning)
     folder = run or RunFolder(Path(loaded.config.trainer.run_dir))
+    if engine is not None:
+        return Target(loaded, named_weights(engine), folder, _remote(engine, model))
     if model is not None:
         weights = named_weights(str(Path(model).resolve()) if Path(model).is_dir() else model)
     elif checkpoint is not None:
@@ -67,3 +91,13 @@ def find_target(
     else:
         weights = named_weights(loaded.config.model.path)
     return Target(loaded, weights, folder)
+
+
+def _remote(url: str, model: str | None) -> RemoteEngine:
+    require("http")
+    from loopwright.build import RemoteEngine
+    from loopwright.engines.http.process import KEY_VARIABLE
+
+    # Taken out: nothing that this process may start shall find it.
+    key = os.environ.pop(KEY_VARIABLE, None)
+    return RemoteEngine(url, key, model, models_folder())

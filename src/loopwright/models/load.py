@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +25,18 @@ PROBE_TOKENS = 12
 PROBE_TOLERANCE = 2e-3
 PROBE_SHARE = 0.05
 """In half precision: of the largest logit."""
+
+
+class Language(Protocol):
+    """What it takes to talk to a model, wherever its weights are."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def max_context(self) -> int:
+        """How many tokens it can hold."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

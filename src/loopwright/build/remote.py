@@ -1,0 +1,45 @@
+"""An engine that somebody else has started: `loopwright engine`, or a vLLM server with its generate route."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loopwright.models.load import load_tokenizer
+from loopwright.models.smollm2 import NAME as SMOLLM2
+from loopwright.models.smollm2 import smollm2_folder
+from loopwright.ports import StreamingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """An engine at a URL. `model` names its tokenizer, if the engine does not say which model it serves."""
+
+    url: str
+    key: str | None
+    model: str | None
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """The `Language` of a model whose weights are elsewhere, and what its engine calls it."""
+
+    tokenizer: Any
+    max_context: int
+    name: str
+
+
+@asynccontextmanager
+async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[StreamingEngine, RemoteModel]]:
+    """The engine, and how to talk to the model that it serves."""
+    from loopwright.engines.http.client import HttpEngine
+
+    async with HttpEngine.connect(remote.url, remote.key) as engine:
+        card = await engine.model()
+        source = remote.model or card.source
+        tokenizer = load_tokenizer(str(smollm2_folder(remote.cache)) if source == SMOLLM2 else source)
+        yield engine, RemoteModel(tokenizer, card.max_context, card.source)
