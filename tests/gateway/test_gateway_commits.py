@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import httpx
 import pytest
 from gateway_house import Desk, house
 
-from loopwright.gateway.session import SessionState
+from loopwright.errors import RunError
+from loopwright.gateway.session import Session, SessionSettings, SessionState
 from loopwright.gateway.store import SqliteStore
-from loopwright.types import GenerateRequest
+from loopwright.render.recording.recorded import Recorded
+from loopwright.types import ChainStart, GenerateRequest
 
 HI = [{"role": "user", "content": "Hi"}]
 PATH = "/session-1/v1/chat/completions"
@@ -104,3 +106,61 @@ async def test_a_second_try_after_a_first_that_failed_is_a_sample_of_its_own() -
         assert failed.status_code == 503
         assert again["id"] != other["id"]
         assert len(h.chains()) == 2
+
+
+class RoomForOne(SqliteStore):
+    """Its disk has room for one turn at a time."""
+
+    async def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+        if len(turns) > 1:
+            raise RunError("the disk is full", remedy="make room")
+        await super().add(session_id, turns)
+
+
+async def test_all_samples_of_a_call_are_kept_or_none(tmp_path: Path) -> None:
+    async with RoomForOne(tmp_path / "sessions.sqlite") as store, house(numbered, store=store) as h:
+        await h.session()
+        assert (await h.post(PATH, {"messages": HI, "n": 3})).status_code == 500
+        assert len(h.recorder()) == len(await store.turns("session-1")) == 0
+        await h.chat("session-1", HI)
+        assert len(h.chains()) == len(await store.turns("session-1")) == 1
+
+
+async def test_what_cannot_be_written_takes_nobody_else_with_it(tmp_path: Path) -> None:
+    async with SqliteStore(tmp_path / "sessions.sqlite") as store:
+        sessions = [Session(f"session-{n}", f"key-{n}", SessionSettings(), 0.0) for n in (1, 2, 2, 3)]
+        made = await asyncio.gather(*(store.create(session) for session in sessions), return_exceptions=True)
+        assert [isinstance(one, RunError) for one in made] == [False, False, True, False]
+        assert len(await store.sessions()) == 3
+
+
+async def test_a_file_belongs_to_one_gateway(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.sqlite"
+    async with SqliteStore(file):
+        with pytest.raises(RunError, match="another gateway"):
+            async with SqliteStore(file):
+                pass
+    async with SqliteStore(file) as store:
+        assert await store.sessions() == []
+
+
+async def test_samples_of_another_conversation_belong_to_it() -> None:
+    async with house(numbered) as h:
+        await h.session()
+        await h.chat("session-1", HI)
+        await h.post(PATH, {"messages": [{"role": "user", "content": "Something else."}], "n": 2})
+        assert [chain.start for chain in h.chains()] == [ChainStart.FIRST, ChainStart.SEPARATE, ChainStart.BRANCH]
+
+
+async def test_instructions_are_those_of_the_response_that_is_continued() -> None:
+    """Sent as an item first, then as instructions: only the latter are replaced by those of the next request."""
+    async with house(numbered) as h:
+        await h.session()
+        system, path = {"role": "system", "content": "Be brief."}, "/session-1/v1/responses"
+        first = (await h.post(path, {"input": [system, *HI]})).json()
+        history = [*HI, *first["output"], {"role": "user", "content": "And?"}]
+        second = (await h.post(path, {"instructions": "Be brief.", "input": history})).json()
+        on = {"instructions": "Be long.", "previous_response_id": second["id"], "input": "More?"}
+        assert (await h.post(path, on)).status_code == 200
+        told = [message["content"] for message in h.recorder().conversation(2) if message["role"] == "system"]
+        assert told == ["Be long."]

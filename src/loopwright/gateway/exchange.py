@@ -179,14 +179,15 @@ class Exchange:
         """All samples of a call or none. An answer for which nothing was sampled is no turn."""
         wishes = _wishes(call)
         session.last_finish = answers[-1][0].finish
+        said = [
+            Said(generation, answer.parsed.message, answer.id, answer.created, answer.stop, wishes)
+            for answer, generation in answers
+            if generation.ids
+        ]
         async with session.commits:
-            for answer, generation in answers:
-                if not generation.ids:
-                    continue
-                reply = answer.parsed.message
-                said = Said(generation, reply, answer.id, answer.created, answer.stop, wishes)
-                turn = session.recorder.plan(prepared, said)
-                await self._store.add(session.id, turn)
+            turns = [session.recorder.plan(prepared, one, sample) for sample, one in enumerate(said)]
+            await self._store.add(session.id, turns)
+            for turn in turns:
                 session.recorder.add(turn)
                 self._metrics.recorded(turn)
 

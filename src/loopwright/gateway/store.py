@@ -8,9 +8,10 @@ takes long, moving the log into the file, is left to a thread. What was committe
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -39,7 +40,9 @@ class SessionStore(Protocol):
 
     async def create(self, session: Session) -> None: ...
 
-    async def add(self, session_id: str, turn: Recorded) -> None: ...
+    async def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+        """Keep all of them or none."""
+        ...
 
     async def end(self, session_id: str, state: SessionState) -> None: ...
 
@@ -59,7 +62,7 @@ class MemoryStore:
     async def create(self, session: Session) -> None:
         """Nothing to keep."""
 
-    async def add(self, session_id: str, turn: Recorded) -> None:
+    async def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
         """Nothing to keep."""
 
     async def end(self, session_id: str, state: SessionState) -> None:
@@ -84,15 +87,19 @@ class SqliteStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self._lock = ExitStack()
         self._waiting: list[tuple[Work, asyncio.Future[Any]]] = []
         self._tidying: asyncio.Task[None] | None = None
         self._wrote = False
 
     async def __aenter__(self) -> Self:
-        try:
-            self._connection = await asyncio.to_thread(_open, self._path)
-        except sqlite3.Error as error:
-            raise _unusable(self._path, error) from error
+        with ExitStack() as lock:
+            lock.enter_context(_locked(self._path))
+            try:
+                self._connection = await asyncio.to_thread(_open, self._path)
+            except sqlite3.Error as error:
+                raise _unusable(self._path, error) from error
+            self._lock = lock.pop_all()
         self._tidying = asyncio.create_task(self._tidy())
         return self
 
@@ -106,14 +113,15 @@ class SqliteStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._lock.close()
 
     async def create(self, session: Session) -> None:
         row = session_row(session)
         await self._do(lambda db: db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", row))
 
-    async def add(self, session_id: str, turn: Recorded) -> None:
-        row = (session_id, turn.number, *turn_row(turn))
-        await self._do(lambda db: db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row))
+    async def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+        rows = [(session_id, turn.number, *turn_row(turn)) for turn in turns]
+        await self._do(lambda db: db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?)", rows))
 
     async def end(self, session_id: str, state: SessionState) -> None:
         change = (state.value, session_id)
@@ -149,12 +157,19 @@ class SqliteStore:
 
     def _commit(self) -> None:
         batch, self._waiting = self._waiting, []
+        if batch:
+            self._settle(batch)
+
+    def _settle(self, batch: Sequence[tuple[Work, asyncio.Future[Any]]]) -> None:
         try:
-            results = self._written([work for work, _ in batch]) if batch else []
+            results = self._written([work for work, _ in batch])
         except sqlite3.Error as error:
-            for _, done in batch:
-                if not done.cancelled():
-                    done.set_exception(_unusable(self._path, error))
+            if len(batch) > 1:
+                # What cannot be written takes nobody else with it.
+                for one in batch:
+                    self._settle([one])
+            elif not batch[0][1].cancelled():
+                batch[0][1].set_exception(_unusable(self._path, error))
             return
         for (_, done), result in zip(batch, results, strict=True):
             if not done.cancelled():
@@ -178,8 +193,21 @@ class SqliteStore:
                     await asyncio.to_thread(_checkpoint, self._path)
 
 
-def _open(path: Path) -> sqlite3.Connection:
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Two gateways would number the turns of a session alike, and neither knows what the other has recorded."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"another gateway keeps its sessions in {path}", remedy="end that one, or name another file"
+            ) from error
+        yield
+
+
+def _open(path: Path) -> sqlite3.Connection:
     path.touch(mode=0o600)
     connection = sqlite3.connect(path, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")

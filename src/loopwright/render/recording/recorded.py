@@ -15,8 +15,8 @@ class Recorded:
     """One turn of a session. The engine's prompt was the parent's stream and then `context`; it sampled `ids`.
 
     `start` says why the turn began a chain; None: it goes on with that of its parent. `added` are the messages between
-    the parent's reply and this one's. `preamble`: the first message of the conversation was the instructions of a
-    single request.
+    the parent's reply and this one's. `preamble`: the first message of the conversation was the instructions of this
+    request alone.
     """
 
     number: int

@@ -110,8 +110,7 @@ class Recorder:
         if number is None:
             return None
         messages = self.conversation(number)
-        first = next(iter(self._path(number)))
-        return messages[1:] if first.preamble else messages
+        return messages[1:] if self._turns[number].preamble else messages
 
     def prepare(self, history: History, tools: tuple[Tool, ...], renderer: Renderer, *, preamble: bool) -> Prepared:
         """Find the chain that the history goes on from, and encode only what is new (T5)."""
@@ -147,16 +146,17 @@ class Recorder:
 
     # A turn.
 
-    def plan(self, prepared: Prepared, said: Said) -> Recorded:
-        """The turn as it would be recorded now. Nothing is changed before `add`."""
-        goes_on = prepared.parent is not None and not self._went_on(prepared.parent)
-        start = None if goes_on else self._why_now(prepared)
+    def plan(self, prepared: Prepared, said: Said, sample: int = 0) -> Recorded:
+        """The turn as it would be recorded now, or after so many other samples of the same call. Nothing is changed
+        before `add`."""
+        goes_on = not sample and prepared.parent is not None and not self._went_on(prepared.parent)
+        start = None if goes_on else ChainStart.BRANCH if sample else self._why_now(prepared)
         sampled = said.generation
         Turn(
             prepared.prompt, sampled.ids, sampled.logprobs, sampled.versions, sampled.finish
         )  # refuses odd lengths (T3)
         return Recorded(
-            number=len(self._turns),
+            number=len(self._turns) + sample,
             parent=prepared.parent,
             start=start,
             added=prepared.history.messages[prepared.shared_messages :],
