@@ -47,7 +47,7 @@ class CallableLoop:
             return recorded
         if isinstance(said, str):
             return _ended_with(said, recorded or task.messages)
-        return transcript_of(said, verb="returned")
+        return transcript_of(_plain(said), verb="returned")
 
     async def _call(self, task: Task, base_url: str, api_key: str) -> Any:
         if iscoroutinefunction(self._function):
@@ -62,6 +62,13 @@ def _ended_with(answer: str, recorded: Sequence[Message]) -> Sequence[Message]:
     if last.get("role") == "assistant" and last.get("content") == answer:
         return recorded
     return [*recorded, {"role": "assistant", "content": answer}]
+
+
+def _plain(said: object) -> object:
+    """Messages as dicts: an SDK's replies stand in a conversation as the objects that they are."""
+    if not isinstance(said, list | tuple):
+        return said
+    return [one.model_dump(mode="json", exclude_none=True) if hasattr(one, "model_dump") else one for one in said]
 
 
 def load_callable(path: str, base: Path, args: Mapping[str, Any], max_tokens: int | None) -> CallableLoop:
