@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,19 @@ import pytest
 import yaml
 from test_training import run
 
+from loopwright.buffer.auditing.audit import audit
 from loopwright.buffer.reader import StoredRun
 from loopwright.config import load
 from loopwright.core.chains import turns_of
 from loopwright.errors import BudgetError, ConfigError
 from loopwright.testing.tiny import tiny_llama
+from loopwright.track.jsonl import read_jsonl
+from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import ChainStart, FailureCause, Rollout, StopReason
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent_openai_tools.yaml"
+PROMPT = 3 * 4 + 1
+"""Messages of its prompt: three worked examples, and the question."""
 
 
 def long_model(folder: Path) -> Path:
@@ -158,4 +165,31 @@ async def test_the_example_runs(tmp_path: Path) -> None:
     for rollout in trained:
         assert rollout.episode is not None
         assert len(rollout.episode.chains) == 1
-        assert rollout.episode.messages[0]["role"] == "system"
+        roles = [message["role"] for message in rollout.episode.messages]
+        assert roles[:PROMPT] == ["user", "assistant", "tool", "assistant"] * 3 + ["user"]
+
+
+@pytest.mark.real
+@pytest.mark.timeout(600)
+def test_two_steps_of_the_example_with_the_real_model(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    fewer = ["trainer.steps=2", "trainer.groups_per_step=2", "rollout.samples_per_task=8", "trainer.export=false"]
+    few = "eval.task_sets.0.data.path=agent_openai_tools.py:a_few_held_out"
+    command = [sys.executable, "-m", "loopwright.cli", "train", str(EXAMPLE), f"trainer.run_dir={folder.path}"]
+    subprocess.run([*command, *fewer, few], check=True, timeout=500)
+
+    records = list(read_jsonl(folder.metrics))
+    evaluated = [record["eval/eval/sampled/scored"] for record in records if "eval/eval/sampled/scored" in record]
+    assert evaluated == [8, 8]
+    assert sum(record.get("learner/trained_tokens", 0) for record in records) > 0
+    stored = StoredRun(folder.rollouts)
+    episodes = [rollout.episode for step in stored.steps() for rollout in stored.rollouts(step)]
+    assert len(episodes) == 2 * 2 * 8
+    for episode in episodes:
+        assert episode is not None
+        (chain,) = episode.chains
+        called = len(episode.messages) > PROMPT + 1
+        assert len(turns_of(chain)) == 1 + called
+        assert called == ("tool" in {message["role"] for message in episode.messages[PROMPT:]})
+    assert any(episode and len(episode.messages) > PROMPT + 1 for episode in episodes), "nobody called the tool"
+    assert audit(folder.rollouts).is_clean
