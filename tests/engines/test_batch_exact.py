@@ -1,5 +1,5 @@
-"""Whatever joins, leaves, waits, shares a prompt, goes on from an earlier answer or sees its weights change: every token
-is exact (T1 to T5, T8), also where the keys of earlier requests are used again."""
+"""Whatever joins, leaves, waits, shares a prompt, goes on from an answer or sees its weights change: every token is
+exact (T1 to T5, T8), also where the keys of earlier requests are used again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch import cache as cache_module
+from loopwright.engines.torch import decode as decode_module
 from loopwright.engines.torch import forward as forward_module
 from loopwright.engines.torch import prompts as prompts_module
 from loopwright.engines.torch.batch import Batch
@@ -20,7 +21,7 @@ from loopwright.engines.torch.sequence import Sequence
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel, load_model
-from loopwright.testing.tiny import tiny_qwen2, tiny_qwen3
+from loopwright.testing.tiny import SHAPE, tiny_qwen2, tiny_qwen3
 from loopwright.types import FinishReason, GenerateRequest, Sampling
 
 VERSIONS = 3
@@ -28,6 +29,7 @@ VOCABULARY = 300
 MAX_BATCH = 4
 MAX_CONTEXT = 64
 LONGEST_PROMPT = 40
+NUMBERS_PER_KEY = SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,9 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         # Rows so small that short sequences outgrow several, and prompts that need more than one forward pass.
         patch.setattr(cache_module, "SMALLEST_ROW", 4)
         patch.setattr(forward_module, "FIRST_ROW", 4)
+        # Shorter prompts are copied into the rows of their sequences, longer ones shared, often in one batch.
+        patch.setattr(forward_module, "WORTH_SHARING", 10 * NUMBERS_PER_KEY)
+        patch.setattr(decode_module, "STRIDE", 3)
         patch.setattr(prompts_module, "PASS_TOKENS", 48)
         # Every kept token is used, and every beginning that several prompts share is computed once.
         patch.setattr(prompts_module, "WORTH_COPYING", 1)
@@ -205,7 +210,7 @@ class Life:
         assert {id(told.sequence) for told in self.told if told.open} == {id(sequence) for sequence in here}
         assert set(self.batch._prefixes) == {sequence.request.prompt_ids for sequence in here}
         forward = self.batch._forward
-        rows = {id(row) for arena in forward._own.arenas for row in arena.rows}
+        rows = {id(row) for arena in (*forward._whole.arenas, *forward._own.arenas) for row in arena.rows}
         assert rows == {id(sequence.row) for sequence in here if sequence.row is not None}
         kept = forward._prompts._kept
         assert kept.tokens <= kept.budget

@@ -64,8 +64,9 @@ class _Room:
         self.gate = empty_columns(inner, tokens, like)
         self.up = empty_columns(inner, tokens, like)
         self.projected = empty_columns((both + keys) * heads.dim, tokens, like)
-        self.query, self.key, self.value = self.projected.split([n * heads.dim for n in (queries, keys, keys)])
-        self._lying = self.projected.t().unflatten(1, (both + keys, heads.dim))
+        sizes = [n * heads.dim for n in (queries, keys, keys)]
+        self.query, self.key, self.value = torch.split(self.projected, sizes)
+        self._lying = self.projected.t().view(tokens, both + keys, heads.dim)
         self._heads = self._lying.contiguous()
         self._has_to_be_turned = self._heads is not self._lying
         self.query_heads, self.key_heads, _ = self._heads.split((queries, keys, keys), dim=1)
@@ -95,8 +96,8 @@ class LeanForward:
     ) -> None:
         self._table = table
         self._angles = angles
-        self._heads = heads
-        self._layers = layers
+        self.heads = heads
+        self.layers = layers
         self._norm = norm
         self._head = head
         self._room = self._room_for(0)
@@ -108,7 +109,7 @@ class LeanForward:
         room = self._room = self._room if self._room.tokens == len(ids) else self._room_for(len(ids))
         x = room.x.copy_(embedding(ids, self._table).t())
         room.turn.by(*self._angles.at(positions))
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             self._project(layer, room)
             query, key, value = room.asked
             seen = plan.attend(number, query, key, value, scaling=layer.scaling, window=layer.window)
@@ -133,4 +134,4 @@ class LeanForward:
         room.turn.turn()
 
     def _room_for(self, tokens: int) -> _Room:
-        return _Room(tokens, self._heads, len(self._layers[0].gate.weight), self._table)
+        return _Room(tokens, self.heads, len(self.layers[0].gate.weight), self._table)

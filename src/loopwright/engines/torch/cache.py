@@ -34,14 +34,16 @@ class Stretch:
 
 
 class Row:
-    """A handle on one row; its arena keeps `index` true while rows move."""
+    """A handle on one row; its arena keeps `index` true while rows move. The first `head` tokens of a row that goes on
+    behind a prompt are that prompt's."""
 
-    __slots__ = ("arena", "index", "length")
+    __slots__ = ("arena", "head", "index", "length")
 
     def __init__(self, arena: Arena, index: int) -> None:
         self.arena = arena
         self.index = index
         self.length = 0
+        self.head = 0
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, start: int = 0) -> None:
         """Put [heads, tokens, dim] into the row, from the token `start` on."""
@@ -66,6 +68,12 @@ class Row:
     def copy(self, start: int, end: int) -> Stretch:
         """What the row holds for the tokens `start` to `end`, for itself."""
         return Stretch(tuple(self.held(layer) for layer in range(len(self.arena.keys)))).part(start, end)
+
+    def begin_with(self, prompt: Row) -> None:
+        """Hold a copy of the prompt, and nothing else yet."""
+        for layer in range(len(self.arena.keys)):
+            self.write(layer, *prompt.held(layer))
+        self.head = self.length = prompt.length
 
     def paste(self, stretch: Stretch, start: int) -> None:
         """Go on with a copy of the stretch, from the token `start` on."""
@@ -148,7 +156,7 @@ class KVCache:
         if tokens <= row.arena.capacity:
             return row
         larger = self.add(tokens)
-        larger.length = row.length
+        larger.length, larger.head = row.length, row.head
         for layer in range(self._layers):
             if (held := row.read(layer)) is not None:
                 larger.write(layer, *held)

@@ -1,9 +1,10 @@
 """Attention of a decode step: one new token for each live sequence.
 
-A sequence attends to its prompt, which its siblings share, and to its own tokens. The two parts are computed apart
-and merged by their log-sum-exp, which is exact. So the keys of a shared prompt are read once per group instead of
-once per member, and grouped-query heads never have to be expanded. With a small model a step is mostly the cost of
-calling kernels, thirty times over: what is known before the layers is prepared once, and a layer makes few calls.
+A sequence attends to its prompt and to its own tokens. A short prompt stands in the sequence's own row, before them; a
+long one is shared with its siblings. Then the two parts are computed apart and merged by their log-sum-exp, which is
+exact. So the keys of a long prompt are read once per group instead of once per member, and grouped-query heads never
+have to be expanded. With a small model a step is mostly the cost of calling kernels, layer after layer: what layers
+and steps have in common is prepared once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,25 @@ from loopwright.engines.torch.cache import Arena
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.models.attention import BLOCKED
 
+STRIDE = 16
+"""Keys are looked at in multiples of this, so that views of them serve so many steps."""
+
+
+class Asked:
+    """What a layer asks with, as decoding wants it. Whoever asks with the same tensors again finds its views made."""
+
+    def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        heads, tokens = key.shape[1], query.shape[2]
+        self.query = query
+        self._given = query[0].transpose(0, 1).view(tokens, heads, -1, query.shape[-1])
+        self.queries = torch.empty(self._given.shape, dtype=query.dtype, device=query.device)
+        self.keys = key[0].transpose(0, 1)
+        self.values = value[0].transpose(0, 1)
+
+    def read(self) -> None:
+        """Lay out the queries as [tokens, KV heads, queries per KV head, dim]."""
+        self.queries.copy_(self._given)
+
 
 class Partial(NamedTuple):
     """Attention over one part of the keys, and the log-sum-exp of its scores: all that merging needs."""
@@ -25,123 +45,167 @@ class Partial(NamedTuple):
     total: torch.Tensor
 
 
+class _Seen(NamedTuple):
+    """One layer's keys and values in an arena: whole, and those that are looked at, head by head."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    near_keys: torch.Tensor
+    near_values: torch.Tensor
+
+
 class OwnPart:
-    """The sampled tokens of the sequences in one arena: packed token i belongs to row i."""
+    """The rows of the sequences in one arena: packed token i of `tokens` belongs to row i."""
 
     def __init__(self, arena: Arena, tokens: slice, sequences: Seq[Sequence]) -> None:
-        self.arena = arena
-        self.tokens = tokens
-        self.lengths = torch.tensor([len(s.ids) for s in sequences])
-        self.rows = torch.arange(len(sequences))
-        self.longest = int(self.lengths.max())
-        self.shortest = int(self.lengths.min())
+        self._arena = arena
+        self._tokens = tokens
+        lengths = [s.row.length for s in sequences if s.row is not None]
+        self._newest = torch.tensor(lengths)[:, None, None, None] - 1
+        self._longest = max(lengths)
+        self._asked: Asked | None = None
+        self._look()
 
     def advance(self) -> None:
-        self.lengths += 1
-        self.longest += 1
-        self.shortest += 1
+        self._newest += 1
+        self._longest += 1
+        if self._longest > len(self._places):
+            self._look()
 
-    def bias(self, window: int | None) -> torch.Tensor:
-        """[rows, 1, keys]. The newest key is at `lengths - 1`, where the query stands too."""
-        behind = self.lengths[:, None] - 1 - torch.arange(self.longest)
-        return _additive(behind >= 0 if window is None else (behind >= 0) & (behind < window))[:, None]
+    def bias(self, window: int | None, heads: int) -> torch.Tensor:
+        """[rows * heads, 1, keys]. The newest key is where the query stands."""
+        blocked = self._places > self._newest
+        if window is not None:
+            blocked |= self._places <= self._newest - window
+        return (blocked * BLOCKED).expand(-1, heads, -1, -1).reshape(-1, 1, len(self._places))
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        bias: torch.Tensor,
-        scaling: float,
-    ) -> Partial:
-        q, k, v = query[self.tokens], key[self.tokens], value[self.tokens]
-        keys, values = self.arena.layer(layer, k[:, :, None], v[:, :, None])
-        rows, longest = len(self.rows), self.longest
-        if self.shortest == longest:
-            # In step, as siblings are until one ends: a plain copy instead of a scatter.
-            keys[:rows, :, :, longest - 1] = k
-            values[:rows, :, longest - 1] = v
-        else:
-            newest = self.lengths - 1
-            keys[self.rows, :, :, newest] = k
-            values[self.rows, :, newest] = v
-        return _partial(q, keys[:rows, :, :, :longest], values[:rows, :, :longest], bias, scaling)
+    def attend(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Keep the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
+        seen = self._keep(layer, asked)
+        return _attention(self._query, seen.near_keys, seen.near_values, bias, scaling).view(self._shape)
+
+    def attend_in_part(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> Partial:
+        """The same, to be merged with the attention to a prompt."""
+        seen = self._keep(layer, asked)
+        output, total = _partial(self._query, seen.near_keys, seen.near_values, bias, scaling)
+        return Partial(output.view(self._shape), total.view(self._shape[:3]))
+
+    def _keep(self, layer: int, asked: Asked) -> _Seen:
+        if asked is not self._asked:
+            self._ask(asked)
+        seen = self._layers.get(layer) or self._see(layer)
+        seen.keys.scatter_(3, self._key_place, self._key)
+        seen.values.scatter_(2, self._value_place, self._value)
+        return seen
+
+    def _ask(self, asked: Asked) -> None:
+        queries = asked.queries[self._tokens]
+        self._asked = asked
+        self._shape = queries.shape
+        self._query = queries.flatten(0, 1)
+        self._key = asked.keys[self._tokens, :, :, None]
+        self._value = asked.values[self._tokens, :, None]
+        self._key_place = self._newest.expand(self._key.shape)
+        self._value_place = self._newest.expand(self._value.shape)
+
+    def _look(self) -> None:
+        """Look at as many keys as the longest row has, and a few more."""
+        near = min(-(-self._longest // STRIDE) * STRIDE, self._arena.capacity)
+        self._places = torch.arange(near)
+        self._layers: dict[int, _Seen] = {}
+
+    def _see(self, layer: int) -> _Seen:
+        keys, values = self._arena.layer(layer, self._key.transpose(2, 3), self._value)
+        rows, near = len(self._newest), len(self._places)
+        keys, values = keys[:rows], values[:rows]
+        seen = _Seen(keys, values, keys[..., :near].flatten(0, 1), values[:, :, :near].flatten(0, 1))
+        self._layers[layer] = seen
+        return seen
 
 
 class PrefixPart:
-    """The prompts in one arena, each with the grid of its live members. Unused cells of the grid repeat token 0."""
+    """The shared prompts in one arena, each with the grid of its live members. Unused cells of the grid repeat token
+    0. `sequences` are those that share a prompt, and tokens are counted among them."""
 
-    def __init__(self, arena: Arena, sequences: Seq[Sequence], tokens: Seq[int]) -> None:
-        self.arena = arena
+    def __init__(self, arena: Arena, sequences: Seq[Sequence]) -> None:
+        self._arena = arena
         # Prompts that join in this very pass come after these, and nobody decodes behind them yet.
-        self.prompts = len(arena.rows)
+        self._prompts = len(arena.rows)
         members: list[list[int]] = [[] for _ in arena.rows]
-        for sequence, token in zip(sequences, tokens, strict=True):
+        for token, sequence in enumerate(sequences):
             row = sequence.prefix.row
             if row is not None and row.arena is arena:
                 members[row.index].append(token)
         self.width = max(map(len, members))
         cells = [m + [0] * (self.width - len(m)) for m in members]
         self.token_of_cell = torch.tensor(cells).flatten()
-        self.in_order = _is_in_order(self.token_of_cell, len(sequences))
+        self._in_order = _is_in_order(self.token_of_cell, len(sequences))
         self.cell_of_token = {t: r * self.width + c for r, m in enumerate(members) for c, t in enumerate(m)}
-        self.lengths = torch.tensor([row.length for row in arena.rows])
-        self.longest = int(self.lengths.max())
+        self._lengths = torch.tensor([row.length for row in arena.rows])[:, None, None]
+        self._places = torch.arange(int(self._lengths.max()))
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def bias(self, positions: torch.Tensor, window: int | None) -> torch.Tensor:
-        """[prompts, members or 1, keys]: only a window makes the members differ."""
-        key = torch.arange(self.longest)
-        present = key < self.lengths[:, None]
-        if window is None:
-            return _additive(present)[:, None]
-        query = positions[self.token_of_cell].view(-1, self.width)
-        near = (query[:, :, None] - key) < window
-        return _additive(present[:, None] & near)
+    def bias(self, positions: torch.Tensor, window: int | None, heads: int, group: int) -> torch.Tensor:
+        """[prompts * heads, members * group or 1, keys]: only a window makes the members differ."""
+        blocked = self._places >= self._lengths
+        if window is not None:
+            query = positions[self.token_of_cell].view(-1, self.width, 1)
+            blocked = (blocked | (query - self._places >= window)).repeat_interleave(group, dim=1)
+        return (blocked * BLOCKED).repeat_interleave(heads, dim=0)
 
-    def attend(self, layer: int, query: torch.Tensor, bias: torch.Tensor, scaling: float) -> Partial:
-        """For every cell of the grid, flattened."""
-        keys, values = self.arena.keys[layer], self.arena.values[layer]
+    def attend(self, layer: int, queries: torch.Tensor, bias: torch.Tensor, scaling: float) -> Partial:
+        """For every cell of the grid, flattened; `queries` [tokens, KV heads, group, dim]."""
+        keys, values = self._layers.get(layer) or self._see(layer)
+        _, heads, group, dim = queries.shape
+        cells = queries if self._in_order else queries[self.token_of_cell]
+        grid = cells.view(self._prompts, self.width, heads, group, dim).transpose(1, 2)
+        output, total = _partial(grid.reshape(-1, self.width * group, dim), keys, values, bias, scaling)
+        shape = self._prompts, heads, self.width, group
+        output = output.view(*shape, -1).transpose(1, 2).flatten(0, 1)
+        return Partial(output, total.view(shape).transpose(1, 2).flatten(0, 1))
+
+    def _see(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._arena.keys[layer], self._arena.values[layer]
         if keys is None or values is None:
             raise RuntimeError("a prompt is attended to before it was computed")
-        prompts, (_, heads, group, dim) = self.prompts, query.shape
-        cells = query if self.in_order else query[self.token_of_cell]
-        grid = cells.view(prompts, self.width, heads, group, dim).transpose(1, 2)
-        flat = grid.reshape(prompts, heads, self.width * group, dim)
-        seen = keys[:prompts, :, :, : self.longest], values[:prompts, :, : self.longest]
-        output, total = _partial(flat, *seen, bias, scaling)
-        output = output.view(prompts, heads, self.width, group, -1).transpose(1, 2).flatten(0, 1)
-        return Partial(output, total.view(prompts, heads, self.width, group).transpose(1, 2).flatten(0, 1))
+        prompts, near = self._prompts, len(self._places)
+        seen = keys[:prompts, ..., :near].flatten(0, 1), values[:prompts, :, :near].flatten(0, 1)
+        self._layers[layer] = seen
+        return seen
 
 
 class DecodePlan:
-    """One step's attention. `sequences` are ordered as `decode_order` gives them: by arena, then by row."""
+    """One step's attention. `sequences` are ordered as `decode_order` gives them: by arena, then by row. Those in
+    `whole` arenas have their prompts in their own rows; those in `own` arenas share them in `prefixes`."""
 
-    def __init__(self, sequences: list[Sequence], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
+    def __init__(self, sequences: list[Sequence], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
         self.sequences = sequences
         self.positions = torch.tensor([s.position for s in sequences])
-        self.own: list[OwnPart] = []
+        parts: list[OwnPart] = []
         start = 0
-        for arena in own:
+        for arena in (*whole, *own):
             tokens = slice(start, start + len(arena.rows))
-            self.own.append(OwnPart(arena, tokens, sequences[tokens]))
+            parts.append(OwnPart(arena, tokens, sequences[tokens]))
             start = tokens.stop
-        order = range(len(sequences))
-        self.prefixes = [PrefixPart(arena, sequences, order) for arena in prefixes]
-        self.prefixes = [part for part in self.prefixes if part.width]
+        self._whole, self._own = parts[: len(whole)], parts[len(whole) :]
+        self._first = sum(len(arena.rows) for arena in whole)
+        sharing = sequences[self._first :]
+        self._prefixes = [PrefixPart(arena, sharing) for arena in prefixes] if sharing else []
+        self._prefixes = [part for part in self._prefixes if part.width]
         offset = 0
         cell_of_token: dict[int, int] = {}
-        for part in self.prefixes:
+        for part in self._prefixes:
             cell_of_token |= {token: offset + cell for token, cell in part.cell_of_token.items()}
             offset += len(part.token_of_cell)
-        self.cell_of_token = torch.tensor([cell_of_token[token] for token in order])
-        self.in_order = _is_in_order(self.cell_of_token, offset)
-        self._biases: dict[int | None, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._cell_of_token = torch.tensor([cell_of_token[token] for token in range(len(sharing))])
+        self._in_order = _is_in_order(self._cell_of_token, offset)
+        self._asked: Asked | None = None
+        self._biases: dict[int | None, list[torch.Tensor]] = {}
 
     def advance(self) -> None:
         """The same sequences in the same rows, each with one token more."""
         self.positions += 1
-        for part in self.own:
+        for part in (*self._whole, *self._own):
             part.advance()
         self._biases.clear()
 
@@ -155,53 +219,60 @@ class DecodePlan:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        heads, kv_heads, tokens = query.shape[1], key.shape[1], query.shape[2]
-        q = query[0].transpose(0, 1).reshape(tokens, kv_heads, heads // kv_heads, -1)
-        k, v = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        own_bias, prefix_bias = self._bias(window, q.shape[1], q.shape[2])
-        own = _joined([part.attend(layer, q, k, v, b, scaling) for part, b in zip(self.own, own_bias, strict=True)])
-        shared = _joined(
-            [part.attend(layer, q, b, scaling) for part, b in zip(self.prefixes, prefix_bias, strict=True)]
-        )
-        if not self.in_order:
-            shared = Partial(*(x[self.cell_of_token] for x in shared))
-        return _merge(own, shared).reshape(1, tokens, heads, -1)
+        if self._asked is None or self._asked.query is not query:
+            self._asked = Asked(query, key, value)
+        asked = self._asked
+        asked.read()
+        biases = iter(self._biases.get(window) or self._bias(window, asked))
+        outputs = [part.attend(layer, asked, next(biases), scaling) for part in self._whole]
+        if self._own:
+            own = _joined([part.attend_in_part(layer, asked, next(biases), scaling) for part in self._own])
+            queries = asked.queries[self._first :]
+            shared = _joined([part.attend(layer, queries, next(biases), scaling) for part in self._prefixes])
+            if not self._in_order:
+                shared = Partial(*(x[self._cell_of_token] for x in shared))
+            outputs.append(_merge(own, shared))
+        seen = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return seen.reshape(1, query.shape[2], query.shape[1], -1)
 
-    def _bias(self, window: int | None, heads: int, group: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Computed once per step and window, and shared by all layers: [rows * heads, queries or 1, keys]."""
-        if window not in self._biases:
-            own = [part.bias(window) for part in self.own]
-            prefix = [part.bias(self.positions, window) for part in self.prefixes]
-            prefix = [b if b.shape[1] == 1 else b.repeat_interleave(group, dim=1) for b in prefix]
-            per_head = ([b.repeat_interleave(heads, dim=0) for b in part] for part in (own, prefix))
-            self._biases[window] = next(per_head), next(per_head)
+    def _bias(self, window: int | None, asked: Asked) -> list[torch.Tensor]:
+        """Of each part, computed once per step and window, and shared by all layers."""
+        _, heads, group, _ = asked.queries.shape
+        positions = self.positions[self._first :]
+        own = [part.bias(window, heads) for part in (*self._whole, *self._own)]
+        self._biases[window] = own + [part.bias(positions, window, heads, group) for part in self._prefixes]
         return self._biases[window]
 
 
-def decode_order(own: Seq[Arena], sequences: Seq[Sequence]) -> list[Sequence]:
+def decode_order(arenas: Seq[Arena], sequences: Seq[Sequence]) -> list[Sequence]:
     """Live sequences in the order of their rows, so that the packed batch lines up with the cache."""
-    rank = {id(row): i for i, row in enumerate(row for arena in own for row in arena.rows)}
+    rank = {id(row): i for i, row in enumerate(row for arena in arenas for row in arena.rows)}
     return sorted(sequences, key=lambda s: rank[id(s.row)])
+
+
+def _attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """`query` is [heads, queries, dim], `keys` [heads, dim, tokens], `values` [heads, tokens, dim], of all rows."""
+    return torch.bmm(_scores(query, keys, bias, scaling).softmax(dim=-1).to(values.dtype), values)
 
 
 def _partial(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> Partial:
-    """`query` is [rows, heads, queries, dim], `keys` [rows, heads, dim, tokens], `values` [rows, heads, tokens, dim].
-
-    Plain products, because the kernel behind scaled_dot_product_attention is made for many queries: for three it takes
-    three times as long.
-    """
-    shape = query.shape[:3]
-    q, k, v = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
-    if q.dtype == torch.float32:
-        scores = torch.baddbmm(bias, q, k, alpha=scaling)
-    else:
-        scores = torch.bmm(q, k).float().mul_(scaling).add_(bias)
+    scores = _scores(query, keys, bias, scaling)
     weights = scores.softmax(dim=-1)
     # The log-sum-exp by way of the largest score, whose weight is known: two kernels less than `logsumexp`.
     total = scores.amax(dim=-1) - weights.amax(dim=-1).log_()
-    return Partial(torch.bmm(weights.to(v.dtype), v).view(*shape, -1), total.view(shape))
+    return Partial(torch.bmm(weights.to(values.dtype), values), total)
+
+
+def _scores(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Plain products, because the kernel behind scaled_dot_product_attention is made for many queries: for three it
+    takes three times as long."""
+    if query.dtype == torch.float32:
+        return torch.baddbmm(bias, query, keys, alpha=scaling)
+    return torch.bmm(query, keys).float().mul_(scaling).add_(bias)
 
 
 def _merge(one: Partial, other: Partial) -> torch.Tensor:
@@ -216,7 +287,3 @@ def _is_in_order(numbers: torch.Tensor, count: int) -> bool:
 
 def _joined(parts: list[Partial]) -> Partial:
     return parts[0] if len(parts) == 1 else Partial(*(torch.cat(x) for x in zip(*parts, strict=True)))
-
-
-def _additive(seen: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(seen.shape).masked_fill_(~seen, BLOCKED)

@@ -15,17 +15,22 @@ from loopwright.engines.torch.cache import KVCache, Row
 from loopwright.engines.torch.decode import DecodePlan, decode_order
 from loopwright.engines.torch.prompts import Prompts
 from loopwright.engines.torch.sequence import Prefix, Sequence
+from loopwright.models.attention import AttentionPlan
 from loopwright.models.load import LoadedModel
 from loopwright.models.plans import Chunk, ChunkPlan
 
 FIRST_ROW = 64
 """Tokens that a new sequence gets room for, unless its limit is smaller. It doubles whenever it is full."""
 
+WORTH_SHARING = 4096
+"""Numbers that a layer's keys of a prompt have. A smaller prompt is copied into the rows of its sequences: reading it
+once for each of them costs less than the calls that merge its attention with theirs."""
+
 
 class Forward:
     """Runs the model. Rows of the cache belong to prefixes and sequences, and are given back with `release`."""
 
-    def __init__(self, loaded: LoadedModel, cache_tokens: int = 0) -> None:
+    def __init__(self, loaded: LoadedModel, cache_tokens: int) -> None:
         self._model = loaded.forward
         self._layers = loaded.model.config.num_hidden_layers
         self._prompts = Prompts(self._layers, cache_tokens)
@@ -34,7 +39,7 @@ class Forward:
     def forget(self) -> None:
         """Start with an empty cache: after a failure it may hold anything, NaN included."""
         self._prompts.clear()
-        self._own = KVCache(self._layers)
+        self._whole, self._own = KVCache(self._layers), KVCache(self._layers)
         self._plan: DecodePlan | None = None
         self._planned_for: tuple[object, ...] = ()
 
@@ -68,17 +73,21 @@ class Forward:
             self._pass(None, part)
         for sequence in sequences:
             # The newest token has not been fed yet: the next pass feeds it.
-            ids, start = sequence.ids[:-1], len(sequence.prefix.ids)
+            ids, start, row = sequence.ids[:-1], len(sequence.prefix.ids), sequence.row
+            if row is not None and row.head:
+                row.begin_with(_computed(sequence.prefix))
             if ids:
-                plan = ChunkPlan([Chunk(0, len(ids), _Kept(sequence.row, after=sequence.prefix.row))])
-                self._run(ids, range(start, start + len(ids)), plan, [0])
+                plan = ChunkPlan([Chunk(0, len(ids), _behind_prompt(sequence))])
+                self._run(ids, torch.arange(start, start + len(ids)), plan, [0])
 
     def _pass(self, decode: DecodePlan | None, prefixes: Seq[Prefix]) -> torch.Tensor:
         """Logits after the newest tokens of the sequences; those after a prompt are kept with it."""
-        sequences = decode.sequences if decode else []
-        ids = [s.ids[-1] for s in sequences]
-        positions = [s.position for s in sequences]
-        keep = list(range(len(ids)))
+        ids = [s.ids[-1] for s in decode.sequences] if decode else []
+        if decode and not prefixes:
+            return self._run(ids, decode.positions, decode)
+        decoding = len(ids)
+        positions = decode.positions.tolist() if decode else []
+        keep = list(range(decoding))
         chunks = []
         for prefix in prefixes:
             new = prefix.ids[prefix.known :]
@@ -88,34 +97,48 @@ class Forward:
             keep.append(len(ids) - 1)
         if not ids:
             return torch.empty(0)
-        logits = self._run(ids, positions, StepPlan(len(sequences), decode, ChunkPlan(chunks)), keep)
-        for prefix, own in zip(prefixes, logits[len(sequences) :], strict=True):
+        logits = self._run(ids, torch.tensor(positions), StepPlan(decoding, decode, ChunkPlan(chunks)), keep)
+        for prefix, own in zip(prefixes, logits[decoding:], strict=True):
             prefix.logits = own.clone()
             self._prompts.keep(prefix)
-        return logits[: len(sequences)]
+        return logits[:decoding]
 
     def _decode_plan(self, sequences: Seq[Sequence]) -> DecodePlan | None:
         if not sequences:
             return None
         for sequence in sequences:
-            row = sequence.row or self._own.add(min(sequence.limit, FIRST_ROW))
-            sequence.row = self._own.reserve(row, len(sequence.ids))
-            sequence.row.length = len(sequence.ids)
-        layout = (self._own.layout, self._prompts.rows.layout, *map(id, sequences))
+            row = sequence.row or self._new_row(sequence)
+            length = row.head + len(sequence.ids)
+            if length > row.arena.capacity:
+                row = (self._whole if row.head else self._own).reserve(row, length)
+            row.length = length
+            sequence.row = row
+        layout = (self._whole.layout, self._own.layout, self._prompts.rows.layout, *map(id, sequences))
         if self._plan is not None and self._planned_for == layout:
             # The same sequences in the same rows, each one token further.
             self._plan.advance()
         else:
-            ordered = decode_order(self._own.arenas, sequences)
-            self._plan = DecodePlan(ordered, self._own.arenas, self._prompts.rows.arenas)
+            whole, own = self._whole.arenas, self._own.arenas
+            ordered = decode_order([*whole, *own], sequences)
+            self._plan = DecodePlan(ordered, whole, own, self._prompts.rows.arenas)
             self._planned_for = layout
         return self._plan
 
+    def _new_row(self, sequence: Sequence) -> Row:
+        """A row with room for a few tokens, perhaps behind the prompt."""
+        prompt, room = _computed(sequence.prefix), min(sequence.limit, FIRST_ROW)
+        if prompt.held(0)[0].numel() > WORTH_SHARING:
+            return self._own.add(room)
+        row = self._whole.add(prompt.length + room)
+        row.begin_with(prompt)
+        return row
+
     def _run(
-        self, ids: Seq[int], positions: Iterable[int], plan: ChunkPlan | StepPlan, keep: list[int]
+        self, ids: Seq[int], positions: torch.Tensor, plan: AttentionPlan, keep: Seq[int] | None = None
     ) -> torch.Tensor:
-        kept = None if len(keep) == len(ids) else torch.tensor(keep)
-        return self._model.logits(torch.tensor(ids), torch.tensor(list(positions)), plan, kept)
+        """Logits after the tokens `keep`; None means all."""
+        kept = None if keep is None or len(keep) == len(ids) else torch.tensor(keep)
+        return self._model.logits(torch.tensor(ids), positions, plan, kept)
 
 
 class StepPlan:
@@ -168,3 +191,16 @@ class _Kept:
         held = [row.held(layer) for row in (self._after, self._row) if row is not None]
         keys, values = (torch.cat(part, dim=1)[None] for part in zip(*held, strict=True))
         return keys, values
+
+
+def _computed(prefix: Prefix) -> Row:
+    if prefix.row is None:
+        raise RuntimeError("a prompt is gone that tokens behind it still need")
+    return prefix.row
+
+
+def _behind_prompt(sequence: Sequence) -> _Kept:
+    """The context of what a sequence has sampled."""
+    if sequence.row is not None and sequence.row.head:
+        return _Kept(sequence.row, start=sequence.row.head)
+    return _Kept(sequence.row, after=_computed(sequence.prefix))

@@ -1,8 +1,8 @@
 """Prompts: what is known of their beginnings, and which of them are computed together.
 
 Keys and values outlive their requests, within a budget: those of prompts, and those of answers, which are the history
-of an agent's next turn. A new prompt copies the longest beginning that is kept, and only the rest is computed. All of it
-is of the weights that sample now, or it is cleared (T4).
+of an agent's next turn. A new prompt copies the longest beginning that is kept, and only the rest is computed. All that
+is kept was computed by the weights that sample now (T4).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Prompts:
         prefix, own = sequence.prefix, sequence.row
         if own is not None:
             self.keep(prefix)
-            before, ids = len(prefix.ids), (*prefix.ids, *sequence.ids[: own.length])
+            before, ids = len(prefix.ids) - own.head, (*prefix.ids, *sequence.ids[: own.length - own.head])
             self._kept.keep(ids, lambda start, end: own.copy(start - before, end - before))
 
     def _begin(self, prefix: Prefix) -> None:
