@@ -24,12 +24,13 @@ from loopwright.serve.guard import Receive, Scope, Send
 DIALECTS: dict[Action, Dialect] = {
     Action.CHAT: ChatCompletions(),
     Action.RESPONSES: Responses(),
+    Action.INPUT_TOKENS: Responses(),
     Action.MESSAGES: AnthropicMessages(),
     Action.COUNT_TOKENS: AnthropicMessages(),
 }
 NO_KEY = frozenset({Action.HEALTH, Action.OPENAPI, Action.BASE})
 """What says nothing about anybody."""
-OWN_KEY = frozenset({Action.SESSION, Action.MODELS, *DIALECTS})
+OWN_KEY = frozenset({Action.SESSION, Action.MODELS, Action.RESPONSE, *DIALECTS})
 """What a session's own key opens, beside the gateway's."""
 
 Handler = Callable[[Request, Target], Awaitable[None]]
@@ -53,6 +54,8 @@ class GatewayApp:
             Action.CHAINS: management.chains,
             Action.BASE: management.health,
             Action.MODELS: calls.models,
+            Action.RESPONSE: calls.response,
+            Action.INPUT_TOKENS: calls.input_tokens,
             Action.COUNT_TOKENS: calls.count_tokens,
         }
 
@@ -93,20 +96,20 @@ class GatewayApp:
 
     def _check_key(self, request: Request, target: Target) -> None:
         """The gateway's key opens everything; a session's opens that session (S3)."""
-        key = request.key
-        if hmac.compare_digest(key.encode(), self._key):
+        keys = request.keys
+        if any(hmac.compare_digest(key.encode(), self._key) for key in keys):
             return
         manages = target.action not in OWN_KEY or (target.action is Action.SESSION and request.method != "GET")
         if target.session is not None and not manages:
             self._sessions.find(target.session)
-        owner = self._sessions.owner_of(key)
-        if owner is None:
+        owners = [owner for key in keys if (owner := self._sessions.owner_of(key)) is not None]
+        if not owners:
             raise refused(
                 Code.KEY,
                 "the key is missing or wrong",
                 remedy="send it as `authorization: Bearer KEY` or `x-api-key: KEY`",
             )
-        if owner != target.session or manages:
+        if target.session not in owners or manages:
             raise refused(
                 Code.FORBIDDEN,
                 "this key opens the model calls of one session, and not this",

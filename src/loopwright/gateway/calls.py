@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from loopwright.errors import LoopwrightError
 from loopwright.gateway.call import Answer, Call
-from loopwright.gateway.dialects import AnthropicMessages, Dialect
+from loopwright.gateway.dialects import AnthropicMessages, Dialect, Responses
 from loopwright.gateway.dialects.dialect import Recall
 from loopwright.gateway.events import Events
 from loopwright.gateway.exchange import Ask, Exchange
 from loopwright.gateway.http import EVENTS, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.reading import read_json
-from loopwright.gateway.refusals import as_refusal
+from loopwright.gateway.refusals import Code, as_refusal, refused
 from loopwright.gateway.routes import Target
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import Sessions, over
@@ -74,9 +74,26 @@ class ModelCalls:
         self._exchange.delivered(session, answers)
 
     async def count_tokens(self, request: Request, target: Target) -> None:
+        await request.answer(200, {"input_tokens": await self._counted(request, target, AnthropicMessages())})
+
+    async def input_tokens(self, request: Request, target: Target) -> None:
+        counted = await self._counted(request, target, Responses())
+        await request.answer(200, {"object": "response.input_tokens", "input_tokens": counted})
+
+    async def _counted(self, request: Request, target: Target, dialect: Dialect) -> int:
         session = self._sessions.find_open(target.session or "")
-        call = AnthropicMessages().read(read_json(await request.body()))
-        await request.answer(200, {"input_tokens": self._exchange.count_tokens(session, call)})
+        call = dialect.read(read_json(await request.body()), _recall(session))
+        return self._exchange.count_tokens(session, call)
+
+    async def response(self, request: Request, target: Target) -> None:
+        """A response that was given, without what its request had asked for: that is not kept."""
+        session, id = self._sessions.find_open(target.session or ""), target.name or ""
+        answer = self._exchange.given(session, id.removeprefix("resp_"))
+        if answer is None:
+            raise refused(
+                Code.UNKNOWN, f"this session has given no response {id:.80}", remedy="ask for one that it gave"
+            )
+        await request.answer(200, Responses().reply(Call(()), [answer]))
 
     async def models(self, request: Request, target: Target) -> None:
         """There is one, and it answers to every name."""
@@ -117,7 +134,7 @@ def _recall(session: Session) -> Recall:
 
 def _ask(request: Request) -> Ask:
     tries = request.header("x-stainless-retry-count") or "0"
-    return Ask(again=tries.isdecimal() and tries.strip("0") != "", key=request.header("idempotency-key"))
+    return Ask(request.id, again=tries.isdecimal() and tries.strip("0") != "", key=request.header("idempotency-key"))
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -82,6 +82,11 @@ class Exchange:
         """How long the prompt would be."""
         return len(self._prepared(session, _history(session, call), call, fitting=False).prompt)
 
+    def given(self, session: Session, answer: str) -> Answer | None:
+        """An answer that the session has recorded."""
+        number = session.recorder.number_of(answer)
+        return None if number is None else self._recorded_answer(session, number, Call(()))
+
     def delivered(self, session: Session, answers: Sequence[Answer]) -> None:
         """The client has its answers: the same question again is a new one."""
         for answer in answers:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
 
+from loopwright.gateway.encoding import decoded
 from loopwright.serve.guard import Receive, Scope, Send
 
 T = TypeVar("T")
@@ -23,9 +25,10 @@ class ClientGoneError(Exception):
 
 
 class Request:
-    """One request, and the way back to its client."""
+    """One request, and the way back to its client, who is told the request's `id`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.id = secrets.token_hex(12)
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
@@ -38,10 +41,11 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
     @property
-    def key(self) -> str:
-        """The key that the client sent, in either of the usual headers."""
+    def keys(self) -> tuple[str, ...]:
+        """The keys that the client sent, in either of the usual headers: some send one in each."""
         kind, _, token = (self.header("authorization") or "").partition(" ")
-        return token.strip() if kind.lower() == "bearer" else self.header("x-api-key") or ""
+        sent = (token.strip() if kind.lower() == "bearer" else "", self.header("x-api-key") or "")
+        return tuple(key for key in sent if key)
 
     async def body(self) -> bytes:
         parts = []
@@ -51,7 +55,7 @@ class Request:
                 raise ClientGoneError
             parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return decoded(b"".join(parts), self.header("content-encoding") or "")
 
     async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
         """What the work returns. It is cancelled when the client goes away."""
@@ -82,7 +86,9 @@ class Request:
 
     async def begin(self, status: int, headers: Headers) -> None:
         self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        known = self.id.encode()
+        named = [*headers, (b"x-request-id", known), (b"request-id", known)]
+        await self._send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, body: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SESSION = {"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}
+RESPONSE = {**SESSION, "name": "response"}
 SETTINGS = {
     "type": "object",
     "properties": {
@@ -30,6 +31,8 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("get", "/sessions/{session}/v1/models", "The one model, which answers to every name.", True),
     ("post", "/sessions/{session}/v1/chat/completions", "OpenAI Chat Completions.", True),
     ("post", "/sessions/{session}/v1/responses", "OpenAI Responses.", True),
+    ("post", "/sessions/{session}/v1/responses/input_tokens", "How long a prompt would be.", True),
+    ("get", "/sessions/{session}/v1/responses/{response}", "A response that was given.", True),
     ("post", "/sessions/{session}/v1/messages", "Anthropic Messages.", True),
     ("post", "/sessions/{session}/v1/messages/count_tokens", "How long a prompt would be.", True),
 )
@@ -51,7 +54,7 @@ def openapi_document(server: str) -> dict[str, Any]:
 def _operation(method: str, path: str, about: str, keyed: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": about, "responses": {"default": {"description": about}}}
     if "{session}" in path:
-        operation["parameters"] = [SESSION]
+        operation["parameters"] = [SESSION, RESPONSE] if "{response}" in path else [SESSION]
     if method == "post" and not path.endswith("complete"):
         schema = SETTINGS if path.startswith("/sessions") and "/v1/" not in path else {"type": "object"}
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}

@@ -21,6 +21,7 @@ class Code(StrEnum):
     CONFLICT = "conflict"
     GONE = "session_over"
     TOO_LARGE = "request_too_large"
+    ENCODING = "unsupported_media_type"
     ENGINE = "engine_unavailable"
     INTERNAL = "internal_error"
 
@@ -37,6 +38,7 @@ STATUS = {
     Code.CONFLICT: 409,
     Code.GONE: 410,
     Code.TOO_LARGE: 413,
+    Code.ENCODING: 415,
     Code.ENGINE: 503,
     Code.INTERNAL: 500,
 }

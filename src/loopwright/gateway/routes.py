@@ -1,7 +1,7 @@
 """Which part of the gateway a path means.
 
 Base URLs differ: those of OpenAI's clients end in `/v1`, those of Anthropic's do not, and some people leave it out or
-write it twice. So a session's paths are read without it.
+write it twice. So a session's paths are read without it. Two slashes, where a base URL meets a path, are one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Action(StrEnum):
     MODELS = "models"
     CHAT = "chat"
     RESPONSES = "responses"
+    RESPONSE = "response"
+    INPUT_TOKENS = "input_tokens"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
 
@@ -40,6 +42,8 @@ METHODS = {
     Action.MODELS: ("GET", "HEAD"),
     Action.CHAT: ("POST",),
     Action.RESPONSES: ("POST",),
+    Action.RESPONSE: ("GET",),
+    Action.INPUT_TOKENS: ("POST",),
     Action.MESSAGES: ("POST",),
     Action.COUNT_TOKENS: ("POST",),
 }
@@ -53,16 +57,18 @@ ALONE = {
 MODEL_CALLS = {
     "chat/completions": Action.CHAT,
     "responses": Action.RESPONSES,
+    "responses/input_tokens": Action.INPUT_TOKENS,
     "messages": Action.MESSAGES,
     "messages/count_tokens": Action.COUNT_TOKENS,
     "models": Action.MODELS,
 }
+ONE_OF_THEM = {"models/": Action.MODELS, "responses/": Action.RESPONSE}
 MANAGEMENT = {"": Action.SESSION, "complete": Action.COMPLETE, "chains": Action.CHAINS}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked, and of which session. `name` is that of a single model."""
+    """What is asked, and of which session. `name` is that of a single model or response."""
 
     action: Action
     session: str | None = None
@@ -71,7 +77,7 @@ class Target:
 
 def target_of(path: str) -> Target | None:
     """What a path means; None if nothing."""
-    parts = path.strip("/")
+    parts = "/".join(filter(None, path.split("/")))
     if parts in ALONE:
         return Target(ALONE[parts])
     managed = parts.startswith("sessions/")
@@ -82,6 +88,7 @@ def target_of(path: str) -> Target | None:
         rest = rest[3:]
     if rest in MODEL_CALLS:
         return Target(MODEL_CALLS[rest], session)
-    if rest.startswith("models/"):
-        return Target(Action.MODELS, session, rest.removeprefix("models/"))
+    for prefix, action in ONE_OF_THEM.items():
+        if rest.startswith(prefix):
+            return Target(action, session, rest.removeprefix(prefix))
     return Target(Action.BASE, session) if not rest and session else None

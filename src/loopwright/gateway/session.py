@@ -94,7 +94,8 @@ class Session:
         return Sampling(
             temperature=1.0 if wishes.temperature is None else wishes.temperature,
             max_new_tokens=budget,
-            top_k=max(0, wishes.top_k or 0),
+            # Nothing but the likeliest token is a share of 0.
+            top_k=1 if wishes.top_p == 0 else max(0, wishes.top_k or 0),
             top_p=wishes.top_p or 1.0,
             stop=wishes.stop,
             seed=seed if wishes.seed is None else derive_seed(wishes.seed),

@@ -104,9 +104,13 @@ class Recorder:
         """Turns that answered exactly this, and that nothing goes on from."""
         return [number for number in self._index.asked(history) if not self._went_on(number)]
 
+    def number_of(self, answer: str) -> int | None:
+        """The number of the turn that an answer's id names."""
+        return self._by_answer.get(answer)
+
     def conversation_after(self, answer: str) -> tuple[Message, ...] | None:
         """The messages up to an answer, as one who goes on from it inherits them; None if there is no such answer."""
-        number = self._by_answer.get(answer)
+        number = self.number_of(answer)
         if number is None:
             return None
         messages = self.conversation(number)
