@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +47,20 @@ def async_house(
         more={"kind": ProduceKind.ASYNC, "horizon": reach, **(more or {})},
         **changes,
     )
+
+
+@asynccontextmanager
+async def producing(manager: AgentLoopManager, version: int = 0) -> AsyncIterator[None]:
+    """A manager that produces."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(manager.produce_loop())
+        await manager.continue_(version)
+        yield
+        await manager.shutdown()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def take_turns(house: House, manager: AgentLoopManager, steps: int) -> list[Batch]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from async_house import async_house
@@ -20,89 +19,20 @@ from house import House, KilledError, Mortal, task_set
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from walk_world import Doubtful, Moody, World, worlds
 
-from loopwright.agents import SingleTurn
-from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon, is_too_old
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.worker import embedded
-from loopwright.errors import BudgetError, JudgeError
-from loopwright.judgers import IntegerAnswer
-from loopwright.ports import Policy
+from loopwright.errors import BudgetError
 from loopwright.produce import AgentLoopManager, Batch, NoSignal
-from loopwright.testing import CharRenderer, ScriptedEngine, VirtualTimeLoop
-from loopwright.types import Episode, GenerateRequest, Group, GroupStatus, Message, PauseMode, Scored, Stale, Task
+from loopwright.testing import VirtualTimeLoop
+from loopwright.types import Group, GroupStatus, PauseMode, ProduceKind, Stale
 
 T = TypeVar("T")
 
 OVER = (GroupStatus.CONSUMED, GroupStatus.FILTERED, GroupStatus.FAILED)
 PATIENCE_SECONDS = 10_000.0
-
-
-def chance(*parts: object) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments."""
-    return derive_seed(*(str(part) for part in parts)) % 1000 / 1000
-
-
-@dataclass(frozen=True)
-class World:
-    """How the dice fall in one walk."""
-
-    seed: int
-    agent_fails: float
-    engine_fails: bool
-    judge_fails: float
-    slowest: float
-
-    def seconds(self, request: GenerateRequest) -> float:
-        return 0.1 + self.slowest * chance(self.seed, "seconds", request.id) ** 4
-
-    def answer(self, request: GenerateRequest) -> str:
-        """Right for most members, wrong for some: half of the groups have no signal."""
-        right = "".join(c for c in CharRenderer().text(request.prompt_ids) if c.isdigit())
-        member = request.id.split("/")[2]
-        return right if member == "00" or chance(self.seed, "right", request.id) < 0.5 else "no idea"
-
-    def engine(self, version: int) -> ScriptedEngine:
-        faults = range(self.seed % 7, 1000, 7) if self.engine_fails else ()
-        return ScriptedEngine(self.answer, seconds=self.seconds, faults=faults, version=version)
-
-
-class Moody:
-    """An agent that raises for some tasks, and goes on from its tokens otherwise."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
-        if chance(self.world.seed, "agent", task.id) < self.world.agent_fails:
-            raise KeyError("tool")
-        return await SingleTurn().run(task, policy)
-
-
-class Doubtful:
-    """A judger that takes half a second, and cannot judge some tasks."""
-
-    name = "doubtful"
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    async def judge(self, task: Task, episode: Episode) -> Scored:
-        await asyncio.sleep(0.5)
-        if chance(self.world.seed, "judge", task.id) < self.world.judge_fails:
-            raise JudgeError("no idea", remedy="none: the test asked for it")
-        return await IntegerAnswer().judge(task, episode)
-
-
-worlds = st.builds(
-    World,
-    seed=st.integers(0, 10_000),
-    agent_fails=st.sampled_from([0.0, 0.2]),
-    engine_fails=st.booleans(),
-    judge_fails=st.sampled_from([0.0, 0.2]),
-    slowest=st.sampled_from([0.0, 5.0, 60.0]),
-)
 
 
 class Production(RuleBasedStateMachine):
@@ -122,7 +52,8 @@ class Production(RuleBasedStateMachine):
         concurrency=st.integers(1, 8),
         filter_budget=st.sampled_from([2, 5, 1000]),
         last_step=st.sampled_from([None, 4, 9]),
-        over_sample=st.sampled_from([0.0, 0.5, 1.0]),
+        over_sample=st.sampled_from([0.0, 0.5, 1.0, 4.0]),
+        kind=st.sampled_from(ProduceKind),
     )
     def begin(
         self,
@@ -138,6 +69,7 @@ class Production(RuleBasedStateMachine):
         filter_budget: int,
         last_step: int | None,
         over_sample: float,
+        kind: ProduceKind,
     ) -> None:
         self.loop = VirtualTimeLoop()
         self.world, self.staleness, self.sync_interval = world, staleness, sync_interval
@@ -146,7 +78,7 @@ class Production(RuleBasedStateMachine):
             # Nothing can be kept in flight, and the last step starts as many groups as the others.
             self.in_flight, self.last_step = PauseMode.DRAIN if in_flight is PauseMode.KEEP else in_flight, None
         self.storage = Mortal(turns=8)
-        moody = task_set("moody", loop=Moody(world), judger=Doubtful(world), resumable=True, weight=2.0)
+        moody = task_set("moody", loop=Moody(world), judger=Doubtful(world), resumable=True, weight=2.0, produce=kind)
         plain = task_set("plain", filter=NoSignal(), resumable=resumable)
         self.house: House = async_house(
             staleness=staleness,
@@ -165,7 +97,8 @@ class Production(RuleBasedStateMachine):
                 "in_flight": self.in_flight,
                 "tail_batch": tail_batch,
                 "last_step": self.last_step,
-                "over_sample": min(over_sample, staleness),
+                "over_sample": over_sample,
+                "sync_interval": 1 if self.takes_turns else sync_interval,
             },
         )
         self.names = [one.name for one in self.house.task_sets]
