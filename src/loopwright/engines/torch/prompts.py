@@ -48,6 +48,9 @@ class Prompts:
         those before must have been computed: it may begin with what they did."""
         prefixes = list(prefixes)
         for prefix in prefixes:
+            # All of them before the first is written to: an arena grows once.
+            prefix.row = prefix.row or self.rows.add(len(prefix.ids))
+        for prefix in prefixes:
             self._begin(prefix)
         first, others = _in_turns(prefixes) if self._kept.budget else (prefixes, [])
         yield from _by_tokens(first)
@@ -70,10 +73,9 @@ class Prompts:
 
     def _begin(self, prefix: Prefix) -> None:
         """Copy what is kept of a prompt's beginning; not its last token, whose logits are wanted."""
-        prefix.row = prefix.row or self.rows.add(len(prefix.ids))
         stretches = self._kept.longest(prefix.ids[:-1])
         known = sum(stretch.tokens for stretch in stretches)
-        if known < max(WORTH_COPYING, prefix.known + 1):
+        if prefix.row is None or known < max(WORTH_COPYING, prefix.known + 1):
             return
         end = 0
         for stretch in stretches:
