@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from loopwright import Episode, Scored, Task
 from loopwright.errors import JudgeError
@@ -18,8 +19,9 @@ def length(task: Task, episode: Episode) -> float:
     return float(len(episode.answer))
 
 
-def knows_torch(task: Task, episode: Episode) -> bool:
-    return "torch" in sys.modules or "transformers" in sys.modules
+def where(task: Task, episode: Episode) -> Scored:
+    knows_torch = "torch" in sys.modules or "transformers" in sys.modules
+    return Scored(float(len(episode.answer)), {"pid": os.getpid(), "knows_torch": knows_torch})
 
 
 def pid(task: Task, episode: Episode) -> int:
@@ -96,6 +98,11 @@ def gives_up(task: Task, episode: Episode) -> float:
 
 def huge(task: Task, episode: Episode) -> int:
     return 10**400
+
+
+def wrong(task: Task, episode: Episode) -> object:
+    """Does what the function does that the answer names: a process for each would take seconds."""
+    return globals()[episode.answer](task, replace(episode, messages=({"role": "assistant", "content": "{}"},)))
 
 
 def product(scores: Mapping[str, Scored]) -> Scored:
