@@ -9,6 +9,7 @@ from pathlib import Path
 from loopwright.build.remote import RemoteEngine
 from loopwright.build.session import open_session, with_weights
 from loopwright.config import Loaded
+from loopwright.core.together import or_left_behind
 from loopwright.errors import ConfigError
 from loopwright.produce import TaskSetRuntime
 from loopwright.track.console import Console
@@ -47,7 +48,8 @@ async def evaluate_weights(
             session.tracker,
             on_rollout=session.on_rollout,
         )
-        report = await evaluator.evaluate(weights.step)
+        # An agent may refuse to be cancelled, and whoever presses Ctrl-C waits.
+        report = await or_left_behind(evaluator.evaluate(weights.step), "the evaluation")
         session.tracker.log(weights.step, report.metrics)
     return report
 

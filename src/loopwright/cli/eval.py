@@ -22,7 +22,7 @@ from loopwright.cli.sampled_weights import (
     Target,
     find_target,
 )
-from loopwright.cli.show_errors import FAILED, show_error
+from loopwright.cli.show_errors import FAILED, INTERRUPTED, show_error
 from loopwright.config import Purpose
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ def evaluate(
     """Evaluate: of a run, the model that it has trained; of a config, the model that it starts from."""
     target = find_target(where, overrides, model, checkpoint, engine, Purpose.EVALUATE)
     folder = out or target.run.evals / target.weights.name
-    report = run_async(_evaluate(target, folder, task_set, fresh, quiet=as_json))
+    try:
+        report = run_async(_evaluate(target, folder, task_set, fresh, quiet=as_json))
+    except KeyboardInterrupt:
+        typer.echo("\nStopped. What was not through is evaluated again by the same command.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         _print_json(target, folder, report)
     else:

@@ -22,14 +22,13 @@ from loopwright.cli.sampled_weights import (
     Target,
     find_target,
 )
+from loopwright.cli.show_errors import INTERRUPTED
 from loopwright.config import Purpose
 from loopwright.trainers.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from loopwright.build import Made
     from loopwright.trainers.gathered import Gathered
-
-INTERRUPTED = 130
 
 
 def rollout(

@@ -8,6 +8,7 @@ from loopwright.errors import ConfigError, DataError, LoopwrightError, ModelErro
 
 MEND_THE_INPUT = 2
 FAILED = 1
+INTERRUPTED = 130
 
 
 def show_error(error: LoopwrightError) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+log = logging.getLogger("loopwright")
 
 GRACE_SECONDS = 30.0
 """How long work that was cancelled may take to clean up. Nobody waits for it any longer."""
@@ -30,4 +33,17 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await task
+        raise
+
+
+async def or_left_behind(work: Coroutine[Any, Any, T], what: str) -> T:
+    """What `work` returns. It is cancelled with its caller; after its grace, nobody waits for it any longer."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        _, left = await asyncio.wait((task,), timeout=GRACE_SECONDS)
+        if left:
+            log.warning("%s was cancelled, did not end within %g s, and is left behind", what, GRACE_SECONDS)
         raise

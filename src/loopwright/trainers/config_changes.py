@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
+from loopwright.config import RunConfig
+
 FREE = (
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
@@ -26,13 +30,21 @@ _UNSET = object()
 
 def config_changes(previous: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """What stands in the way of going on, as `key: old -> new`. Free settings and more steps do not."""
-    old, new = _flat(previous), _flat(config)
+    old, new = _flat(_completed(previous)), _flat(config)
     changed = [key for key in {**old, **new} if old.get(key, _UNSET) != new.get(key, _UNSET)]
     return [
         f"{key}: {_shown(old.get(key, _UNSET))} -> {_shown(new.get(key, _UNSET))}"
         for key in changed
         if not _may_change(key, old.get(key), new.get(key))
     ]
+
+
+def _completed(previous: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the settings that an earlier version did not know yet: at their defaults, nothing has changed."""
+    try:
+        return RunConfig.model_validate(previous).model_dump(mode="json")
+    except ValidationError:
+        return previous
 
 
 def _may_change(key: str, old: Any, new: Any) -> bool:
