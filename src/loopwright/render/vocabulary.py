@@ -23,11 +23,16 @@ class ChatTokenizer(TemplateTokenizer, Protocol):
     def convert_ids_to_tokens(self, ids: Any, /) -> Any: ...
 
 
+PROBE = "Two  words\n\tof <b>caf\u00e9</b> \N{SNOWMAN}, 3+4=7;\r\n\N{CJK UNIFIED IDEOGRAPH-4E2D} it's "
+"""A text in which tokenizers differ."""
+
+
 class Vocabulary:
     """Encodes and decodes. Special tokens are those that stand in the text, because the template writes them."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._direct = self._encodes_directly()
         # Siblings are asked the same: their prompt is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
@@ -46,7 +51,23 @@ class Vocabulary:
         return Detokenizer(self.text, self._is_byte)
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        direct = self._direct
+        # Whoever pads or cuts with the same tokenizer leaves that behind in it.
+        if direct is None or direct.truncation is not None or direct.padding is not None:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return tuple(direct.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def _encodes_directly(self) -> Any:
+        """What does the work inside the tokenizer, if it does all of it: around it, more time is spent than in it."""
+        direct = getattr(self._tokenizer, "backend_tokenizer", None)
+        if not hasattr(direct, "encode_batch_fast"):
+            return None
+        marks = "".join(str(token) for token in self._tokenizer.added_tokens_decoder.values())
+        probe = f"{PROBE}{marks}{PROBE}"
+        same = direct.encode_batch_fast([probe], add_special_tokens=False)[0].ids == self._tokenizer.encode(
+            probe, add_special_tokens=False
+        )
+        return direct if same else None
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(
