@@ -1,8 +1,9 @@
-"""The event loop of a command that runs agents: it ends, whatever they do."""
+"""Event loops of commands: that of one that runs agents ends, whatever they do; that of a server is a quick one."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -19,6 +20,17 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
             return runner.run(main)
         finally:
             runner.run(_let_go())
+
+
+def run_server(main: Coroutine[Any, Any, T]) -> T:
+    """What `main` returns, on uvloop's event loop where it is installed."""
+    factory = None
+    if importlib.util.find_spec("uvloop") is not None:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
 
 
 async def _let_go() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loopwright.cli.event_loop import run_server
 from loopwright.cli.models import models_folder
 from loopwright.config import Dtype
 from loopwright.config.extras import require
@@ -86,7 +87,7 @@ def gateway(
         raise ConfigError("there is nothing to serve", remedy="name an --engine by its URL, or a --model")
     key, made = _key(key_file, store)
     address = Address(host, port, advertise_url)
-    asyncio.run(_serve(behind, address, store, key, made, renderer, thinking))
+    run_server(_serve(behind, address, store, key, made, renderer, thinking))
 
 
 def _key(file: Path | None, store: Path) -> tuple[str, Path | None]:
