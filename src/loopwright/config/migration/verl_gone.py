@@ -40,12 +40,15 @@ BY_REMEDY = {
         actor_rollout_ref.model.use_fused_kernels actor_rollout_ref.model.fused_kernel_options
         actor_rollout_ref.model.mtp
         actor_rollout_ref.rollout.enforce_eager actor_rollout_ref.rollout.cudagraph_capture_sizes
-        actor_rollout_ref.rollout.enable_chunked_prefill actor_rollout_ref.rollout.enable_prefix_caching
+        actor_rollout_ref.rollout.enable_chunked_prefill
         actor_rollout_ref.rollout.logprobs_mode actor_rollout_ref.rollout.scheduling_policy
         actor_rollout_ref.rollout.load_format actor_rollout_ref.rollout.engine_kwargs
         actor_rollout_ref.rollout.skip_tokenizer_init actor_rollout_ref.rollout.enable_rollout_routing_replay
         actor_rollout_ref.rollout.moe_load_balance_metrics_interval actor_rollout_ref.rollout.quantization
         actor_rollout_ref.rollout.quantization_config_file actor_rollout_ref.rollout.mtp actor_rollout_ref.rollout.qat
+    """,
+    "remove it; rollout.engine.cache_tokens says how much is kept, and 0 is off": """
+        actor_rollout_ref.rollout.enable_prefix_caching
     """,
     "remove it: the reference model is loaded as the trained one is; learner.kl.reference names another": """
         actor_rollout_ref.ref
