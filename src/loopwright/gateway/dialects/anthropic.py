@@ -10,8 +10,9 @@ import orjson
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
 from loopwright.gateway.dialects.anthropic_stream import AnthropicStream
+from loopwright.gateway.dialects.anthropic_tools import read_tools
 from loopwright.gateway.dialects.anthropic_words import anthropic_error, signature, stop_reason, usage
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing
 from loopwright.gateway.reading import (
     chosen,
     content_text,
@@ -26,7 +27,7 @@ from loopwright.gateway.reading import (
     text,
 )
 from loopwright.gateway.refusals import Code, invalid, refused
-from loopwright.types import Message, Tool
+from loopwright.types import Message
 
 UNGRANTED = ("tool_choice", "thinking", "output_config", "service_tier")
 
@@ -53,7 +54,7 @@ class AnthropicMessages:
         no_tools = isinstance(choice, dict) and choice.get("type") == "none"
         return Call(
             messages=messages,
-            tools=() if no_tools else tuple(_tools(body)),
+            tools=() if no_tools else tuple(read_tools(body)),
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
@@ -152,14 +153,6 @@ def _assistant(content: list[Any], where: str, names: ToolNames) -> Message:
 
 def _as_block(part: Any) -> Any:
     return {"type": "text", "text": part} if isinstance(part, str) else part
-
-
-def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
-    """Those that the agent runs itself: a tool of a server has a type and no schema."""
-    for where, item in objects(body.get("tools"), "tools"):
-        if item.get("type") in (None, "custom") and item.get("name"):
-            name, about = text(item["name"], f"{where}.name"), text(item.get("description"), f"{where}.description")
-            yield tool(name, about, item.get("input_schema"))
 
 
 def _blocks(answer: Answer) -> Iterator[Mapping[str, Any]]:

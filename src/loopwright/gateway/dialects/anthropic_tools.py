@@ -1,0 +1,77 @@
+"""The tools of a request to Anthropic's API: an agent's own, and those that Anthropic defines but the agent runs.
+
+The latter come as a type and a name alone, because Anthropic's models know what they take; ours is told. Tools that a
+server would run (searching, fetching, running code) are left out: there is no such server here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loopwright.gateway.dialects.dialect import tool
+from loopwright.gateway.reading import objects, text
+from loopwright.types import Tool
+
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+LINES = {"type": "array", "items": NUMBER, "description": "first and last line"}
+FILE = {"path": TEXT, "view_range": LINES, "file_text": TEXT, "old_str": TEXT, "new_str": TEXT, "insert_line": NUMBER}
+
+
+@dataclass(frozen=True, slots=True)
+class TypedTool:
+    """`begin` is what its type begins with; a date follows."""
+
+    begin: str
+    about: str
+    takes: Mapping[str, Any]
+    required: tuple[str, ...] = ()
+
+    def is_meant_by(self, kind: object) -> bool:
+        return isinstance(kind, str) and kind.startswith(self.begin)
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "object", "properties": self.takes, "required": list(self.required)}
+
+
+def _commands(*names: str) -> Mapping[str, Any]:
+    return {"command": {"type": "string", "enum": list(names)}}
+
+
+BASH = TypedTool(
+    "bash_",
+    "Run a command in a shell that keeps its state.",
+    {"command": TEXT, "restart": {"type": "boolean", "description": "begin with a new shell"}},
+)
+EDITOR = TypedTool(
+    "text_editor_",
+    "View and edit text files. `view` shows a file or a folder, `create` writes `file_text`, `str_replace` puts "
+    "`new_str` in place of `old_str`, which must occur once, `insert` puts `new_str` after line `insert_line`.",
+    {**_commands("view", "create", "str_replace", "insert"), **FILE},
+    required=("command", "path"),
+)
+MEMORY = TypedTool(
+    "memory_",
+    "Keep notes in files below /memories. `view`, `create`, `str_replace`, `insert` (of `insert_text`) and `delete` "
+    "take a `path`, `rename` takes `old_path` and `new_path`.",
+    {
+        **_commands("view", "create", "str_replace", "insert", "delete", "rename"),
+        **FILE,
+        "insert_text": TEXT,
+        "old_path": TEXT,
+        "new_path": TEXT,
+    },
+    required=("command",),
+)
+
+
+def read_tools(body: Mapping[str, Any]) -> Iterator[Tool]:
+    for where, item in objects(body.get("tools"), "tools"):
+        kind, name = item.get("type") or "custom", text(item.get("name"), f"{where}.name")
+        typed = next((one for one in (BASH, EDITOR, MEMORY) if one.is_meant_by(kind)), None)
+        if name and typed is not None:
+            yield tool(name, typed.about, typed.schema)
+        elif name and kind == "custom":
+            yield tool(name, text(item.get("description"), f"{where}.description"), item.get("input_schema"))
