@@ -174,9 +174,9 @@ async def test_the_example_runs(tmp_path: Path) -> None:
 def test_two_steps_of_the_example_with_the_real_model(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     fewer = ["trainer.steps=2", "trainer.groups_per_step=2", "rollout.samples_per_task=8", "trainer.export=false"]
-    few = "eval.task_sets.0.data.path=agent_openai_tools.py:a_few_held_out"
+    few = ["eval.task_sets.0.data.path=agent_openai_tools.py:a_few_held_out", "eval.greedy=false"]
     command = [sys.executable, "-m", "loopwright.cli", "train", str(EXAMPLE), f"trainer.run_dir={folder.path}"]
-    subprocess.run([*command, *fewer, few], check=True, timeout=500)
+    subprocess.run([*command, *fewer, *few], check=True, timeout=500)
 
     records = list(read_jsonl(folder.metrics))
     evaluated = [record["eval/eval/sampled/scored"] for record in records if "eval/eval/sampled/scored" in record]
