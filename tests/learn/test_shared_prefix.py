@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from made_groups import Maker, group_of, learner_of, load_tiny, random_groups, simple_groups
 from plain import difference, eager_model, gradients, loss_of, rows_of
 
+from loopwright.learn.body import body_of
 from loopwright.learn.forward import packed_logprobs
 from loopwright.models.load import LoadedModel
 from loopwright.types import Aggregate, Group
@@ -80,7 +81,7 @@ def test_a_sibling_is_invisible(loaded: LoadedModel) -> None:
     learner = learner_of(loaded, **STILL)
     (micro,) = learner._mini_batches([group_of([(1, [mine]), (0, [theirs])])])[0]
     (changed,) = learner._mini_batches([group_of([(1, [mine]), (0, [others])])])[0]
-    before, after = (packed_logprobs(loaded.model, m.rows, m.tensors, 1.0)[0].detach() for m in (micro, changed))
+    before, after = (packed_logprobs(body_of(loaded), m.rows, m.tensors, 1.0)[0].detach() for m in (micro, changed))
     assert torch.allclose(before[:4], after[:4], atol=1e-6)
     assert not torch.allclose(before[4:], after[4:], atol=1e-3)
 

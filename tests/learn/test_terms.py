@@ -17,6 +17,7 @@ from made_groups import Maker, group_of, learner_of, load_tiny, simple_groups, w
 from plain import Row, difference, eager_model, gradients, logprobs_of, rows_of
 
 from loopwright.core.advantage import ADVANTAGES, Scores
+from loopwright.learn.body import Body, body_of
 from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
@@ -49,7 +50,13 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> 
 
 
 def kl_term(folder: Path, kind: KlKind = KlKind.K3) -> KlTerm:
-    return KlTerm(kind, KL, load_tiny(folder).model.requires_grad_(False))
+    return KlTerm(kind, KL, frozen(folder))
+
+
+def frozen(folder: Path) -> Body:
+    reference = load_tiny(folder)
+    reference.model.requires_grad_(False)
+    return body_of(reference)
 
 
 def sft_term(count: int = 5, per_step: int = 2, seed: int = 3) -> SftTerm:
@@ -249,7 +256,7 @@ def test_the_divergence_holds_chains_without_advantage_too(loaded: LoadedModel, 
 def test_a_strong_divergence_term_keeps_the_policy_near(llama_folder: Path) -> None:
     drifts = {}
     for coefficient in (1e-6, 30.0):
-        reference = load_tiny(llama_folder).model.requires_grad_(False)
+        reference = frozen(llama_folder)
         loaded = load_tiny(llama_folder)
         learner = learner_of(loaded, kl=KlTerm(KlKind.K3, coefficient, reference), lr=3e-3, steps=30)
         reports = [learner._step(simple_groups(0)) for _ in range(20)]
@@ -258,11 +265,12 @@ def test_a_strong_divergence_term_keeps_the_policy_near(llama_folder: Path) -> N
 
 
 def test_training_leaves_the_reference_alone(loaded: LoadedModel, other_folder: Path) -> None:
-    term = kl_term(other_folder)
-    before = weights_of(term.reference)
+    reference = load_tiny(other_folder)
+    before = weights_of(reference.model.requires_grad_(False))
+    term = KlTerm(KlKind.K3, KL, body_of(reference))
     learner_of(loaded, kl=term, lr=1e-2)._step(simple_groups())
-    assert all(torch.equal(before[name], parameter) for name, parameter in term.reference.named_parameters())
-    assert all(parameter.grad is None for parameter in term.reference.parameters())
+    assert all(torch.equal(before[name], parameter) for name, parameter in reference.model.named_parameters())
+    assert all(parameter.grad is None for parameter in reference.model.parameters())
 
 
 # Examples.

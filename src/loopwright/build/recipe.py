@@ -32,6 +32,7 @@ from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, 
 from loopwright.core.seeds import derive_seed
 from loopwright.data.examples import Conversation, read_examples
 from loopwright.errors import ConfigError, DataError, ModelError
+from loopwright.learn.body import body_of
 from loopwright.learn.custom import custom_advantage, custom_loss, try_loss
 from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm
@@ -163,14 +164,15 @@ def _function(place: str, shape: str, path: str, args: Mapping[str, Any], base: 
 def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path) -> KlTerm:
     """The reference is loaded from where the run began, also when it is resumed from a checkpoint."""
     path = config.reference or loaded.config.model.path
-    reference = model_at(loaded, path, cache).model
-    if reference.config.vocab_size != model.model.config.vocab_size:
+    reference = model_at(loaded, path, cache)
+    if reference.model.config.vocab_size != model.model.config.vocab_size:
         raise ModelError(
-            f"learner.kl.reference {path!r} has {reference.config.vocab_size} tokens, and model.path "
+            f"learner.kl.reference {path!r} has {reference.model.config.vocab_size} tokens, and model.path "
             f"{model.model.config.vocab_size}",
             remedy="name a model with the same tokenizer, or leave it out",
         )
-    return KlTerm(config.kind, config.coefficient, reference.requires_grad_(False))
+    reference.model.requires_grad_(False)
+    return KlTerm(config.kind, config.coefficient, body_of(reference))
 
 
 def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedModel) -> SftTerm | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from loopwright.learn.body import Body
 from loopwright.learn.losses import MAX_LOG_RATIO
 from loopwright.types import KlKind
 
@@ -17,7 +17,7 @@ class KlTerm:
 
     kind: KlKind
     coefficient: float
-    reference: Any
+    reference: Body
 
 
 def divergence(kind: KlKind, logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from loopwright.core.schedule import learning_rate
 from loopwright.core.weighting import token_weights
 from loopwright.errors import LearnerError
 from loopwright.learn import state
+from loopwright.learn.body import Body, body_of
 from loopwright.learn.forward import packed_logprobs
 from loopwright.learn.losses import TokenBatch
 from loopwright.learn.meter import Meter
@@ -53,6 +54,7 @@ class TorchLearner:
     def __init__(self, loaded: LoadedModel, recipe: Recipe, compute: ComputeThread) -> None:
         self._loaded = loaded
         self._model: Any = loaded.model
+        self._body = body_of(loaded)
         self._recipe = recipe
         self._compute = compute
         self._version = 0
@@ -141,13 +143,13 @@ class TorchLearner:
             rows,
             tensors,
             credit_of(rows, samples, self._model.device),
-            old=self._frozen_logprobs(self._model, rows, tensors) if self._recipe.mini_batches > 1 else None,
+            old=self._frozen_logprobs(self._body, rows, tensors) if self._recipe.mini_batches > 1 else None,
             reference=None if kl is None else self._frozen_logprobs(kl.reference, rows, tensors),
         )
 
     @torch.no_grad()
-    def _frozen_logprobs(self, model: Any, rows: list[Packed], tensors: Tensors) -> torch.Tensor:
-        return packed_logprobs(model, rows, tensors, self._recipe.temperature)[0]
+    def _frozen_logprobs(self, body: Body, rows: list[Packed], tensors: Tensors) -> torch.Tensor:
+        return packed_logprobs(body, rows, tensors, self._recipe.temperature)[0]
 
     def _examples(self, parts: int) -> list[list[Example]]:
         """The examples of each mini-batch of the coming step."""
@@ -158,7 +160,7 @@ class TorchLearner:
     def _learn_from(self, mini_batch: Sequence[_Micro], meter: Meter) -> None:
         for micro in mini_batch:
             credit = micro.credit
-            logprobs, entropy = packed_logprobs(self._model, micro.rows, micro.tensors, self._recipe.temperature)
+            logprobs, entropy = packed_logprobs(self._body, micro.rows, micro.tensors, self._recipe.temperature)
             batch = TokenBatch(
                 logprobs=logprobs,
                 old_logprobs=logprobs.detach() if micro.old is None else micro.old,
@@ -180,7 +182,7 @@ class TorchLearner:
         total = 0.0
         for micro in micro_batches(rows, self._recipe.micro_batch_tokens):
             tensors = tensors_of(micro, examples, self._model.device)
-            logprobs, _ = packed_logprobs(self._model, micro, tensors, temperature=1.0)
+            logprobs, _ = packed_logprobs(self._body, micro, tensors, temperature=1.0)
             lengths = torch.tensor([int(examples[i].mask.sum()) for row in micro for i in row.chains])
             weights = (1.0 / (lengths * len(examples))).repeat_interleave(lengths).to(logprobs.device)
             loss = -(logprobs * weights).sum()

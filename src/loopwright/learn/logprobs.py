@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from loopwright.learn.accumulate import add_product
+
 CHUNK = 2**23
 """Logits computed at a time: few enough to stay in a cache, enough for the matrix product's full speed."""
 
@@ -70,8 +72,7 @@ class _HeadLogprobs(torch.autograd.Function):
             dlogits.index_put_((local, targets[mine]), grad[mine], accumulate=True)
             dlogits = dlogits.to(head.dtype)
             dhidden[span] = dlogits @ head
-            if head.requires_grad:
-                _add_product(head, dlogits, hidden[span])
+            add_product(head, dlogits.t(), hidden[span])
         return dhidden, None, None, None, None, None
 
 
@@ -94,13 +95,6 @@ def _targets_of(span: slice, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     """The targets whose logits are in the span: which they are, and in which of its rows."""
     mine = ((rows >= span.start) & (rows < span.stop)).nonzero().squeeze(1)
     return mine, rows[mine] - span.start
-
-
-def _add_product(head: torch.Tensor, dlogits: torch.Tensor, hidden: torch.Tensor) -> None:
-    if head.grad is None:
-        head.grad = dlogits.t() @ hidden
-    else:
-        head.grad.addmm_(dlogits.t(), hidden)
 
 
 def head_logprobs(

@@ -15,25 +15,35 @@ SAME = 1e-5
 """How far the replacement may be from the module that it replaces, on random numbers."""
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm over the last dimension, without gradients, and the scale of each row, which its gradient needs."""
+    scale = _scale(x, eps)
+    return (x * scale).mul_(weight), scale
+
+
+def rms_norm_gradient(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `x` and `weight`, given that of the norm."""
+    # That of a layer norm whose mean is 0, which takes away the mean of grad * weight: it is put back.
+    shape, none = x.shape[-1:], torch.zeros_like(scale)
+    dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
+        grad.contiguous(), x, shape, none, scale, weight, None, (True, True, False)
+    )
+    mean = torch.matmul(grad, weight).div_(x.shape[-1]).unsqueeze(-1)
+    return dx.add_(mean.mul_(scale)), dweight
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        scale = _scale(x, eps)
+        result, scale = rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
-        result: torch.Tensor = (x * scale).mul_(weight)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        x, weight, scale = ctx.saved_tensors
-        grad = grads[0]
-        # The gradient of a layer norm whose mean is 0, which takes away the mean of grad * weight: it is put back.
-        shape, none = x.shape[-1:], torch.zeros_like(scale)
-        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
-            grad.contiguous(), x, shape, none, scale, weight, None, (True, True, False)
-        )
-        mean = torch.matmul(grad, weight).div_(x.shape[-1]).unsqueeze(-1)
-        return dx.add_(mean.mul_(scale)), dweight, None
+        return *rms_norm_gradient(grads[0], *ctx.saved_tensors), None
 
 
 class RmsNorm(nn.Module):
