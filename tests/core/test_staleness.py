@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,3 +79,18 @@ def test_a_group_that_is_young_enough_is_the_same_value() -> None:
     assert without_stale(young, 5, 2) == (young, 0)
     assert without_stale(young, 99, None) == (young, 0)
     assert without_stale(young, 6, 2)[1] == 1
+
+
+def test_chains_that_are_only_recorded_are_never_too_old() -> None:
+    """They feed no step, so their age counts nowhere."""
+    young = chain(-1, 5)
+    made = group(young)
+    recorded = replace(chain(-1, 0, 0), trained=False)
+    rollout = replace(made.rollouts[0], episode=Episode((), (young, recorded)))
+    both = replace(made, rollouts=(rollout,))
+    assert both.oldest_version == 5
+    kept, masked = without_stale(both, step=6, horizon=1)
+    assert (kept, masked) == (both, 0)
+    older, masked = without_stale(both, step=7, horizon=1)
+    assert masked == 1
+    assert [one.trained for one in older.rollouts[0].episode.chains] == [True, False]  # type: ignore[union-attr]

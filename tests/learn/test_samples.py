@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -68,6 +69,18 @@ def test_the_advantage_is_the_rollouts_and_chains_share_its_weight() -> None:
     made = samples([group_of([(1.0, one), (0.0, two)])])
     assert [s.weight for s in made] == [1 / 8] * 3
     assert made[0].advantage > 0 > made[1].advantage == made[2].advantage
+
+
+@pytest.mark.parametrize("aggregate", Aggregate)
+def test_chains_that_are_only_recorded_change_nothing(aggregate: Aggregate) -> None:
+    """T6: neither what is trained nor what it weighs."""
+    make = Maker(0)
+    main, other = make.chain([1, 2], [4]), make.chain([1, 2], [3])
+    recorded = [replace(make.chain([9], [size]), trained=False) for size in (5, 7)]
+    alone = samples([group_of([(1.0, [main]), (0.0, [other])])], aggregate)
+    beside = samples([group_of([(1.0, [recorded[0], main, recorded[1]]), (0.0, [other])])], aggregate)
+    assert beside == alone
+    assert scores_of(group_of([(1.0, [main, *recorded])])) == scores_of(group_of([(1.0, [main])]))
 
 
 def test_chains_that_teach_nothing_are_left_out_but_counted() -> None:

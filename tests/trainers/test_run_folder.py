@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from loopwright.config import load
 from loopwright.errors import ConfigChangedError, RunError, RunLockedError
 from loopwright.trainers import run_folder
 from loopwright.trainers.config_changes import config_changes
@@ -136,6 +138,16 @@ def test_some_settings_may_change_freely(path: Path, config: dict[str, Any]) -> 
     with RunFolder.open(path, config) as folder:
         assert folder.stored_config() is not None
     try_to_open(path, config)
+
+
+def test_settings_that_are_new_since_the_run_began_are_no_change_at_their_defaults() -> None:
+    example = Path(__file__).parents[2] / "examples" / "agent_openai_tools.yaml"
+    new = load(example, [], {}).config.model_dump(mode="json")
+    old = json.loads(json.dumps(new))
+    del old["task_sets"][0]["agent"]["train"], old["produce"]["kind"]
+    assert config_changes(old, new) == []
+    new["task_sets"][0]["agent"]["train"] = "main"
+    assert config_changes(old, new) == ["task_sets.0.agent.train: 'all' -> 'main'"]
 
 
 def test_fewer_steps_are_a_change() -> None:
