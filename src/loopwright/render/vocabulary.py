@@ -59,7 +59,7 @@ class Vocabulary:
 
     def _encodes_directly(self) -> Any:
         """What does the work inside the tokenizer, if it does all of it: around it, more time is spent than in it."""
-        direct = getattr(self._tokenizer, "backend_tokenizer", None)
+        direct: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if not hasattr(direct, "encode_batch_fast"):
             return None
         marks = "".join(str(token) for token in self._tokenizer.added_tokens_decoder.values())
