@@ -69,7 +69,7 @@ class _Room:
         self._lying = self.projected.t().view(tokens, both + keys, heads.dim)
         self._heads = self._lying.contiguous()
         self._has_to_be_turned = self._heads is not self._lying
-        self.query_heads, self.key_heads, _ = self._heads.split((queries, keys, keys), dim=1)
+        self.query_heads, self.key_heads, _ = torch.split(self._heads, [queries, keys, keys], dim=1)
         self.turn = Turn(self._heads[:, :both])
         self.asked = tuple(
             x.transpose(0, 1)[None]

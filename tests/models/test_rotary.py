@@ -1,0 +1,50 @@
+"""Angles that are looked up are those of the model's own rotary embedding, wherever a token stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from loopwright.models.rotary import FIRST_TABLE, Angles, Turn
+
+CONTEXT, DIM = 64, 16
+
+
+def rotary(kind: str) -> Any:
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": 10_000.0}
+    if kind != "default":
+        parameters |= {"factor": 4.0, "original_max_position_embeddings": CONTEXT}
+    if kind == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    shape = {"hidden_size": 2 * DIM, "num_attention_heads": 2, "head_dim": DIM, "max_position_embeddings": CONTEXT}
+    return LlamaRotaryEmbedding(LlamaConfig(**shape, rope_parameters=parameters))
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn", "dynamic"])
+def test_angles_are_the_models_own_far_behind_the_first_table_too(kind: str) -> None:
+    like = torch.zeros(1)
+    angles = Angles(rotary(kind), like)
+    # A dynamic kind changes all angles when a sequence becomes long, and takes it back when it is gone.
+    for positions in ([0, 5, 30], [FIRST_TABLE - 1], [3, FIRST_TABLE], [40 * CONTEXT + 7, 1], [2]):
+        given = torch.tensor(positions)
+        cos, sin = angles.at(given)
+        theirs = rotary(kind)(like, given[None])
+        assert torch.allclose(cos, theirs[0][0, :, None], atol=1e-6)
+        assert torch.allclose(sin, theirs[1][0, :, None], atol=1e-6)
+
+
+def test_heads_are_turned_as_transformers_does() -> None:
+    tokens, heads = 5, 3
+    turn = Turn(x := torch.randn(tokens, heads, DIM, generator=torch.Generator().manual_seed(0)))
+    angles = Angles(rotary("default"), x)
+    for start in (0, 20):
+        positions = torch.arange(start, start + tokens)
+        turn.by(*angles.at(positions))
+        turn.turn()
+        cos, sin = rotary("default")(x, positions[None])
+        theirs, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
+        assert torch.allclose(turn.turned, theirs[0].transpose(0, 1), atol=1e-6)
