@@ -1,4 +1,4 @@
-"""Tiny models of three kinds, in turn."""
+"""Tiny models of four kinds, in turn."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ SPREAD = 0.1
 
 MODELS = {
     "llama": (tiny_llama, {}),
+    "biased": (tiny_llama, {"attention_bias": True, "mlp_bias": True}),
     "qwen3": (tiny_qwen3, {"tie_word_embeddings": False}),
     "sliding": (
         tiny_qwen3,

@@ -2,8 +2,8 @@
 
 Calling modules costs a small model more than its arithmetic, and a larger one still a good part of it: a rotary
 embedding alone is a dozen kernels per layer. This pass reads the very parameters of the model, so there is no second
-copy and every update is seen, and it overwrites what nobody needs any more. It knows no gradients: the learner keeps
-the model's own way.
+copy and every update is seen, and it overwrites what nobody needs any more. It knows no gradients: the learner, which
+needs what is overwritten here, has layers of its own.
 """
 
 from __future__ import annotations
