@@ -22,6 +22,8 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{8,64}")
 RESERVED = frozenset({"sessions", "messages", "responses", "completions", "complete", "openapi", "embeddings"})
 """Names that paths begin with, or might one day."""
 SWEEP_SECONDS = 5.0
+REMEMBERED_SECONDS = 600.0
+"""How long a session that has ended answers late calls with a 410, if nothing else keeps it."""
 
 
 class Sessions:
@@ -122,6 +124,15 @@ class Sessions:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             await self.end_idle()
+            if self._store.forgets:
+                await self.forget()
+
+    async def forget(self) -> None:
+        """Let go of sessions that ended a while ago: only a call that comes far too late would ask for them."""
+        latest = time.time() - REMEMBERED_SECONDS
+        over = [one for one in self._sessions.values() if one.state is not SessionState.OPEN and one.used < latest]
+        for session in over:
+            await self.delete(session)
 
     async def end_idle(self) -> None:
         idle = [one for one in self._sessions.values() if one.state is SessionState.OPEN and one.is_idle]

@@ -36,7 +36,10 @@ CREATE TABLE IF NOT EXISTS turns (
 
 
 class SessionStore(Protocol):
-    """Keeps sessions. Whatever a method has returned from is kept."""
+    """Keeps sessions. Whatever a method has returned from is kept. One that has ended stays until it is deleted, unless
+    the store `forgets`."""
+
+    forgets: bool
 
     async def create(self, session: Session) -> None: ...
 
@@ -58,6 +61,8 @@ class SessionStore(Protocol):
 class MemoryStore:
     """A `SessionStore` for sessions that end with the process, as those of a train run do: it keeps nothing, because
     each session's owner has it."""
+
+    forgets = True
 
     async def create(self, session: Session) -> None:
         """Nothing to keep."""
@@ -83,6 +88,8 @@ Work = Callable[[sqlite3.Connection], Any]
 
 class SqliteStore:
     """A `SessionStore` in one file. Use it as `async with`."""
+
+    forgets = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
