@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from loopwright.cli.event_loop import run_async
+from loopwright.cli.event_loop import run_async, run_server
 
 SCRIPT = """
 import asyncio
@@ -67,3 +68,16 @@ def test_what_the_work_raises_is_raised_as_it_is() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         run_async(main())
+
+
+def test_a_server_runs_on_uvloop_and_may_open_as_many_files_as_the_system_permits() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+
+        async def look() -> tuple[str, int]:
+            return type(asyncio.get_running_loop()).__module__, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+        assert run_server(look()) == ("uvloop", hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -24,6 +24,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 def run_server(main: Coroutine[Any, Any, T]) -> T:
     """What `main` returns, on uvloop's event loop where it is installed."""
+    _open_many_files()
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
@@ -31,6 +32,16 @@ def run_server(main: Coroutine[Any, Any, T]) -> T:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
+
+
+def _open_many_files() -> None:
+    """As many as the system permits: each client is one, and each answer under way another."""
+    # Windows has no such limit, and no such module.
+    if importlib.util.find_spec("resource") is not None:
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _let_go() -> None:
