@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from plain_model import PlainModel, put
 
+from loopwright.engines import supervised
 from loopwright.models.load import LoadedModel, load_model
 
 VERSIONS = 3
@@ -27,3 +28,10 @@ def loaded(_loaded_once: LoadedModel, plain: PlainModel) -> LoadedModel:
     """The model under its first weights, whatever the test before has put into it."""
     put(_loaded_once.model, plain.versions[0])
     return _loaded_once
+
+
+@pytest.fixture
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that died are started again without a pause."""
+    monkeypatch.setattr(supervised, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(supervised, "LAST_WORDS_SECONDS", 0.01)

@@ -26,6 +26,8 @@ class CountingEngine:
         self.version = version
         self.number = number
         self.requests: list[GenerateRequest] = []
+        self.counted = 0
+        """Tokens, of all requests together."""
         self.loads: list[tuple[int, Any]] = []
         self.dead = asyncio.Event()
         self._seconds = seconds
@@ -74,6 +76,7 @@ class CountingEngine:
             if self._live[request.id]:
                 return whole
             whole = whole.then(Generation((position,), (-0.5,), (self.version,), FinishReason.ABORT))
+            self.counted += 1
             if on_part is not None and len(whole.ids) - shown == PART:
                 on_part(whole.since(shown))
                 shown = len(whole.ids)
