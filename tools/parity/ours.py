@@ -16,6 +16,7 @@ import torch
 from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, per_group
 from loopwright.core.weighting import token_weights
 from loopwright.learn import kl, losses
+from loopwright.learn.body import Body
 from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm, divergence
 from loopwright.learn.losses import MAX_LOG_RATIO, TokenBatch, TokenLoss
@@ -137,7 +138,8 @@ def ppo_clip_with_weighted_kl(batch: TokenBatch) -> torch.Tensor:
 
 
 def kl_term(kind: KlKind) -> KlTerm:
-    return KlTerm(kind, SETTINGS["kl_coefficient"], reference=None)
+    """Without a model: the batches carry the reference's logprobs."""
+    return KlTerm(kind, SETTINGS["kl_coefficient"], reference=cast(Body, None))
 
 
 def importance(kind: ImportanceKind, level: Level) -> Importance:

@@ -77,7 +77,7 @@ class SharedPrefixPlan:
         # Split, not sliced: the gradient of a slice is a tensor of zeros as large as the whole.
         rows = zip(*(torch.split_with_sizes(x, self._sizes, dim=2) for x in (query, key, value)), strict=True)
         biases = (self._bias(index, window, query.dtype) for index in range(len(self._rows)))
-        outputs = [masked_attention(*row, bias, scaling) for row, bias in zip(rows, biases, strict=True)]
+        outputs = [masked_attention(q, k, v, bias, scaling) for (q, k, v), bias in zip(rows, biases, strict=True)]
         return torch.cat(outputs, dim=2).transpose(1, 2)
 
     def _by_row(self, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
@@ -116,7 +116,9 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         plan: SharedPrefixPlan = ctx.plan
-        return *plan.gradients(grads[0], *ctx.saved_tensors, ctx.scaling, ctx.window), None, None, None
+        query, key, value, output, total = ctx.saved_tensors
+        shares = plan.gradients(grads[0], query, key, value, output, total, ctx.scaling, ctx.window)
+        return *shares, None, None, None
 
 
 def _bias(row: Packed, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

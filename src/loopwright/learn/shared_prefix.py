@@ -65,7 +65,7 @@ def attend(
         return own
     far, far_total = kernel(queries, k, v, scaling)
     apart = zip(*_cut((queries, keys, values), rests), strict=True)
-    near, near_total = _joined([kernel(*one, scaling, causal=True) for one in apart])
+    near, near_total = _joined([kernel(q, k, v, scaling, causal=True) for q, k, v in apart])
     both = torch.logaddexp(far_total, near_total)
     far *= (far_total - both).exp_().unsqueeze(-1)
     far += near.mul_((near_total - both).exp_().unsqueeze(-1))
@@ -84,7 +84,7 @@ def gradients(of: Segment, key: torch.Tensor, value: torch.Tensor, row: Packed, 
         return [dq, dk, dv]
     far_q, far_k, far_v = kernel_gradients(rest, k, v, scaling)
     apart = zip(zip(*_cut(rest, rests), strict=True), *_cut((keys, values), rests), strict=True)
-    near_q, near_k, near_v = _joined([kernel_gradients(*one, scaling, causal=True) for one in apart])
+    near_q, near_k, near_v = _joined([kernel_gradients(own, k, v, scaling, causal=True) for own, k, v in apart])
     return _joined([(dq, dk.add_(far_k), dv.add_(far_v)), (near_q.add_(far_q), near_k, near_v)])
 
 
