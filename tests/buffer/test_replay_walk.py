@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -264,5 +265,12 @@ class Walk(RuleBasedStateMachine):
 
 # Shrinking a history takes minutes, and a history is readable as it is.
 UNSHRUNK = set(Phase) - {Phase.shrink, Phase.explain}
-Walk.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None, phases=UNSHRUNK)
+WALK = settings(max_examples=50, stateful_step_count=25, deadline=None, phases=UNSHRUNK)
+Walk.TestCase.settings = WALK
 test_the_buffer_walks_like_its_model = Walk.TestCase
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+class TestForLong(Walk.TestCase):
+    settings = settings(WALK, max_examples=500)

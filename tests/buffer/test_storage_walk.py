@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -150,5 +151,12 @@ def comparable(answer: Any) -> Any:
 
 # Shrinking a history takes minutes, and a history is readable as it is.
 UNSHRUNK = set(Phase) - {Phase.shrink, Phase.explain}
-Walk.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None, phases=UNSHRUNK)
+WALK = settings(max_examples=20, stateful_step_count=12, deadline=None, phases=UNSHRUNK)
+Walk.TestCase.settings = WALK
 test_sqlite_and_memory_walk_together = Walk.TestCase
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+class TestForLong(Walk.TestCase):
+    settings = settings(WALK, max_examples=200)

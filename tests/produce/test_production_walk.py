@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
+import pytest
 from async_house import async_house
 from house import House, KilledError, Mortal, task_set
 from hypothesis import HealthCheck, settings
@@ -358,3 +359,15 @@ WALK = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress
 TestProduction = Production.TestCase
 TestColocated = Colocated.TestCase
 TestProduction.settings = TestColocated.settings = WALK
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+class TestProductionForLong(Production.TestCase):
+    settings = settings(WALK, max_examples=100)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+class TestColocatedForLong(Colocated.TestCase):
+    settings = settings(WALK, max_examples=100)
