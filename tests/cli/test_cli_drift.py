@@ -76,3 +76,27 @@ def test_what_is_no_conversation_is_named(
 def test_a_missing_file_is_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert drift(model, tmp_path / "nothing.jsonl") != 0
     assert "there is no" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name the folder of a run, or a file with --transcript"),
+        (["run", "--transcript", "talk.jsonl"], "name the folder of a run, or a file with --transcript"),
+        (["run"], "does not exist"),
+    ],
+)
+def test_a_run_or_a_file_is_named_and_not_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["drift", *(str(tmp_path / one) if one == "run" else one for one in arguments)])
+    assert left.value.code
+    assert words in capsys.readouterr().err
+
+
+def test_a_transcript_needs_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["drift", "--transcript", str(write(tmp_path, TALK))])
+    assert left.value.code
+    assert "name the model" in capsys.readouterr().err

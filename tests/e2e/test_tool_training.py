@@ -63,9 +63,10 @@ def test_the_example_trains_and_its_tokens_do_not_drift(
         assert roles[:6] == ["user", "assistant", "tool", "assistant", "user", "assistant"]
         (chain,) = rollout.episode.chains
         assert chain.sampled > 0
+        assert rollout.episode.tools, "they are needed to render the conversation again"
 
     capsys.readouterr()
-    run("drift", "--model", str(tiny_model), "--transcript", str(tmp_path / "run"), "--json")
+    run("drift", str(tmp_path / "run"), "--json")
     facts = json.loads(capsys.readouterr().out)
     assert facts["conversations"] == facts["chains"] == 8
     assert facts["tokens"] > 0
