@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import WriteConfig
 
 from loopwright.buffer.auditing.audit import audit
 from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
 from loopwright.types import GroupStatus
+
+WriteConfig = Callable[..., Path]
 
 
 async def train(config: Path, *overrides: str, stop_after: int | None = None) -> Path:
