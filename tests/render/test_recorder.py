@@ -123,6 +123,10 @@ def test_a_question_beside_the_work_and_a_sub_agent_are_not_the_main_conversatio
     talk.ask(user("add"), said("asking"), user("more"), text="done", tools=(ADD,))
     assert talk.starts() == [ChainStart.FIRST, ChainStart.SEPARATE, ChainStart.SEPARATE]
     assert talk.mains() == [False, True, False]
+    short = Talk()
+    short.ask(user("a title for this?"), text="adding")
+    short.ask(user("add"), text="19", tools=(ADD,))
+    assert short.mains() == [False, True], "tools are work, also in a single turn"
 
 
 def test_without_tools_the_first_conversation_of_several_turns_is_the_main_one() -> None:
