@@ -24,17 +24,18 @@ def gradients(plan: SharedPrefixPlan, x: list[torch.Tensor], grad: torch.Tensor)
 
 
 @given(
-    st.integers(1, 40),
+    st.lists(st.integers(1, 80), min_size=1, max_size=3),
     st.lists(st.integers(0, 20), min_size=1, max_size=5),
     st.sampled_from([(1, 1), (2, 1), (6, 2)]),
     st.integers(0, 1000),
 )
-def test_parts_and_mask_agree(prefix: int, rests: list[int], heads: tuple[int, int], seed: int) -> None:
-    row = Packed(prefix, tuple(range(len(rests))), tuple(rests))
+def test_parts_and_mask_agree(prefixes: list[int], rests: list[int], heads: tuple[int, int], seed: int) -> None:
+    rows = [Packed(prefix, tuple(range(len(rests))), tuple(rests)) for prefix in prefixes]
+    tokens = sum(row.tokens for row in rows)
     generator = torch.Generator().manual_seed(seed)
-    x = [torch.randn(1, h, row.tokens, DIM, generator=generator) for h in (heads[0], heads[1], heads[1])]
-    grad = torch.randn(1, row.tokens, heads[0], DIM, generator=generator)
-    plan = SharedPrefixPlan([row], torch.device("cpu"))
+    x = [torch.randn(1, h, tokens, DIM, generator=generator) for h in (heads[0], heads[1], heads[1])]
+    grad = torch.randn(1, tokens, heads[0], DIM, generator=generator)
+    plan = SharedPrefixPlan(rows, torch.device("cpu"))
     before = attention.SHORT
     try:
         attention.SHORT = 0
