@@ -13,6 +13,9 @@ from loopwright.errors import BenchError
 SYSTEM = "You are a careful assistant. Answer in one short paragraph, and say what you are not sure of."
 WORD = re.compile(r"Ġ[a-z]{2,12}")
 
+COMMON_WORDS = 2000
+"""Ordinary texts use few words often. Vocabularies are made from the commonest on, so these come first."""
+
 
 class Prompts:
     """Conversations of a system message and a question, in words that are one token each for a model's tokenizer."""
@@ -23,7 +26,8 @@ class Prompts:
 
         self._tokenizer = tokenizer = load_tokenizer(str(model))
         self._renderer = ChatTemplateRenderer(tokenizer)
-        self._words = sorted(word.replace("Ġ", " ") for word in tokenizer.get_vocab() if WORD.fullmatch(word))
+        found = ((token, word) for word, token in tokenizer.get_vocab().items() if WORD.fullmatch(word))
+        self._words = [word.replace("Ġ", " ") for _, word in sorted(found)[:COMMON_WORDS]]
 
     def ids(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
         return self._renderer.render(messages)

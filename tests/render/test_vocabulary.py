@@ -1,4 +1,4 @@
-"""Encoding takes a short cut through the tokenizer, and gives the ids that the tokenizer gives."""
+"""Encoding and decoding take a short cut through the tokenizer, and give what the tokenizer gives."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ def texts() -> st.SearchStrategy[str]:
 
 @settings(max_examples=200)
 @given(texts())
-def test_the_short_cut_gives_the_same_ids(text: str) -> None:
+def test_the_short_cut_gives_the_same_ids_and_the_same_text(text: str) -> None:
     tokenizer, vocabulary = made()
     assert vocabulary._direct is not None
-    assert vocabulary._encode(text) == tuple(tokenizer.encode(text, add_special_tokens=False))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert vocabulary._encode(text) == tuple(ids)
+    for skip, read in ((True, vocabulary.text(ids)), (False, vocabulary.spelling(ids))):
+        assert read == tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
 
 
 def test_a_tokenizer_that_was_left_cutting_or_padding_does_neither() -> None:

@@ -32,7 +32,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._direct = self._encodes_directly()
+        self._direct = self._core()
         # Siblings are asked the same: their prompt is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
@@ -57,19 +57,26 @@ class Vocabulary:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
         return tuple(direct.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
-    def _encodes_directly(self) -> Any:
+    def _core(self) -> Any:
         """What does the work inside the tokenizer, if it does all of it: around it, more time is spent than in it."""
         direct: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if not hasattr(direct, "encode_batch_fast"):
             return None
         marks = "".join(str(token) for token in self._tokenizer.added_tokens_decoder.values())
         probe = f"{PROBE}{marks}{PROBE}"
-        same = direct.encode_batch_fast([probe], add_special_tokens=False)[0].ids == self._tokenizer.encode(
-            probe, add_special_tokens=False
+        ids = direct.encode_batch_fast([probe], add_special_tokens=False)[0].ids
+        if ids != list(self._tokenizer.encode(probe, add_special_tokens=False)):
+            return None
+        same = all(
+            direct.decode(ids, skip_special_tokens=skip)
+            == self._tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            for skip in (True, False)
         )
         return direct if same else None
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        if self._direct is not None:
+            return str(self._direct.decode(list(ids), skip_special_tokens=skip_special_tokens))
         return str(
             self._tokenizer.decode(
                 list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
