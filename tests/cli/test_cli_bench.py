@@ -28,7 +28,17 @@ def test_without_a_name_all_are_listed(run):
     code, out, err = run()
     assert (code, err) == (0, "")
     names = [line.split()[0] for line in out.splitlines()]
-    assert names == ["grpo", "grpo-dense", "grpo-long", "grpo-tiny", "buffer", "decode", "makespan", "manager"]
+    assert names == [
+        "grpo",
+        "grpo-dense",
+        "grpo-long",
+        "grpo-tiny",
+        "buffer",
+        "gateway",
+        "decode",
+        "makespan",
+        "manager",
+    ]
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(run):

@@ -14,7 +14,10 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "parquet": ("tasks from Parquet files", ("pyarrow",)),
     "datasets": ("tasks from Hugging Face datasets folders", ("datasets",)),
     "reasoning-gym": ("generated tasks of reasoning_gym", ("reasoning-gym",)),
-    "serve": ("engines in processes of their own, and the gateway", ("starlette", "uvicorn", "httptools", "httpx")),
+    "serve": (
+        "engines in processes of their own, and the gateway",
+        ("starlette", "uvicorn", "httptools", "uvloop", "httpx"),
+    ),
     "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
     "renderers": ("tools and thoughts of known model families", ("renderers", "prime-pydantic-config")),
     "mcp": ("tools of MCP servers", ("mcp",)),
