@@ -55,7 +55,8 @@ class TorchEngine:
         self._open = False
         self._step_is_due = False
         self._paused: PauseMode | None = None
-        self._waiting_for_quiet: list[Callable[[], object]] = []
+        self._waiting_for_quiet: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._news: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._expected = 0
 
     async def __aenter__(self) -> Self:
@@ -94,7 +95,7 @@ class TorchEngine:
 
         def pause() -> None:
             self._paused = mode
-            self._waiting_for_quiet.append(lambda: _call(loop, quiet.set))
+            self._waiting_for_quiet.append((loop, quiet))
             if mode is PauseMode.ABORT:
                 # Those that wait for a slot too: nobody who was here before the pause has to wait for its end.
                 self._abort(lambda sequence: True)
@@ -157,16 +158,17 @@ class TorchEngine:
         self._look_round()
 
     def _look_round(self) -> None:
-        """After anything has changed: is a step due, and has a pause come to rest?"""
+        """After anything has changed: is a step due, has a pause come to rest, and who is to hear of it?"""
         if not self._step_is_due and self._may_step():
             self._step_is_due = True
             self._compute.post(self._step)
         # Without a pause there is nothing to wait for either: a resume has overtaken it.
         draining = self._paused is PauseMode.DRAIN and self._batch.live
         if not draining:
-            for notify in self._waiting_for_quiet:
-                notify()
+            for loop, quiet in self._waiting_for_quiet:
+                self._announce(loop, quiet.set)
             self._waiting_for_quiet.clear()
+        self._hand_over()
 
     def _may_step(self) -> bool:
         batch = self._batch
@@ -197,7 +199,7 @@ class TorchEngine:
             return
         part = sequence.generation().since(caller.told)
         caller.told = len(sequence.ids)
-        _call(caller.loop, partial(caller.on_part, part))
+        self._announce(caller.loop, partial(caller.on_part, part))
 
     def _fail_all(self, error: EngineError) -> None:
         self._batch.reset()
@@ -215,7 +217,18 @@ class TorchEngine:
                 else:
                     caller.future.set_result(result)
 
-        _call(caller.loop, settle)
+        self._announce(caller.loop, settle)
+
+    def _announce(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+        self._news.setdefault(loop, []).append(callback)
+
+    def _hand_over(self) -> None:
+        """Wake every event loop once, not once per request: that would cost more than a small model's token."""
+        news, self._news = self._news, {}
+        for loop, callbacks in news.items():
+            # It may be gone by now, together with everyone who waited in it.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_schedule, loop, callbacks)
 
     # Called by anyone.
 
@@ -278,7 +291,7 @@ def _failed(error: Exception) -> EngineError:
     )
 
 
-def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Hand a result to its event loop, which may be gone by now together with everyone who waited in it."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(callback)
+def _schedule(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:
+    """Each by itself: one that raises keeps the others from nothing."""
+    for callback in callbacks:
+        loop.call_soon(callback)
