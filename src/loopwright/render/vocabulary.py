@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from loopwright.render.bytes import byte_level, is_byte_token
 from loopwright.render.detokenize import UNKNOWN, Detokenizer
 from loopwright.render.template import TemplateTokenizer
+from loopwright.render.words import Words, keeps_words_apart
 
 
 class ChatTokenizer(TemplateTokenizer, Protocol):
@@ -33,6 +34,8 @@ class Vocabulary:
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._direct = self._core()
+        by_words = self._direct is not None and keeps_words_apart(self._direct, tokenizer.added_tokens_decoder)
+        self._words = Words(self._encode_directly) if by_words else None
         # Siblings are asked the same: their prompt is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
@@ -55,7 +58,11 @@ class Vocabulary:
         # Whoever pads or cuts with the same tokenizer leaves that behind in it.
         if direct is None or direct.truncation is not None or direct.padding is not None:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
-        return tuple(direct.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return tuple(self._encode_directly(text)) if self._words is None else self._words.encode(text)
+
+    def _encode_directly(self, text: str) -> Sequence[int]:
+        ids: list[int] = self._direct.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def _core(self) -> Any:
         """What does the work inside the tokenizer, if it does all of it: around it, more time is spent than in it."""

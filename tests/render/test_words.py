@@ -1,0 +1,107 @@
+"""A text that is encoded word by word has the ids of the whole text; tokenizers of which this is not known are left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from loopwright.render import words
+from loopwright.render.words import PATTERNS, Words, keeps_words_apart
+
+TEXT = "it's a word, and  two\n words: 12 345\t\tcaf\u00e9 e\u0301 \u4e2d\u6587 'll x" * 3
+MARK = "<|end|>"
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+CUT_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+CUTS = {
+    "gpt2": BYTES,
+    "digits": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES]),
+    **{
+        f"split-{number}": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), CUT_BYTES])
+        for number, pattern in enumerate(sorted(PATTERNS))
+    },
+}
+NOT_KNOWN = {
+    "a prefix": pre_tokenizers.ByteLevel(add_prefix_space=True),
+    "no cuts": CUT_BYTES,
+    "another pattern": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex("x"), "isolated"), CUT_BYTES]),
+    "no bytes": pre_tokenizers.Metaspace(),
+}
+
+
+def core(cut: Any, normalizer: Any = None, **flags: bool) -> Tokenizer:
+    """A tokenizer that merges as much as it may."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.normalizer = cut, normalizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator([TEXT] * 4, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet))
+    made.add_special_tokens([AddedToken(MARK, **flags)])
+    return made
+
+
+@cache
+def known(name: str) -> tuple[Tokenizer, Words]:
+    made = core(CUTS[name], normalizers.NFC())
+    return made, Words(lambda text: whole(made, text))
+
+
+def whole(made: Tokenizer, text: str) -> Sequence[int]:
+    return made.encode(text, add_special_tokens=False).ids
+
+
+def texts() -> st.SearchStrategy[str]:
+    pieces = [MARK, " ", "  ", "\n", " \n", "\t", "\u00a0", "\u2003", "\x1c", "\u0301", "'s", " a", "a", "12", "?!"]
+    return st.lists(st.sampled_from(pieces) | st.text(max_size=4), max_size=10).map("".join)
+
+
+@pytest.mark.parametrize("name", CUTS)
+@settings(max_examples=150)
+@given(text=texts())
+def test_word_by_word_is_the_whole_text(name: str, text: str) -> None:
+    made, by_words = known(name)
+    for _ in range(2):
+        assert by_words.encode(text) == tuple(whole(made, text))
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_the_usual_tokenizers_keep_words_apart(name: str) -> None:
+    made, by_words = known(name)
+    assert keeps_words_apart(made, made.get_added_tokens_decoder())
+    assert by_words.encode(TEXT) == tuple(whole(made, TEXT))
+    assert len(by_words) > 5
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_nothing_is_assumed_of_others(name: str) -> None:
+    assert not keeps_words_apart(core(NOT_KNOWN[name]), {})
+
+
+def test_tokens_that_reach_over_spaces_and_chance_are_left_to_the_tokenizer() -> None:
+    for flags in ({"lstrip": True}, {"rstrip": True}, {"single_word": True}):
+        made = core(BYTES, **flags)
+        assert not keeps_words_apart(made, made.get_added_tokens_decoder())
+    assert not keeps_words_apart(core(BYTES), {0: AddedToken("two words")})
+    assert not keeps_words_apart(core(BYTES, normalizers.Lowercase()), {})
+    chancy = core(BYTES)
+    chancy.model.dropout = 0.1
+    assert not keeps_words_apart(chancy, {})
+
+
+def test_a_word_is_encoded_once_and_no_more_are_kept_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "MOST_WORDS", 3)
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return [len(text)]
+
+    kept = Words(encode)
+    assert kept.encode("a bb bb a") == (1, 3, 3, 2)
+    assert asked == ["a", " bb", " a"]
+    kept.encode(f"a {'long' * 20} c d")
+    assert set(kept) == {"d"}
