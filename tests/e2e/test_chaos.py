@@ -15,10 +15,13 @@ from tools.chaos.chaos import Chaos
 
 WriteConfig = Callable[..., Path]
 
-# Not async, so that there are worker processes to be killed as well.
+# Not async, so that there are worker processes to be killed as well. Nothing that can be learned: a model that always
+# does well leaves no group with a signal, which ends the run.
 JUDGER = """
+import zlib
+
 def judge(task, episode):
-    return sum(letter in "aeiou" for letter in episode.answer) / 4
+    return zlib.crc32(episode.answer.encode()) % 2
 """
 
 

@@ -42,7 +42,9 @@ class Forgetful(RecordingEngine):
 
 
 @pytest.fixture
-def open_files() -> Iterator[None]:
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Room for all connections. Agents share this process with the gateway: while it works, they cannot connect."""
+    monkeypatch.setattr("loopwright.engines.http.connection.CONNECT_SECONDS", 600.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -113,13 +115,13 @@ async def crowd(sessions: int, folder: Path) -> str:
 
 
 @pytest.mark.real
-@pytest.mark.usefixtures("open_files")
+@pytest.mark.usefixtures("crowded")
 async def test_a_hundred_agents_at_once(tmp_path: Path) -> None:
     print(await crowd(100, tmp_path))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("open_files")
+@pytest.mark.usefixtures("crowded")
 async def test_a_thousand_agents_at_once(tmp_path: Path) -> None:
     print(await crowd(1000, tmp_path))

@@ -114,6 +114,7 @@ def test_mutated_requests_are_answered_or_refused(request: tuple[str, bytes]) ->
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @settings(max_examples=10_000, suppress_health_check=[HealthCheck.too_slow])
 @given(mutated())
 def test_ten_thousand_mutated_requests(request: tuple[str, bytes]) -> None:
