@@ -9,14 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import orjson
 
 from loopwright.core.together import to_its_end, together
 from loopwright.errors import ContextError, EngineError, LoopwrightError
-from loopwright.gateway.call import Answer, Call, TokenLogprob, sample_id, tool_call_id
+from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
@@ -35,6 +35,8 @@ from loopwright.types import (
 )
 
 T = TypeVar("T")
+
+WISHES = tuple(wish.name for wish in fields(Wishes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Exchange:
         if listener is not None:
             listener.head(head)
         with session.flight(history, ask.key, ask.id):
-            heads = [replace(head, id=sample_id(head.id, number)) for number in range(call.samples)]
+            others = (replace(head, id=sample_id(head.id, number)) for number in range(1, call.samples))
+            heads = (head, *others)
             work = (self._one(session, call, prepared, one, number, listener) for number, one in enumerate(heads))
             answers = await (together(work) if call.samples > 1 else _alone(work))
             # Cancelled half way, a turn would be in the store and not in memory: the next would be stored in its place.
@@ -225,10 +228,13 @@ async def _alone(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _with_ids(parsed: Parsed, answer: str) -> Parsed:
+    if not parsed.tool_calls:
+        return parsed
     calls = (replace(call, id=call.id or tool_call_id(answer, n)) for n, call in enumerate(parsed.tool_calls))
     return replace(parsed, tool_calls=tuple(calls))
 
 
 def _wishes(call: Call) -> dict[str, object]:
     """What the agent asked for, without what it left open."""
-    return {name: value for name, value in asdict(call.wishes).items() if value not in (None, (), {})}
+    wishes = ((name, getattr(call.wishes, name)) for name in WISHES)
+    return {name: value for name, value in wishes if value not in (None, (), {})}

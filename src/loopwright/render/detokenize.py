@@ -23,11 +23,16 @@ class Detokenizer:
         self._is_byte = is_byte
         self._window: list[int] = []
         self._told = ""
+        self._holds = False
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain now."""
+        if not ids:
+            return ""
+        self._move_on()
         self._window.extend(ids)
-        if not self._window or self._is_byte(self._window[-1]):
+        self._holds = True
+        if self._is_byte(self._window[-1]):
             return ""
         text = self._decode(self._window)
         if text.endswith(UNKNOWN):
@@ -36,12 +41,16 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What was held back, with a mark in place of characters that never became whole."""
-        return self._tell(self._decode(self._window))
+        return self._tell(self._decode(self._window)) if self._holds else ""
 
     def _tell(self, text: str) -> str:
-        """What is new in the text of the window, which then begins later if it has grown."""
+        """What is new in the text of the window."""
         news, self._told = text[len(self._told) :], text
-        if len(self._window) > 4 * CONTEXT:
+        self._holds = False
+        return news
+
+    def _move_on(self) -> None:
+        """Begin the window later if it has grown. Not before more ids come: most answers are read in one piece."""
+        if not self._holds and len(self._window) > 4 * CONTEXT:
             self._window = self._window[-CONTEXT:]
             self._told = self._decode(self._window)
-        return news

@@ -58,6 +58,8 @@ async def listening(
         log_level="warning",
         access_log=False,
         server_header=False,
+        # Nobody asks where a request came from.
+        proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = _Server(config)
