@@ -93,7 +93,8 @@ def test_members_of_one_prompt_share_a_row_however_short_it_is(
     answers = [chain.ids.tolist() for chain in case[1]]
     chains = [chain_of((prompt, False), (answer, True)) for answer in answers]
     (row,) = pack([list(range(len(chains)))], chains)
-    assert row == Packed(len(prompt), tuple(range(len(chains))), tuple(len(answer) - 1 for answer in answers))
+    by_length = sorted(range(len(chains)), key=lambda i: len(chains[i]))
+    assert row == Packed(len(prompt), tuple(by_length), tuple(len(answers[i]) - 1 for i in by_length))
 
 
 def test_chains_that_start_differently_get_rows_of_their_own() -> None:

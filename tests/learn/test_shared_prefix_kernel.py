@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loopwright.core.packing import Packed
@@ -29,6 +29,7 @@ def gradients(plan: SharedPrefixPlan, x: list[torch.Tensor], grad: torch.Tensor)
     st.sampled_from([(1, 1), (2, 1), (6, 2)]),
     st.integers(0, 1000),
 )
+@example([40, 7], [0, 5, 5, 5, 9, 9], (6, 2), 0)
 def test_parts_and_mask_agree(prefixes: list[int], rests: list[int], heads: tuple[int, int], seed: int) -> None:
     rows = [Packed(prefix, tuple(range(len(rests))), tuple(rests)) for prefix in prefixes]
     tokens = sum(row.tokens for row in rows)

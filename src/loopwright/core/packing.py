@@ -40,7 +40,8 @@ def pack(groups: Sequence[Sequence[int]], chains: Sequence[TokenChain]) -> list[
     """
     rows: list[Packed] = []
     for members in groups:
-        alike = sorted(members, key=lambda i: (_start(chains[i]), i))
+        # By length too: attention takes neighbours of one length in one call.
+        alike = sorted(members, key=lambda i: (_start(chains[i]), len(chains[i]), i))
         for _, together in groupby(alike, key=lambda i: _start(chains[i])):
             indices = tuple(together)
             prefix = shared_prefix([chains[i] for i in indices])

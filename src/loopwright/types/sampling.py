@@ -69,6 +69,8 @@ class GenerateRequest:
 
     def after(self, part: Generation) -> GenerateRequest:
         """The request for what is still to be sampled after `part`."""
+        if not part.ids:
+            return self
         left = replace(self.sampling, max_new_tokens=self.sampling.max_new_tokens - len(part.ids))
         return replace(
             self,
