@@ -135,3 +135,22 @@ def test_a_generation_whose_streams_do_not_align_is_refused(change: dict[str, An
 def test_what_is_no_answer_is_refused(body: Any) -> None:
     with pytest.raises(RefusedError):
         generation_from_json(body)
+
+
+def test_vllm_names_versions_at_the_end_and_its_first_weights_by_a_word() -> None:
+    """The events of a stream of vLLM 0.32."""
+
+    def event(token: int, finish: str | None, spans: Any) -> Any:
+        logprobs = {"content": [{"token_id": token, "logprob": -1.5, "rank": 9, "top_logprobs": []}]}
+        choice = {"index": 0, "finish_reason": finish, "token_ids": [token], "weight_versions": spans}
+        return {"request_id": "generate-tokens-1", "usage": None, "choices": [{**choice, "logprobs": logprobs}]}
+
+    whole = [{"version": "default", "start": 0, "end": 2}]
+    assert generation_from_json(event(7, None, None)) == (Generation((7,), (-1.5,), (0,), FinishReason.ABORT), False)
+    last = Generation((8,), (-1.5,), (0,), FinishReason.LENGTH)
+    assert generation_from_json(event(8, "length", whole), before=1) == (last, True)
+    changed = [{"version": 3, "start": 0, "end": 1}, {"version": 4, "start": 1, "end": 2}]
+    with pytest.raises(RefusedError, match="weight_versions"):
+        generation_from_json(event(8, "length", changed), before=1)
+    with pytest.raises(RefusedError, match="weight_versions"):
+        generation_from_json(event(8, "length", None), before=1)

@@ -121,7 +121,7 @@ async def _streamed(answer: Answer, on_part: OnPart) -> Generation:
     async for event in _events(answer):
         if "error" in event:
             raise read_error(event, KINDS, EngineError)
-        part, ended = generation_from_json(event)
+        part, ended = generation_from_json(event, before=len(whole.ids))
         whole = whole.then(part)
         if ended:
             return whole

@@ -16,6 +16,8 @@ from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
 from loopwright.types.sampling import PART_TOKENS
 
 GENERATE = "/inference/v1/generate"
+FIRST_WEIGHTS = "default"
+"""What vLLM calls the weights that it was started with."""
 NUMBERS = frozenset({int, float})
 
 Json = Mapping[str, Any]
@@ -83,8 +85,9 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
     return {"choices": [choice]}
 
 
-def generation_from_json(body: Any) -> tuple[Generation, bool]:
-    """The answer or part, and whether it has ended. A part is one that was cut short (`finish = abort`)."""
+def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, bool]:
+    """The answer or part, and whether it has ended. A part is one that was cut short (`finish = abort`), behind
+    `before` tokens that came earlier."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, Sequence) or len(choices) != 1:
         raise malformed("the answer", "choices", choices, "a list of one choice")
@@ -97,7 +100,8 @@ def generation_from_json(body: Any) -> tuple[Generation, bool]:
     finish = choices[0].get("finish_reason")
     if finish is not None and finish not in tuple(FinishReason):
         raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
-    versions = _versions(choices[0].get("weight_versions"), len(ids))
+    spans = choices[0].get("weight_versions")
+    versions = (0,) * len(ids) if spans is None and finish is None else _versions(spans, len(ids), before)
     return Generation(ids, logprobs, versions, FinishReason(finish or FinishReason.ABORT)), finish is not None
 
 
@@ -145,13 +149,18 @@ def weights_from_json(body: Any) -> tuple[int, WeightFile | None]:
     return version, WeightFile(path, size, fields.string("checksum"), tensors)
 
 
-def _versions(spans: Any, tokens: int) -> tuple[int, ...]:
+def _versions(spans: Any, tokens: int, before: int) -> tuple[int, ...]:
+    """Ours says with every part who sampled it. vLLM says it at the end, for the whole answer: until then it is taken
+    for granted that its weights are those that it was started with."""
     versions: list[int] = []
     for span in spans if isinstance(spans, Sequence) else ():
         fields = Fields(span, "weight_versions")
         if fields.integer("start") != len(versions):
             break
-        versions += [fields.integer("version")] * (fields.integer("end") - len(versions))
+        version = 0 if span.get("version") == FIRST_WEIGHTS else fields.integer("version")
+        versions += [version] * (fields.integer("end") - len(versions))
+    if len(versions) == before + tokens and not any(versions[:before]):
+        return tuple(versions[before:])
     if len(versions) != tokens:
         raise malformed("the choice", "weight_versions", spans, f"spans that cover {tokens} tokens")
     return tuple(versions)
