@@ -60,7 +60,7 @@ def kernel_gradients(
 
 def _apart(x: torch.Tensor, parts: int) -> torch.Tensor:
     """[parts, heads, tokens of one, ...], as the kernel takes it."""
-    return x.unflatten(0, (parts, -1)).transpose(1, 2)
+    return x.reshape(parts, len(x) // parts, *x.shape[1:]).transpose(1, 2)
 
 
 def _in_a_row(x: torch.Tensor) -> torch.Tensor:
@@ -74,11 +74,11 @@ def attend(
     were one segment; only at themselves they look apart."""
     (q, queries), (k, keys), (v, values) = _cut((query, key, value), (row.prefix, row.tokens - row.prefix))
     own = kernel(q, k, v, scaling, causal=True)
-    counts, sizes = _alike(row.rests)
+    counts, together = _alike(row.rests)
     if not counts:
         return own
     far, far_total = kernel(queries, k, v, scaling)
-    apart = zip(*_cut((queries, keys, values), sizes), counts, strict=True)
+    apart = zip(*_cut((queries, keys, values), together), counts, strict=True)
     near, near_total = _joined([kernel(q, k, v, scaling, parts=n, causal=True) for q, k, v, n in apart])
     both = torch.logaddexp(far_total, near_total)
     far *= (far_total - both).exp_().unsqueeze(-1)
@@ -93,11 +93,11 @@ def gradients(of: Segment, key: torch.Tensor, value: torch.Tensor, row: Packed, 
     (k, keys), (v, values) = _cut((key, value), sizes)
     prefix, rest = zip(*_cut(of, sizes), strict=True)
     dq, dk, dv = kernel_gradients(prefix, k, v, scaling, causal=True)
-    counts, sizes = _alike(row.rests)
+    counts, together = _alike(row.rests)
     if not counts:
         return [dq, dk, dv]
     far_q, far_k, far_v = kernel_gradients(rest, k, v, scaling)
-    apart = zip(zip(*_cut(rest, sizes), strict=True), *_cut((keys, values), sizes), counts, strict=True)
+    apart = zip(zip(*_cut(rest, together), strict=True), *_cut((keys, values), together), counts, strict=True)
     near = [kernel_gradients(own, k, v, scaling, parts=n, causal=True) for own, k, v, n in apart]
     near_q, near_k, near_v = _joined(near)
     return _joined([(dq, dk.add_(far_k), dv.add_(far_v)), (near_q.add_(far_q), near_k, near_v)])
