@@ -24,12 +24,12 @@ from loopwright.gateway.server import Address
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.types import FinishReason, GenerateRequest, PauseMode, Sampling, Thinking
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 VLLM = Path(__file__).parents[2] / ".peers" / "vllm" / "bin" / "vllm"
 CACHE = Path.home() / ".cache" / "loopwright" / "models"
 KEY = "the-gateways-own-key"
-START_SECONDS = 300
+START_SECONDS = 900
 CLOSE = 2e-3
 """How far a logprob may be from the model's own, computed by other kernels in another order."""
 
@@ -59,7 +59,11 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
