@@ -110,6 +110,17 @@ async def test_logprobs_are_those_that_tokens_were_sampled_with(
     assert generation.logprobs == pytest.approx(expected, abs=CLOSE)
 
 
+async def test_many_at_once_are_as_many_samples(url: str, reference: torch.nn.Module) -> None:
+    """Each request has a seed of its own, as those of a run have."""
+    async with HttpEngine.connect(url, None) as engine:
+        asked = [GenerateRequest(str(n), PROMPT, Sampling(max_new_tokens=8, seed=n)) for n in range(24)]
+        generations = await asyncio.gather(*map(engine.generate, asked))
+    assert len({generation.ids for generation in generations}) > 12
+    for generation in generations[:4]:
+        expected = logprobs_of(reference, [*PROMPT, *generation.ids])[len(PROMPT) - 1 :]
+        assert generation.logprobs == pytest.approx(expected, abs=CLOSE)
+
+
 async def test_a_pause_hands_back_what_there_is_and_the_rest_goes_on_from_it(
     url: str, reference: torch.nn.Module
 ) -> None:

@@ -38,6 +38,7 @@ class HttpEngine:
     def __init__(self, connections: Connections, version: int, silence_seconds: float = SILENCE_SECONDS) -> None:
         self._connections = connections
         self._version = version
+        self._keeps_seeds = True
         self._patience = Patience(silence_seconds, self._check_health)
         self._little_patience = Patience(min(silence_seconds, HEALTH_SECONDS))
 
@@ -52,6 +53,7 @@ class HttpEngine:
             engine = cls(connections, 0, silence_seconds)
             version = (await engine._command("GET", "/version"))["version"]
             # vLLM says there which release it is; the weights that it was started with are version 0.
+            engine._keeps_seeds = isinstance(version, int)
             engine._version = version if isinstance(version, int) else 0
             yield engine
         finally:
@@ -63,7 +65,8 @@ class HttpEngine:
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Who does not listen gets the answer in one piece, which costs both sides less."""
-        body = {**request_to_json(request), "stream": on_part is not None}
+        # What vLLM samples depends on its batch, with a seed too; and its build for CPUs dies of several seeds.
+        body = {**request_to_json(request, seeded=self._keeps_seeds), "stream": on_part is not None}
         async with self._ask("POST", GENERATE, body, self._patience) as answer:
             if on_part is None:
                 return generation_from_json(_read(await answer.read()))[0]

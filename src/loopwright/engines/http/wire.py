@@ -23,7 +23,7 @@ NUMBERS = frozenset({int, float})
 Json = Mapping[str, Any]
 
 
-def request_to_json(request: GenerateRequest) -> Json:
+def request_to_json(request: GenerateRequest, *, seeded: bool = True) -> Json:
     sampling = request.sampling
     return {
         "request_id": request.id,
@@ -33,7 +33,7 @@ def request_to_json(request: GenerateRequest) -> Json:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
-            "seed": sampling.seed,
+            "seed": sampling.seed if seeded else None,
             "stop": sampling.stop,
             "stop_token_ids": sampling.stop_token_ids,
             "logprobs": 1,
