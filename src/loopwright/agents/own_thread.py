@@ -22,13 +22,18 @@ async def in_own_thread(call: Callable[[], Any], name: str) -> Any:
             return
         if error is None:
             done.set_result(result)
-        else:
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             done.set_exception(error)
+        else:
+            # No future takes a StopIteration, and a SystemExit or a cancellation would end more than this call.
+            failed = RuntimeError(f"{type(error).__name__}: {error}".removesuffix(": "))
+            failed.__cause__ = error
+            done.set_exception(failed)
 
     def work() -> None:
         try:
             result, error = context.run(call), None
-        except Exception as raised:
+        except BaseException as raised:
             result, error = None, raised
         # Nobody waits any more when the loop is gone.
         if not loop.is_closed():
