@@ -81,3 +81,19 @@ def test_a_server_runs_on_uvloop_and_may_open_as_many_files_as_the_system_permit
         assert run_server(look()) == ("uvloop", hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_system_that_refuses_to_have_no_limit_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def like_macos(_: int, limits: tuple[int, int]) -> None:
+        asked.append(limits)
+        if limits[0] == 2**63 - 1:
+            raise ValueError("current limit exceeds maximum limit")
+
+    async def nothing() -> None: ...
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 2**63 - 1))
+    monkeypatch.setattr(resource, "setrlimit", like_macos)
+    run_server(nothing())
+    assert asked[-1] == (10_240, 2**63 - 1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 LAST_SECONDS = 5.0
 """How long tasks that are left may take to end. Whoever started them has given them their grace already."""
+MACOS_FILES = 10_240
+"""What macOS permits to every process."""
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
@@ -40,8 +43,12 @@ def _open_many_files() -> None:
     if importlib.util.find_spec("resource") is not None:
         import resource
 
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # macOS says that there is no limit, and refuses to be told so.
+        for wanted in (most, max(soft, MACOS_FILES)):
+            with suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+                return
 
 
 async def _let_go() -> None:
