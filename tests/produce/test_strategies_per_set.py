@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 import pytest
-from async_house import Learning, async_house, by_key, take_turns
+from async_house import Learning, async_house, by_key, producing, take_turns
 from house import House, task_set
 
 from loopwright.core.staleness import staleness
@@ -40,6 +41,20 @@ def test_beside_a_trainer_it_is_made_by_the_newest_weights(in_flight: PauseMode,
         assert [len(batch.groups) for batch in learning.batches] == [4] * 12
         assert max(ages(learning.batches, "near")) == sync_interval - 1
         assert max(ages(learning.batches, "far")) > sync_interval - 1, "the others are made ahead"
+
+    run_virtually(main())
+
+
+def test_newer_weights_are_wanted_for_its_sake_alone() -> None:
+    """The others have made all up to the last step, and it may go no further than the next sync."""
+
+    async def main() -> None:
+        house = two_sets(sync_interval=2, concurrency=100, more={"sync_interval": 2, "last_step": 6})
+        manager = house.producer()
+        async with producing(manager):
+            await asyncio.sleep(10)
+            assert manager.next_draws == {"far": 12, "near": 4}
+            assert manager.wants_weights
 
     run_virtually(main())
 

@@ -102,7 +102,7 @@ class AgentLoopManager:
     def wants_weights(self) -> bool:
         """Whether slots stand empty, and newer weights would let groups start."""
         last_step = self._settings.last_step
-        if last_step is not None and self._version + self._settings.horizon >= last_step:
+        if last_step is not None and all(self._version + line.horizon >= last_step for line in self._lines.values()):
             return False
         return self._state is ManagerState.NORMAL and self._floor.slot_is_free and not self._floor.may_start
 
