@@ -9,7 +9,7 @@ import pytest
 
 from loopwright.agents import EnginePolicy
 from loopwright.errors import FilterError
-from loopwright.ports import Policy
+from loopwright.ports import AgentLoop, Policy
 from loopwright.produce import ChainChoice, MainChains, UserChoice, run_rollout
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import (
@@ -47,6 +47,11 @@ def broken(chains):
 """
 
 
+class Broken:
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
+        raise KeyError("early")
+
+
 class WithSubAgent:
     """Two turns of its own, and between them a sub-agent's one; it may break at the end."""
 
@@ -63,12 +68,12 @@ class WithSubAgent:
         return messages
 
 
-async def rollout(train: ChainChoice | None, rule: OnAgentError = "fail", *, breaks: bool = False) -> Rollout:
+async def rollout(train: ChainChoice | None, rule: OnAgentError = "fail", loop: AgentLoop | None = None) -> Rollout:
     policy = EnginePolicy(ScriptedEngine(["a", "a long answer", "b"]), CharRenderer(), Sampling(), "a", 1000)
     return await run_rollout(
         RolloutKey("math", 0, 0),
         TASK,
-        loop=WithSubAgent(breaks),
+        loop=loop or WithSubAgent(),
         policy=policy,
         timeout_seconds=30,
         on_agent_error=rule,
@@ -123,6 +128,11 @@ async def test_a_choice_that_cannot_be_made_fails_the_rollout(choice: Path, name
 
 
 async def test_what_an_agent_did_before_it_raised_is_chosen_from_too(choice: Path) -> None:
-    made = await rollout(MainChains(), 0.5, breaks=True)
+    made = await rollout(MainChains(), 0.5, WithSubAgent(breaks=True))
     assert isinstance(made.reward, Scored)
     assert trained(made) == [True, False]
+
+
+async def test_of_an_agent_that_never_asked_nothing_is_chosen(choice: Path) -> None:
+    async with UserChoice("choices.py:longest", choice, 30) as own:
+        assert (await rollout(own, 0.0, Broken())).reward == Scored(0.0, {"agent_error": 1.0})

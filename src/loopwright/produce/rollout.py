@@ -113,7 +113,8 @@ async def _completed(episode: Episode, policy: RecordingPolicy, train: ChainChoi
     if episode.stop is StopReason.ABORTED:
         return episode
     chains = episode.chains
-    if train is not None:
+    # An agent that broke before it asked has none, and may still have a reward.
+    if train is not None and chains:
         chosen = await train.choose(policy.recorded)
         chains = tuple(replace(chain, trained=number in chosen) for number, chain in enumerate(chains))
     return replace(episode, chains=chains, drift=await policy.drift())
