@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from plain_model import PlainModel, Sample, put
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from loopwright.engines.torch import forward as forward_module
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.forward import FIRST_ROW, Forward
 from loopwright.errors import EngineError
-from loopwright.models.load import LoadedModel
+from loopwright.models.load import LoadedModel, load_model
+from loopwright.testing.tiny import tiny_tokenizer
 from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
 
 PROMPTS = [tuple(range(3, 20)), (7,), tuple(range(40, 120, 2))]
@@ -49,6 +53,38 @@ def test_greedy_output_is_that_of_transformers_token_for_token(loaded: LoadedMod
     generations = run(loaded, [*greedy, *crowd])
     assert [generation.ids for generation in generations[:3]] == expected
     assert run(loaded, greedy[:1])[0].ids == expected[0]
+
+
+@pytest.mark.parametrize("worth_sharing", [0, 10**9])
+def test_values_may_have_other_dimensions_than_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worth_sharing: int
+) -> None:
+    """As in models with latent attention. Loading lets them pass, so decoding has to."""
+    monkeypatch.setattr(forward_module, "WORTH_SHARING", worth_sharing)
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        first_k_dense_replace=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+    )
+    DeepseekV3ForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), cache=tmp_path)
+    requests = [ask(prompt, max_new_tokens=20, seed=seed) for seed, prompt in enumerate(PROMPTS)]
+    pairs = zip(requests, run(loaded, requests), strict=True)
+    PlainModel(tmp_path).check(Sample(request, g.ids, g.logprobs, g.versions) for request, g in pairs)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

@@ -12,6 +12,7 @@ import torch
 from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.cache import Row
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.torch.forward import Forward
 from loopwright.engines.torch.sequence import Sequence
@@ -375,6 +376,26 @@ async def test_a_prompt_that_fails_beside_live_ones_leaves_nobody_waiting(
     assert all(isinstance(outcome, EngineError) for outcome in outcomes)
     request = ask(prompt=OTHER)
     check(plain, (request, await engine.generate(request)))
+
+
+async def test_an_abort_that_fails_leaves_nobody_waiting(
+    loaded: LoadedModel, plain: PlainModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keeping the keys of what was aborted needs memory. By then the request has left the batch: no step ends it."""
+    with ComputeThread() as compute:
+        async with TorchEngine(loaded, compute, max_batch=4, cache_tokens=LONG) as engine:
+            tasks = start(engine, ask("one", max_new_tokens=LONG), ask("two", OTHER, max_new_tokens=LONG))
+            await under_way(engine, "one", "two")
+            with monkeypatch.context() as broken:
+                broken.setattr(Row, "copy", out_of_memory)
+                with pytest.raises(EngineError, match="out of memory"):
+                    await engine.pause(PauseMode.ABORT)
+            async with asyncio.timeout(5):
+                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(outcome, EngineError) for outcome in outcomes)
+            await engine.resume()
+            request = ask()
+            check(plain, (request, await engine.generate(request)))
 
 
 async def test_weights_without_sense_fail_loudly_and_better_ones_heal(engine: TorchEngine, plain: PlainModel) -> None:

@@ -82,13 +82,13 @@ class OwnPart:
     def attend(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> torch.Tensor:
         """Keep the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
         seen = self._keep(layer, asked)
-        return _attention(self._query, seen.near_keys, seen.near_values, bias, scaling).view(self._shape)
+        return _attention(self._query, seen.near_keys, seen.near_values, bias, scaling).view(*self._shape, -1)
 
     def attend_in_part(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> Partial:
         """The same, to be merged with the attention to a prompt."""
         seen = self._keep(layer, asked)
         output, total = _partial(self._query, seen.near_keys, seen.near_values, bias, scaling)
-        return Partial(output.view(self._shape), total.view(self._shape[:3]))
+        return Partial(output.view(*self._shape, -1), total.view(self._shape))
 
     def _keep(self, layer: int, asked: Asked) -> _Seen:
         if asked is not self._asked:
@@ -101,7 +101,8 @@ class OwnPart:
     def _ask(self, asked: Asked) -> None:
         queries = asked.queries[self._tokens]
         self._asked = asked
-        self._shape = queries.shape
+        # Values may have other dimensions than queries.
+        self._shape = queries.shape[:3]
         self._query = queries.flatten(0, 1)
         self._key = asked.keys[self._tokens, :, :, None]
         self._value = asked.values[self._tokens, :, None]

@@ -118,15 +118,10 @@ class TorchEngine:
         changes = [] if tensors is None else [(old, tensors[name]) for name, old in parameters.items()]
 
         def load() -> None:
-            try:
-                with torch.no_grad():
-                    for parameter, new in changes:
-                        parameter.copy_(new)
-                self._batch.reload(version)
-            except Exception as error:
-                # What lives has lost its keys: going on would sample from a context that nobody asked for.
-                self._fail_all(_failed(error))
-                raise
+            with torch.no_grad():
+                for parameter, new in changes:
+                    parameter.copy_(new)
+            self._batch.reload(version)
 
         await self._do(load)
 
@@ -233,11 +228,17 @@ class TorchEngine:
     # Called by anyone.
 
     async def _do(self, command: Callable[[], None]) -> None:
-        """Have a command carried out between two tokens, and wait until it is."""
+        """Have a command carried out between two tokens, and wait until it is. If it fails, so does everything that is
+        running: nobody waits in vain."""
         self._require_open()
 
         def run() -> None:
-            command()
+            try:
+                command()
+            except Exception as error:
+                # Done by half: what lives may have lost its keys, or its place in the batch and so all hope to end.
+                self._fail_all(_failed(error))
+                raise
             self._look_round()
 
         try:
@@ -246,7 +247,7 @@ class TorchEngine:
             raise _failed(error) from error
 
     def _post(self, command: Callable[[], None]) -> None:
-        """The same without waiting. If it fails, so does everything that is running: nobody waits in vain."""
+        """The same without waiting."""
         self._require_open()
 
         def run() -> None:
