@@ -12,7 +12,9 @@ import httpx
 import pytest
 from gateway_house import Desk, house
 
-from loopwright.errors import RunError
+from loopwright.errors import RefusedError, RunError
+from loopwright.gateway.call import Call
+from loopwright.gateway.exchange import Ask
 from loopwright.gateway.session import Session, SessionSettings, SessionState
 from loopwright.gateway.store import SqliteStore
 from loopwright.render.recording.recorded import Recorded
@@ -72,6 +74,26 @@ async def test_a_session_that_ends_while_a_turn_is_stored_has_that_turn(tmp_path
         assert len(await store.turns("session-1")) == 1
         late: httpx.Response = await asking
         assert late.status_code == 410
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_session_that_ends_before_a_turn_is_stored_never_has_it(tmp_path: Path, turns: int) -> None:
+    async with SqliteStore(tmp_path / "sessions.sqlite") as store, house(numbered, store=store) as h:
+        await h.session()
+        messages = HI
+        for _ in range(turns):
+            messages = [*messages, await h.chat("session-1", messages), *HI]
+        session = h.gateway.sessions.find("session-1")
+        async with session.commits:
+            ending = asyncio.create_task(h.gateway.sessions.delete(session))
+            await until(lambda: session.state is not SessionState.OPEN)
+            # It was let in before the end, and comes to its commit after it.
+            asking = asyncio.create_task(h.gateway.exchange.answer(session, Call(tuple(messages)), Ask(), None))
+            await until(lambda: len(h.engine.requests) > turns)
+        await ending
+        with pytest.raises(RefusedError, match="takes no calls"):
+            await asking
+        assert await store.turns("session-1") == []
 
 
 async def test_equal_questions_are_as_many_samples_at_whatever_moment_they_come() -> None:

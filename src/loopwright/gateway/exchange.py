@@ -21,7 +21,8 @@ from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.refusals import Code, invalid, refused
-from loopwright.gateway.session import Session
+from loopwright.gateway.session import Session, SessionState
+from loopwright.gateway.sessions import over
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.upstream import sample
 from loopwright.ports import Renderer, StreamingEngine
@@ -193,6 +194,9 @@ class Exchange:
             if generation.ids
         ]
         async with session.commits:
+            if session.state is not SessionState.OPEN:
+                # Who ended it has what was recorded: a turn that is added now would be in the store alone.
+                raise over(session)
             turns = [session.recorder.plan(prepared, one, sample) for sample, one in enumerate(said)]
             await self._store.add(session.id, turns)
             for turn in turns:
