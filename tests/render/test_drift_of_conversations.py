@@ -72,6 +72,20 @@ def test_a_call_that_is_serialised_again_drifts() -> None:
     assert chain_drift((*prompt, *sampled), messages, renderer, **begin) == drift
 
 
+def test_what_the_template_refuses_to_write_again_is_all_lost() -> None:
+    """As Llama's does with two calls at once: whoever measures a rollout must not end with it."""
+    one_call = "{% for m in messages %}{% if m['tool_calls'] and m['tool_calls'] | length > 1 %}"
+    refusal = "{{ raise_exception('one call at a time') }}{% endif %}{% endfor %}"
+    renderer = ChatTemplateRenderer(tiny_tokenizer(one_call + refusal + HERMES))
+    prompt = renderer.render([{"role": "user", "content": "12+7?"}], [ADD])
+    sampled = canonical('<tool_call>{"name":"add","arguments":{}}</tool_call>' * 2)
+    messages = [{"role": "user", "content": "12+7?"}, renderer.parse(sampled, [ADD]).message]
+    drift = chain_drift((*prompt, *sampled), messages, renderer, [ADD], first_sampled=len(prompt), first_reply=1)
+    assert (drift.tokens, drift.lost, drift.invented) == (len(sampled), len(sampled), 0)
+    assert drift.first is not None
+    assert (drift.first.place, drift.first.naive) == (0, ())
+
+
 def test_a_template_that_forgets_thoughts_forks_and_what_it_forgot_is_no_drift() -> None:
     renderer = ChatTemplateRenderer(tiny_tokenizer(FORGETFUL))
     messages = json.loads(

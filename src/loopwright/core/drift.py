@@ -79,6 +79,8 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _edits(one: Sequence[int], other: Sequence[int]) -> tuple[int, int]:
     """The fewest tokens to delete from `one`, and to insert, to make it `other` (Myers' greedy search)."""
+    if not one or not other:
+        return len(one), len(other)
     reach = {1: 0}
     for edits in range(min(len(one) + len(other), MOST_EDITS) + 1):
         for diagonal in range(-edits, edits + 1, 2):

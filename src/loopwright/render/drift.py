@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loopwright.core.drift import Drift, compare, total
+from loopwright.errors import ConversationError
 from loopwright.ports import Renderer
 from loopwright.types import EpisodeDrift, Message, TokenDiff, Tool
 
@@ -27,8 +28,12 @@ def chain_drift(
     stands before was rendered once, and is the same in both.
     """
     recorded = tuple(stream[first_sampled:])
-    prompt = renderer.render(messages[:first_reply], tools)
-    whole = _rendered(messages, renderer, tools)
+    try:
+        prompt = renderer.render(messages[:first_reply], tools)
+        whole = _rendered(messages, renderer, tools)
+    except ConversationError:
+        # A model may say what its own template refuses to write, such as two calls at once: all of it would be lost.
+        return compare(recorded, ())
     if whole[: len(prompt)] != prompt:
         # The template writes the first prompt differently by now: nothing after it is where it was.
         return compare((*stream[:first_sampled], *recorded), whole)
