@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from counting import CountingEngine
 from served_engine import KEY, served
 
@@ -289,6 +291,20 @@ async def test_a_server_that_is_gone_is_a_lost_engine(engine: CountingEngine) ->
     with pytest.raises(EngineLostError, match="cannot be reached"):
         async with HttpEngine.connect(url, KEY):
             pass
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_the_system_watches_whether_a_connection_has_another_end(factory: Callable[[], Any]) -> None:
+    async def look() -> None:
+        async with served(CountingEngine()) as client:
+            (connection,) = client._connections._free
+            assert connection._transport is not None
+            end = connection._transport.get_extra_info("socket")
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(look())
 
 
 async def test_a_connection_that_was_reset_meanwhile_is_made_anew() -> None:

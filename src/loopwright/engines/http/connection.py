@@ -7,6 +7,7 @@ because it broke off, is closed, which a server takes as the end of the request;
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,8 @@ from httptools import HttpParserError, HttpResponseParser
 CONNECT_SECONDS = 10.0
 TRIES = 3
 """A connection that was kept may have been reset meanwhile: the same is asked again on a fresh one."""
+PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""After so many silent seconds, so often, and so many times, the system asks whether a connection has another end."""
 
 
 class LostError(Exception):
@@ -117,6 +120,13 @@ class Answer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not asked what it is: an event loop may have a class of its own for it, as uvloop does.
         self._transport = cast(asyncio.WriteTransport, transport)
+        # A server may be well and know nothing of this connection: one that was started again, or behind a firewall
+        # that has forgotten it. Nobody would ever answer on it.
+        end = transport.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in PROBES.items():
+            if hasattr(socket, name):
+                end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
