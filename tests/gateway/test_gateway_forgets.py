@@ -17,6 +17,7 @@ async def test_a_store_that_keeps_nothing_lets_go_of_what_ended_a_while_ago(monk
     sessions = Sessions(MemoryStore())
     ended, key = await sessions.create(None, SessionSettings())
     live, _ = await sessions.create(None, SessionSettings())
+    ended.used -= 2 * room.REMEMBERED_SECONDS  # its last call was long ago, its end is now
     await sessions.end(ended)
     await sessions.forget()
     assert sessions.find(ended.id) is ended, "late calls are told that it is over"

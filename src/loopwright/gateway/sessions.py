@@ -104,7 +104,7 @@ class Sessions:
         """Take no more calls, and cancel those under way. Gives what was recorded, which is in the store alone then."""
         if session.state is not SessionState.OPEN:
             return await self.recorder_of(session)
-        session.state = state
+        session.state, session.used = state, time.time()
         for task in session.running:
             task.cancel()
         # A turn that is being committed is still a part of the session.
