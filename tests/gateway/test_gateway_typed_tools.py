@@ -16,7 +16,7 @@ HI = [{"role": "user", "content": "Hi"}]
     ("kind", "name", "takes", "required"),
     [
         ("bash_20250124", "bash", {"command", "restart"}, []),
-        ("text_editor_20250728", "str_replace_based_edit_tool", {"command", "path", "new_str"}, ["command", "path"]),
+        ("text_editor_20250728", "str_replace_based_edit_tool", {"new_str", "insert_text"}, ["command", "path"]),
         ("text_editor_20250124", "str_replace_editor", {"command", "view_range"}, ["command", "path"]),
         ("memory_20250818", "memory", {"command", "old_path", "insert_text"}, ["command"]),
     ],
@@ -27,6 +27,14 @@ def test_a_typed_tool_is_described(kind: str, name: str, takes: set[str], requir
     assert tool["description"]
     assert takes <= set(tool["parameters"]["properties"])
     assert tool["parameters"]["required"] == required
+
+
+def test_each_editor_is_told_what_to_insert_by_the_name_that_it_reads() -> None:
+    for kind, inserted in (("20241022", "`new_str`"), ("20250429", "`new_str`"), ("20250728", "`insert_text`")):
+        tools = [{"type": f"text_editor_{kind}", "name": "editor"}]
+        (tool,) = AnthropicMessages().read({"messages": HI, "tools": tools}).tools
+        assert f"`insert` puts {inserted}" in tool["description"]
+        assert ("insert_text" in tool["parameters"]["properties"]) == (inserted == "`insert_text`")
 
 
 def test_tools_that_a_server_runs_are_left_out() -> None:

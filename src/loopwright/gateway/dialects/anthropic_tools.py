@@ -21,9 +21,9 @@ FILE = {"path": TEXT, "view_range": LINES, "file_text": TEXT, "old_str": TEXT, "
 
 @dataclass(frozen=True, slots=True)
 class TypedTool:
-    """`begin` is what its type begins with; a date follows."""
+    """`begin` is what its type begins with; a date follows, or the rest of it."""
 
-    begin: str
+    begin: str | tuple[str, ...]
     about: str
     takes: Mapping[str, Any]
     required: tuple[str, ...] = ()
@@ -45,13 +45,21 @@ BASH = TypedTool(
     "Run a command in a shell that keeps its state.",
     {"command": TEXT, "restart": {"type": "boolean", "description": "begin with a new shell"}},
 )
-EDITOR = TypedTool(
-    "text_editor_",
-    "View and edit text files. `view` shows a file or a folder, `create` writes `file_text`, `str_replace` puts "
-    "`new_str` in place of `old_str`, which must occur once, `insert` puts `new_str` after line `insert_line`.",
-    {**_commands("view", "create", "str_replace", "insert"), **FILE},
-    required=("command", "path"),
-)
+
+
+def _editor(begin: str | tuple[str, ...], inserted: str) -> TypedTool:
+    return TypedTool(
+        begin,
+        "View and edit text files. `view` shows a file or a folder, `create` writes `file_text`, `str_replace` puts "
+        f"`new_str` in place of `old_str`, which must occur once, `insert` puts `{inserted}` after line `insert_line`.",
+        {**_commands("view", "create", "str_replace", "insert"), **FILE, inserted: TEXT},
+        required=("command", "path"),
+    )
+
+
+# Claude says `insert_text` to the editor of 20250728 (anthropic-sdk-python#1155): so that is what agents read there.
+OLD_EDITOR = _editor(("text_editor_2024", "text_editor_20250124", "text_editor_20250429"), "new_str")
+EDITOR = _editor("text_editor_", "insert_text")
 MEMORY = TypedTool(
     "memory_",
     "Keep notes in files below /memories. `view`, `create`, `str_replace`, `insert` (of `insert_text`) and `delete` "
@@ -70,7 +78,7 @@ MEMORY = TypedTool(
 def read_tools(body: Mapping[str, Any]) -> Iterator[Tool]:
     for where, item in objects(body.get("tools"), "tools"):
         kind, name = item.get("type") or "custom", text(item.get("name"), f"{where}.name")
-        typed = next((one for one in (BASH, EDITOR, MEMORY) if one.is_meant_by(kind)), None)
+        typed = next((one for one in (BASH, OLD_EDITOR, EDITOR, MEMORY) if one.is_meant_by(kind)), None)
         if name and typed is not None:
             yield tool(name, typed.about, typed.schema)
         elif name and kind == "custom":
