@@ -424,6 +424,24 @@ async def test_an_engine_that_is_not_open_says_so(loaded: LoadedModel) -> None:
             await engine.generate(ask())
 
 
+async def test_an_event_loop_that_closes_just_now_keeps_no_news_from_others(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, heard = asyncio.new_event_loop(), asyncio.Event()
+    closing.close()
+    monkeypatch.setattr(closing, "is_closed", lambda: False)  # It was not, a moment ago.
+
+    def tell() -> None:
+        engine._announce(closing, heard.clear)
+        engine._announce(loop, heard.set)
+        engine._hand_over()
+
+    loop = asyncio.get_running_loop()
+    await engine._compute.run(tell)
+    async with asyncio.timeout(5):
+        await heard.wait()
+
+
 async def test_leaving_fails_what_is_still_running(loaded: LoadedModel) -> None:
     with ComputeThread() as compute:
         async with TorchEngine(loaded, compute, max_batch=1) as engine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -221,8 +222,9 @@ class TorchEngine:
         """Wake every event loop once, not once per request: that would cost more than a small model's token."""
         news, self._news = self._news, {}
         for loop, callbacks in news.items():
-            # It may be gone by now, together with everyone who waited in it.
-            if not loop.is_closed():
+            # It may be gone by now, together with everyone who waited in it. Told, not asked first: it may close in
+            # between, and those who wait in others would never hear.
+            with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_schedule, loop, callbacks)
 
     # Called by anyone.
