@@ -257,6 +257,23 @@ async def test_an_answer_that_is_no_json_is_an_engines_error(on_part: Any, answe
             await client.generate(ask(), on_part)
 
 
+@pytest.mark.parametrize(
+    ("on_part", "before"), [(None, b""), (lambda part: None, b"data: ")], ids=["whole", "streamed"]
+)
+async def test_an_answer_without_its_logprobs_is_an_engines_error(on_part: Any, before: bytes) -> None:
+    answer = before + b'{"choices": [{"token_ids": [1], "logprobs": {}, "finish_reason": "stop"}]}\n\n'
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for said in (VERSION, http_bytes(answer)):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+        await reader.read()
+
+    async with played(play) as url, HttpEngine.connect(url, None) as client:
+        with pytest.raises(EngineError, match="cannot be read: logprobs in the choice"):
+            await client.generate(ask(), on_part)
+
+
 async def test_a_connection_is_used_again_and_calls_at_once_have_one_each() -> None:
     made = 0
 

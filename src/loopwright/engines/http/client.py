@@ -16,7 +16,7 @@ import orjson
 from loopwright.engines.http.connection import Answer, Connections, LostError, Patience
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, generation_from_json, request_to_json, weights_to_json
-from loopwright.errors import EngineError, EngineLostError, LoopwrightError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, LoopwrightError, RefusedError, WeightsError
 from loopwright.ports import OnPart
 from loopwright.serve.errors import SEE_LOG, read_error
 from loopwright.types import NOTHING_YET, GenerateRequest, Generation, PauseMode, WeightFile
@@ -69,7 +69,7 @@ class HttpEngine:
         body = {**request_to_json(request, seeded=self._keeps_seeds), "stream": on_part is not None}
         async with self._ask("POST", GENERATE, body, self._patience) as answer:
             if on_part is None:
-                return generation_from_json(_read(await answer.read()))[0]
+                return _generation(_read(await answer.read()))[0]
             return await _streamed(answer, on_part)
 
     async def model(self) -> ModelCard:
@@ -124,7 +124,7 @@ async def _streamed(answer: Answer, on_part: OnPart) -> Generation:
     async for event in _events(answer):
         if "error" in event:
             raise read_error(event, KINDS, EngineError)
-        part, ended = generation_from_json(event, before=len(whole.ids))
+        part, ended = _generation(event, before=len(whole.ids))
         whole = whole.then(part)
         if ended:
             return whole
@@ -140,6 +140,14 @@ async def _events(answer: Answer) -> AsyncIterator[Any]:
         for line in lines:
             if line.startswith(b"data: {"):
                 yield _read(line[len(b"data: ") :])
+
+
+def _generation(body: Any, before: int = 0) -> tuple[Generation, bool]:
+    try:
+        return generation_from_json(body, before=before)
+    except RefusedError as error:
+        # It is the engine that has spoken badly, and not whoever asked it.
+        raise EngineError(f"the engine's answer cannot be read: {error.message}", remedy=error.remedy) from error
 
 
 def _read(text: bytes) -> Any:
