@@ -15,6 +15,7 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.build import ServedModel, open_run, serve_engine
 from loopwright.cli import main
 from loopwright.config import load
+from loopwright.engines.http.client import HttpEngine
 from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GroupStatus
@@ -105,8 +106,12 @@ async def test_an_engine_that_runs_already_gives_the_same(
     here, made_here = await asyncio.to_thread(sampled)
     model = ServedModel(str(tiny_model), tmp_path, "float32", None, None, 64, 0)
     async with serve_engine(model, host="127.0.0.1", port=0, key=None) as port:
+        async with HttpEngine.connect(f"http://127.0.0.1:{port}", None) as engine:
+            await engine.load(5)
         there, made_there = await asyncio.to_thread(sampled, "--engine", f"http://127.0.0.1:{port}")
     assert there == pytest.approx(here, abs=1e-5), "tokens depend on seeds and weights alone"
+    versions = {v for one in lines_of(made_there) for chain in one["episode"]["chains"] for v in chain["versions"]}
+    assert 5 not in versions, "a session that was killed would give up what its own weights cannot have sampled"
     assert [chains_of(one) for one in lines_of(made_there)] == [chains_of(one) for one in lines_of(made_here)]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.sampling import Bench, open_bench, open_workbench
+from loopwright.build.stamped import Stamped
 from loopwright.config import Loaded
 from loopwright.errors import ConfigChangedError
 from loopwright.ports import Lockstep, StreamingEngine, Tracker
@@ -91,7 +92,7 @@ async def _bench_and_engine(
 ) -> tuple[Bench, StreamingEngine, Lockstep | None]:
     if remote is not None:
         elsewhere, model = await stack.enter_async_context(connected(remote))
-        return await stack.enter_async_context(open_bench(loaded, model)), elsewhere, None
+        return await stack.enter_async_context(open_bench(loaded, model)), Stamped(elsewhere, version), None
     bench = await stack.enter_async_context(open_workbench(loaded, cache))
     engine = await stack.enter_async_context(bench.embedded_engine(version))
     return bench, engine, engine
