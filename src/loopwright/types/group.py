@@ -44,7 +44,7 @@ class Group:
 
     @property
     def oldest_version(self) -> int | None:
-        """The version of the oldest sampled token of any member."""
+        """The version of the oldest token of any member that may be trained."""
         return min((v for rollout in self.rollouts if (v := rollout.oldest_version) is not None), default=None)
 
     @property
