@@ -5,14 +5,12 @@ What the user's own choice does wrong is an error that fails the rollout: a chai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-from loopwright.core.blame import blame
-from loopwright.errors import FilterError
+from loopwright.produce.blaming import ChoiceBlame
 from loopwright.types import RecordedChain
 from loopwright.workers import UserFunction
 
@@ -36,7 +34,7 @@ class UserChoice:
     """The user's `choose(chains)`, sync or async, as `async with`. It returns those of the chains that are trained."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
-        self._blame = _Blame(path)
+        self._blame = ChoiceBlame("agent.train", path)
         self._function = UserFunction(self._blame, base, timeout_seconds)
 
     async def __aenter__(self) -> Self:
@@ -49,29 +47,9 @@ class UserChoice:
         await self._function.__aexit__(kind, error, trace)
 
     async def choose(self, chains: Sequence[RecordedChain]) -> frozenset[int]:
-        return await self._function.call(self._blame.numbers, tuple(chains))
+        return await self._function.call(self._numbers, tuple(chains))
 
-
-@dataclass(frozen=True, slots=True)
-class _Blame:
-    """What is said of a choice."""
-
-    path: str
-
-    def numbers(self, chosen: object) -> frozenset[int]:
+    def _numbers(self, chosen: object) -> frozenset[int]:
         if isinstance(chosen, list | tuple | set | frozenset) and all(isinstance(one, RecordedChain) for one in chosen):
             return frozenset(chain.number for chain in chosen)
-        raise self._error(f"returned {chosen!r:.60}; it must return a list of the chains to train", "WrongReturn")
-
-    def raised(self, error: BaseException, function: Callable[..., Any]) -> FilterError:
-        return self._error(f"raised {blame(error, function)}", type(error).__name__)
-
-    def late(self, seconds: float) -> FilterError:
-        return self._error(f"said nothing within {seconds:g} s, and was stopped", "Timeout")
-
-    def died(self, how: BaseException) -> FilterError:
-        return self._error(f"took its worker process down ({type(how).__name__}: {how})", "WorkerDied")
-
-    def _error(self, what: str, error: str) -> FilterError:
-        remedy = "mend it, or raise produce.filter_timeout_seconds if it only needs more time"
-        return FilterError(f"agent.train {self.path!r} {what}", remedy=remedy, error=error)
+        raise self._blame.returned(chosen, "a list of the chains to train")

@@ -6,17 +6,16 @@ and again gives a step what it has; a step that is left with nothing at all ends
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
 from loopwright.core.advantage import teaches_nothing
-from loopwright.core.blame import blame
 from loopwright.errors import BudgetError, FilterError
+from loopwright.produce.blaming import ChoiceBlame
 from loopwright.types import Failed, FailureCause, Group
 from loopwright.workers import UserFunction
 
@@ -45,7 +44,7 @@ class UserFilter:
     """The user's `keep(group)`, sync or async, as `async with`. What it does wrong is a failure, not a decision."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
-        self._blame = _Blame(path)
+        self._blame = ChoiceBlame("filter", path)
         self._function = UserFunction(self._blame, base, timeout_seconds)
 
     @property
@@ -63,34 +62,14 @@ class UserFilter:
 
     async def decide(self, group: Group) -> bool | Failed:
         try:
-            return await self._function.call(self._blame.decision, group)
+            return await self._function.call(self._decision, group)
         except FilterError as error:
             return Failed(FailureCause.FILTER, str(error.facts["error"]), error.message)
 
-
-@dataclass(frozen=True, slots=True)
-class _Blame:
-    """What is said of a filter."""
-
-    path: str
-
-    def decision(self, kept: object) -> bool:
+    def _decision(self, kept: object) -> bool:
         if isinstance(kept, bool | np.bool_):
             return bool(kept)
-        raise self._error(f"returned {kept!r:.60}; it must return True or False", "WrongReturn")
-
-    def raised(self, error: BaseException, function: Callable[..., Any]) -> FilterError:
-        return self._error(f"raised {blame(error, function)}", type(error).__name__)
-
-    def late(self, seconds: float) -> FilterError:
-        return self._error(f"said nothing within {seconds:g} s, and was stopped", "Timeout")
-
-    def died(self, how: BaseException) -> FilterError:
-        return self._error(f"took its worker process down ({type(how).__name__}: {how})", "WorkerDied")
-
-    def _error(self, what: str, error: str) -> FilterError:
-        remedy = "mend it, or raise produce.filter_timeout_seconds if it only needs more time"
-        return FilterError(f"filter {self.path!r} {what}", remedy=remedy, error=error)
+        raise self._blame.returned(kept, "True or False")
 
 
 class FilterLedger:
