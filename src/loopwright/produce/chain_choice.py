@@ -34,7 +34,7 @@ class UserChoice:
     """The user's `choose(chains)`, sync or async, as `async with`. It returns those of the chains that are trained."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
-        self._blame = ChoiceBlame("agent.train", path)
+        self._blame = _Blame("agent.train", path)
         self._function = UserFunction(self._blame, base, timeout_seconds)
 
     async def __aenter__(self) -> Self:
@@ -47,9 +47,11 @@ class UserChoice:
         await self._function.__aexit__(kind, error, trace)
 
     async def choose(self, chains: Sequence[RecordedChain]) -> frozenset[int]:
-        return await self._function.call(self._numbers, tuple(chains))
+        return await self._function.call(self._blame.numbers, tuple(chains))
 
-    def _numbers(self, chosen: object) -> frozenset[int]:
+
+class _Blame(ChoiceBlame):
+    def numbers(self, chosen: object) -> frozenset[int]:
         if isinstance(chosen, list | tuple | set | frozenset) and all(isinstance(one, RecordedChain) for one in chosen):
             return frozenset(chain.number for chain in chosen)
-        raise self._blame.returned(chosen, "a list of the chains to train")
+        raise self.returned(chosen, "a list of the chains to train")

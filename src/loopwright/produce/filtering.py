@@ -44,7 +44,7 @@ class UserFilter:
     """The user's `keep(group)`, sync or async, as `async with`. What it does wrong is a failure, not a decision."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
-        self._blame = ChoiceBlame("filter", path)
+        self._blame = _Blame("filter", path)
         self._function = UserFunction(self._blame, base, timeout_seconds)
 
     @property
@@ -62,14 +62,16 @@ class UserFilter:
 
     async def decide(self, group: Group) -> bool | Failed:
         try:
-            return await self._function.call(self._decision, group)
+            return await self._function.call(self._blame.decision, group)
         except FilterError as error:
             return Failed(FailureCause.FILTER, str(error.facts["error"]), error.message)
 
-    def _decision(self, kept: object) -> bool:
+
+class _Blame(ChoiceBlame):
+    def decision(self, kept: object) -> bool:
         if isinstance(kept, bool | np.bool_):
             return bool(kept)
-        raise self._blame.returned(kept, "True or False")
+        raise self.returned(kept, "True or False")
 
 
 class FilterLedger:
