@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from typing import cast
 
 END_OF_HEAD = b"\r\n\r\n"
@@ -12,7 +13,7 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
 
 
-class Messages(asyncio.Protocol):
+class Messages(asyncio.Protocol, ABC):
     """A connection on which whole messages arrive, one after the other. Subclasses say what to do with each."""
 
     def __init__(self) -> None:
@@ -28,8 +29,9 @@ class Messages(asyncio.Protocol):
             message, self._buffer = self._buffer[:size], self._buffer[size:]
             self.message(message)
 
+    @abstractmethod
     def message(self, message: bytes) -> None:
-        raise NotImplementedError
+        """A whole one, head and body."""
 
     def send(self, data: bytes) -> None:
         if self.transport is not None:
