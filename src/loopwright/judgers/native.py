@@ -8,33 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from loopwright.judgers.verdict import Signature
 from loopwright.types import Episode, Scored, Task
-from loopwright.workers import UserFunction
+from loopwright.workers import FunctionHolder, UserFunction
 
 
-class _Native:
+class _Native(FunctionHolder):
     """A named function by import path. Use it as `async with`."""
 
     def __init__(self, name: str, path: str, base: Path, timeout_seconds: float = 10.0, workers: int = 1) -> None:
         self._signature = Signature(name, path)
-        self._function = UserFunction(self._signature, base, timeout_seconds, workers)
+        super().__init__(UserFunction(self._signature, base, timeout_seconds, workers))
 
     @property
     def name(self) -> str:
         return self._signature.name
-
-    async def __aenter__(self) -> Self:
-        await self._function.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._function.__aexit__(kind, error, trace)
 
 
 class NativeJudger(_Native):

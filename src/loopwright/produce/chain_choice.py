@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from loopwright.produce.blaming import ChoiceBlame
 from loopwright.types import RecordedChain
-from loopwright.workers import UserFunction
+from loopwright.workers import FunctionHolder, UserFunction
 
 
 class ChainChoice(Protocol):
@@ -30,21 +29,12 @@ class MainChains:
         return frozenset(chain.number for chain in chains if chain.is_main)
 
 
-class UserChoice:
+class UserChoice(FunctionHolder):
     """The user's `choose(chains)`, sync or async, as `async with`. It returns those of the chains that are trained."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
         self._blame = _Blame("agent.train", path)
-        self._function = UserFunction(self._blame, base, timeout_seconds)
-
-    async def __aenter__(self) -> Self:
-        await self._function.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._function.__aexit__(kind, error, trace)
+        super().__init__(UserFunction(self._blame, base, timeout_seconds))
 
     async def choose(self, chains: Sequence[RecordedChain]) -> frozenset[int]:
         return await self._function.call(self._blame.numbers, tuple(chains))

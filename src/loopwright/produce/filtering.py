@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from loopwright.core.advantage import teaches_nothing
 from loopwright.errors import BudgetError, FilterError
 from loopwright.produce.blaming import ChoiceBlame
 from loopwright.types import Failed, FailureCause, Group
-from loopwright.workers import UserFunction
+from loopwright.workers import FunctionHolder, UserFunction
 
 
 class Filter(Protocol):
@@ -40,25 +39,16 @@ class NoSignal:
         return not teaches_nothing(group.rewards)
 
 
-class UserFilter:
+class UserFilter(FunctionHolder):
     """The user's `keep(group)`, sync or async, as `async with`. What it does wrong is a failure, not a decision."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
         self._blame = _Blame("filter", path)
-        self._function = UserFunction(self._blame, base, timeout_seconds)
+        super().__init__(UserFunction(self._blame, base, timeout_seconds))
 
     @property
     def name(self) -> str:
         return self._blame.path
-
-    async def __aenter__(self) -> Self:
-        await self._function.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._function.__aexit__(kind, error, trace)
 
     async def decide(self, group: Group) -> bool | Failed:
         try:

@@ -129,6 +129,22 @@ class UserFunction:
         await asyncio.to_thread(pool.join)
 
 
+class FunctionHolder:
+    """Whatever is made of the user's function, open as long as that is. Use it as `async with`."""
+
+    def __init__(self, function: UserFunction) -> None:
+        self._function = function
+
+    async def __aenter__(self) -> Self:
+        await self._function.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._function.__aexit__(kind, error, trace)
+
+
 @lru_cache
 def load_function(path: str, base: Path) -> Callable[..., Any]:
     """The user's function, loaded once per process."""
