@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,8 +11,10 @@ from house import House, KilledError, Mortal, RaisesOn, echo, task_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.errors import BudgetError, ChainError
 from loopwright.judgers import IntegerAnswer
+from loopwright.ports import GroupRow
 from loopwright.testing import FlakyJudger, ScriptedEngine
 from loopwright.types import GroupStatus, Sampling, Task
 
@@ -34,6 +37,36 @@ async def test_a_batch_has_full_groups_in_order_and_is_stored() -> None:
     assert await house.counts() == {GroupStatus.CONSUMED: 3}
     assert [group.draw for group in (await producer.produce_batch(2, 1)).groups] == [3, 4, 5]
     assert producer.next_draws == {"math": 6}
+
+
+class Draws(MemoryStorage):
+    """Remembers how many draws were under way at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way: list[int] = []
+        self.now = 0
+
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
+        self.now += 1
+        self.under_way.append(self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        return await super().draw(task_set, draw, task, version)
+
+
+async def test_the_groups_of_a_step_are_drawn_at_once() -> None:
+    storage = Draws()
+    batch = await House(storage=storage, groups=6).producer().produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 1, 2, 3, 4, 5]
+    assert storage.under_way == [1, 2, 3, 4, 5, 6]
+
+
+async def test_no_more_groups_are_drawn_at_once_than_there_are_slots_for() -> None:
+    storage = Draws()
+    batch = await House(storage=storage, groups=6, members=4, concurrency=5).producer().produce_batch(1, 0)
+    assert [group.draw for group in batch.groups] == [0, 1, 2, 3, 4, 5]
+    assert storage.under_way == [1, 2, 1, 1, 1, 1]
 
 
 async def test_seeds_differ_by_draw_member_and_attempt_and_repeat_in_another_run() -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from loopwright.core.together import GRACE_SECONDS
-from loopwright.ports import ReplayBuffer
+from loopwright.core.together import GRACE_SECONDS, together
+from loopwright.ports import ReplayBuffer, Started
 from loopwright.produce.context import ProduceContext
 from loopwright.produce.describe import describe_slots
 from loopwright.produce.failures import FirstFailures
 from loopwright.produce.filling import Filling, Groups
+from loopwright.produce.jobs import TaskSetRuntime
 from loopwright.produce.line import Line
 from loopwright.produce.making import GroupMaker
 from loopwright.produce.pending import Pending
@@ -53,9 +54,9 @@ class Floor:
         self._on_rollout = on_rollout
         self._first_failures = FirstFailures()
         self._pending: Pending[list[Ended]] = Pending(self._moved)
-        samples, least = settings.samples_per_task, settings.least
-        filling = Filling(runner, self.slots, buffer, samples=samples, least=least, saw=self._saw)
-        self._maker = GroupMaker(filling, buffer, least)
+        self._samples = settings.samples_per_task
+        filling = Filling(runner, self.slots, buffer, samples=self._samples, least=settings.least, saw=self._saw)
+        self._maker = GroupMaker(filling, buffer, settings.least)
         self._starting = asyncio.Lock()
         self._turn = 0
 
@@ -79,15 +80,13 @@ class Floor:
         if self._starting.locked() or (self._in_lockstep and self._pending):
             return
         async with self._starting:
-            wave = []
-            while is_open() and (chosen := self._choose()):
-                place, source = chosen
-                line, self._turn = self._lines[place], place + 1
-                group = (await line.start(source, version), line.task_set)
-                if self._in_lockstep:
-                    wave.append(group)
-                else:
-                    self._make([group])
+            wave: list[tuple[Started, TaskSetRuntime]] = []
+            while is_open() and (chosen := self._choose_all()):
+                wave += await self._draw(chosen, version)
+                if not self._in_lockstep:
+                    for group in wave:
+                        self._make([group])
+                    wave.clear()
             if wave:
                 order = list(self._by_name)
                 self._make(sorted(wave, key=lambda group: (order.index(group[1].name), group[0].row.draw)))
@@ -118,6 +117,29 @@ class Floor:
             log.warning(words, GRACE_SECONDS, ", ".join(left_behind), describe_slots(self.slots))
         await self._maker.give_back()
 
+    def _choose_all(self) -> list[tuple[Line, Source]]:
+        """All that may start now, in turn. Each counts as started, and its agents as on their way."""
+        chosen = []
+        while found := self._choose():
+            place, source = found
+            line, self._turn = self._lines[place], place + 1
+            line.reserve(source)
+            self.slots.announce(self._samples)
+            chosen.append((line, source))
+        return chosen
+
+    async def _draw(self, chosen: Sequence[tuple[Line, Source]], version: int) -> list[tuple[Started, TaskSetRuntime]]:
+        """The chosen groups, drawn at once: they share a commit, and an engine sees them as one batch."""
+        try:
+            drawn = await together(line.draw(source, version) for line, source in chosen)
+        finally:
+            for line in self._lines:
+                line.release()
+        started = [(group, line) for group, (line, _) in zip(drawn, chosen, strict=True)]
+        for group, line in started:
+            line.started(group)
+        return [(group, line.task_set) for group, line in started]
+
     def _choose(self) -> tuple[int, Source] | None:
         """The next line in turn that may start a group, and where it comes from."""
         for offset in range(len(self._lines)):
@@ -127,7 +149,7 @@ class Floor:
         return None
 
     def _make(self, groups: Groups) -> None:
-        self.slots.announce(self._maker.agents(groups))
+        self.slots.announce(self._maker.agents(groups) - self._samples * len(groups))
         name = ", ".join(f"{started.row.task_set}/{started.row.draw:06d}" for started, _ in groups)
         self._pending.schedule(self._maker.make(groups), name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from loopwright.core.progress import ProduceProgress
@@ -46,6 +47,8 @@ class Line:
         """For how many steps the weights of one version may make groups of this task set."""
         self._strategy = strategy_of(kind, settings)
         self._order = InOrder()
+        self._reserved: Counter[Source] = Counter()
+        """Groups that are being drawn, which the buffer does not count yet."""
         self._probes_left = 0
 
     @property
@@ -71,9 +74,9 @@ class Line:
             ahead=ahead,
             takes_turns=takes_turns,
             available=self._progress.available(self.name, stock[GroupStatus.COMPLETED]),
-            pending=stock[GroupStatus.PENDING],
-            aborted=stock[GroupStatus.ABORTED],
-            expired=stock[GroupStatus.EXPIRED],
+            pending=stock[GroupStatus.PENDING] + self._reserved.total(),
+            aborted=max(0, stock[GroupStatus.ABORTED] - self._reserved[Source.ABORTED]),
+            expired=max(0, stock[GroupStatus.EXPIRED] - self._reserved[Source.EXPIRED]),
             slot_is_free=slot_is_free,
             may_look=self._may_look,
         )
@@ -98,12 +101,22 @@ class Line:
         """Where its next group comes from, or None while none may start."""
         return self._strategy.choose(context)
 
-    async def start(self, source: Source, version: int) -> Started:
-        started = await self._draws.start(source, version)
-        self._order.start(started.row.draw)
+    def reserve(self, source: Source) -> None:
+        """A group from `source` is drawn next: it counts as pending until it is in the buffer, or never will be."""
+        self._reserved[source] += 1
         self._strategy.started(source)
         self._probes_left -= source is Source.NEW
-        return started
+
+    def release(self) -> None:
+        """The buffer counts what was reserved."""
+        self._reserved.clear()
+
+    async def draw(self, source: Source, version: int) -> Started:
+        return await self._draws.start(source, version)
+
+    def started(self, group: Started) -> None:
+        """Its turn to be counted, when it ends, is after those that started before."""
+        self._order.start(group.row.draw)
 
     def lacks(self, step: int) -> int:
         """Groups of the batch of `step` that are not ready."""
@@ -113,7 +126,9 @@ class Line:
     def is_excused(self) -> bool:
         """Whether a step has to do without more of its groups: it has looked long enough, and nothing is under way."""
         stock = self.stock
-        may_come = self._order.is_busy or stock[GroupStatus.ABORTED] or stock[GroupStatus.EXPIRED]
+        may_come = (
+            self._reserved.total() or self._order.is_busy or stock[GroupStatus.ABORTED] or stock[GroupStatus.EXPIRED]
+        )
         return self.filtering.is_spent and self._probes_left <= 0 and not may_come
 
     def count(self, ended: Ended, step: int) -> None:

@@ -50,8 +50,8 @@ class Slots:
         return len(self._running) + self._reserved
 
     def announce(self, agents: int) -> None:
-        """So many agents will ask for a slot as soon as their tasks run."""
-        self._announced += agents
+        """So many more agents will ask for a slot as soon as their tasks run, or, below 0, so many less."""
+        self._announced = max(0, self._announced + agents)
 
     @asynccontextmanager
     async def slot(self, key: RolloutKey) -> AsyncIterator[None]:
