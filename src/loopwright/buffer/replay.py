@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from loopwright.buffer.fresh import Fresh
 from loopwright.buffer.shelf import Holding, Shelf
 from loopwright.core.staleness import is_too_old, without_stale
 from loopwright.errors import RunError
@@ -25,6 +26,7 @@ class StoredBuffer:
     def __init__(self, storage: Storage, policy: StalePolicy) -> None:
         self._storage = storage
         self._policy = policy
+        self._fresh = Fresh()
         self._shelves: dict[str, Shelf] = {}
         self._taken: set[tuple[str, int]] = set()
         self._masked = 0
@@ -90,12 +92,14 @@ class StoredBuffer:
         group = self._pending(row)
         await self._storage.put(row, rollout)
         self._shelf(row.task_set).put(group, rollout)
+        self._fresh.put(rollout)
 
     async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
         group = self._pending(row)
         await self._storage.put_rewards(row, rollouts)
         for rollout in rollouts:
             self._shelf(row.task_set).put(group, rollout)
+            self._fresh.put(rollout)
 
     async def settle(self, row: GroupRow, status: GroupStatus) -> None:
         if status not in SETTLED:
@@ -108,6 +112,8 @@ class StoredBuffer:
         if status is GroupStatus.COMPLETED:
             # It may have become too old while it was made.
             await self.expire(self._due_step)
+        elif status is not GroupStatus.ABORTED:
+            self._fresh.pop(row.task_set, row.draw, {})
 
     async def expire(self, step: int) -> None:
         self._due_step = max(self._due_step, step)
@@ -122,6 +128,7 @@ class StoredBuffer:
         for name, groups in due.items():
             for group in groups:
                 self._shelves[name].move(group, GroupStatus.EXPIRED)
+                self._fresh.pop(name, group.row.draw, {})
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:
         for name, count in wanted.items():
@@ -200,6 +207,9 @@ class StoredBuffer:
 
     async def _read(self, group: Holding, step: int) -> tuple[Group, int]:
         row = group.row
-        members = await self._storage.rollouts_of(row.task_set, row.draw)
+        attempts = {member.member: member.attempt for member in group.in_time}
+        members = self._fresh.pop(row.task_set, row.draw, attempts)
+        if members is None:
+            members = await self._storage.rollouts_of(row.task_set, row.draw)
         scored = tuple(member for member in members if isinstance(member.reward, Scored))
         return without_stale(Group(row.task_set, row.draw, row.task, scored), step, self._policy.horizon)
