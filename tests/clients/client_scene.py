@@ -75,7 +75,7 @@ async def play(scene: dict[str, Any]) -> dict[str, Any]:
     engine = RecordingEngine(speaker.answer, encode=speaker.encode)
     served = Served(engine, make_renderer(tokenizer), MAX_CONTEXT, "smollm2")
     async with open_gateway(served, MemoryStore(), key="the-gateways-own-key") as gateway:
-        session, key = await gateway.sessions.create(SESSION, SessionSettings())
+        session, key = gateway.sessions.create(SESSION, SessionSettings())
         url = f"{gateway.base_url}/sessions/{SESSION}"
         code, out, err = await run_client(scene, {"URL": url, "KEY": key})
         recorder = session.recorder

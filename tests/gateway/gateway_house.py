@@ -108,7 +108,7 @@ class House:
             yield client
 
     async def session(self, id: str = "session-1", **settings: Any) -> str:
-        made, _ = await self.gateway.sessions.create(id, SessionSettings(**settings))
+        made, _ = self.gateway.sessions.create(id, SessionSettings(**settings))
         return made.id
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -169,7 +169,7 @@ class Desk:
         self._app = gateway_app(exchange, self.sessions, metrics, name="tiny", key=KEY)
 
     async def open(self) -> Desk:
-        await self.sessions.create("session-1", SessionSettings())
+        self.sessions.create("session-1", SessionSettings())
         return self
 
     async def ask(self, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:

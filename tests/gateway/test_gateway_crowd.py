@@ -66,10 +66,10 @@ async def converse(connections: Connections, session: str) -> None:
 async def end_all(h: House, ids: list[str]) -> None:
     """Half of the sessions are completed, and the others' time runs out."""
     for id in ids[::2]:
-        await h.gateway.sessions.end(h.gateway.sessions.find(id))
+        h.gateway.sessions.end(h.gateway.sessions.find(id))
     for id in ids[1::2]:
         h.gateway.sessions.find(id).used = 0.0
-    await h.gateway.sessions.end_idle()
+    h.gateway.sessions.end_idle()
     counts = h.gateway.sessions.counts()
     assert counts == {SessionState.COMPLETED: len(ids[::2]), SessionState.EXPIRED: len(ids[1::2])}
 

@@ -15,14 +15,14 @@ from loopwright.gateway.store import MemoryStore, SqliteStore
 
 async def test_a_store_that_keeps_nothing_lets_go_of_what_ended_a_while_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(MemoryStore())
-    ended, key = await sessions.create(None, SessionSettings())
-    live, _ = await sessions.create(None, SessionSettings())
+    ended, key = sessions.create(None, SessionSettings())
+    live, _ = sessions.create(None, SessionSettings())
     ended.used -= 2 * room.REMEMBERED_SECONDS  # its last call was long ago, its end is now
-    await sessions.end(ended)
-    await sessions.forget()
+    sessions.end(ended)
+    sessions.forget()
     assert sessions.find(ended.id) is ended, "late calls are told that it is over"
     monkeypatch.setattr(room, "REMEMBERED_SECONDS", -1.0)
-    await sessions.forget()
+    sessions.forget()
     with pytest.raises(RefusedError, match="there is no session"):
         sessions.find(ended.id)
     assert sessions.owner_of(key) is None

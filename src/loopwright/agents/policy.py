@@ -170,7 +170,7 @@ class EnginePolicy:
     def _record(self, prepared: Prepared, sampled: Generation, reply: Reply, name: str) -> None:
         """What was sampled, to its end or as far as it came. Without a token there was no turn."""
         if sampled.ids:
-            self._recorder.add(self._recorder.plan(prepared, Said(sampled, reply.message, name)))
+            self._recorder.add(self._recorder.plan(prepared, Said(sampled, reply.message, name)), prepared.history)
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         earlier = self._earlier.take(request)

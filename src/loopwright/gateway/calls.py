@@ -109,13 +109,14 @@ class ModelCalls:
 
 async def _within(session: Session, work: Coroutine[Any, Any, T]) -> T:
     """The work, as long as the session is open; whoever ends the session cancels it."""
-    with session.use():
+    with session.use() as task:
         try:
             return await work
         except asyncio.CancelledError:
-            if session.state is not SessionState.OPEN:
-                raise over(session) from None
-            raise
+            if session.state is SessionState.OPEN or task is None:
+                raise
+            task.uncancel()
+            raise over(session) from None
 
 
 async def _send(request: Request, chunk: bytes, *, more: bool = True) -> None:

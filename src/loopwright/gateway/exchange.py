@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
 
 import orjson
 
-from loopwright.core.together import to_its_end, together
+from loopwright.core.together import together
 from loopwright.errors import ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id
 from loopwright.gateway.dialects.dialect import Head
@@ -35,8 +34,8 @@ from loopwright.types import (
     Parsed,
 )
 
-T = TypeVar("T")
-
+NOTHING = Generation((), (), (), FinishReason.LENGTH)
+"""What is sampled where no room is left."""
 WISHES = tuple(wish.name for wish in fields(Wishes))
 
 
@@ -74,12 +73,14 @@ class Exchange:
         if listener is not None:
             listener.head(head)
         with session.flight(history, ask.key, ask.id):
-            others = (replace(head, id=sample_id(head.id, number)) for number in range(1, call.samples))
-            heads = (head, *others)
-            work = (self._one(session, call, prepared, one, number, listener) for number, one in enumerate(heads))
-            answers = await (together(work) if call.samples > 1 else _alone(work))
-            # Cancelled half way, a turn would be in the store and not in memory: the next would be stored in its place.
-            await to_its_end(self._commit(session, prepared, call, answers))
+            if call.samples == 1:
+                answers = [await self._one(session, call, prepared, head, 0, listener)]
+            else:
+                heads = [replace(head, id=sample_id(head.id, number)) for number in range(call.samples)]
+                answers = await together(
+                    self._one(session, call, prepared, one, number, listener) for number, one in enumerate(heads)
+                )
+            self._commit(session, prepared, call, answers)
         return [answer for answer, _ in answers]
 
     def count_tokens(self, session: Session, call: Call) -> int:
@@ -151,19 +152,9 @@ class Exchange:
     async def _one(
         self, session: Session, call: Call, prepared: Prepared, head: Head, number: int, listener: Listener | None
     ) -> tuple[Answer, Generation]:
-        sampling = session.sampling(call.wishes, self._max_context - len(prepared.prompt))
-        answer = Answer(
-            head.id,
-            head.created,
-            Parsed(),
-            FinishReason.LENGTH,
-            prompt_tokens=head.prompt_tokens,
-            cached_tokens=head.cached_tokens,
-        )
+        sampling = session.sampling(call.wishes, self._max_context - len(prepared.prompt), self.renderer.stop_token_ids)
         if sampling.max_new_tokens == 0:
-            return answer, Generation((), (), (), FinishReason.LENGTH)
-        stops = dict.fromkeys((*sampling.stop_token_ids, *self.renderer.stop_token_ids))
-        sampling = replace(sampling, stop_token_ids=tuple(stops))
+            return _answer(head, Parsed(), NOTHING), NOTHING
         request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
         reader = SampleReader(self.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
@@ -172,20 +163,14 @@ class Exchange:
             session.fault = error
             raise refused(Code.ENGINE, f"the engine gave no answer: {error.message}", remedy="try again") from error
         session.fault = None
-        answer = replace(
-            answer,
-            parsed=_with_ids(reader.finish(), head.id),
-            finish=generation.finish,
-            stop=reader.stop,
-            completion_tokens=len(generation.ids),
-            logprobs=self._logprobs(generation) if call.logprobs else (),
-        )
-        return answer, generation
+        logprobs = self._logprobs(generation) if call.logprobs else ()
+        return _answer(head, _with_ids(reader.finish(), head.id), generation, reader.stop, logprobs), generation
 
-    async def _commit(
+    def _commit(
         self, session: Session, prepared: Prepared, call: Call, answers: Sequence[tuple[Answer, Generation]]
     ) -> None:
-        """All samples of a call or none. An answer for which nothing was sampled is no turn."""
+        """All samples of a call or none, in the store and in memory: nothing happens in between. An answer for which
+        nothing was sampled is no turn."""
         wishes = _wishes(call)
         session.last_finish = answers[-1][0].finish
         said = [
@@ -193,15 +178,14 @@ class Exchange:
             for answer, generation in answers
             if generation.ids
         ]
-        async with session.commits:
-            if session.state is not SessionState.OPEN:
-                # Who ended it has what was recorded: a turn that is added now would be in the store alone.
-                raise over(session)
-            turns = [session.recorder.plan(prepared, one, sample) for sample, one in enumerate(said)]
-            await self._store.add(session.id, turns)
-            for turn in turns:
-                session.recorder.add(turn)
-                self._metrics.recorded(turn)
+        if session.state is not SessionState.OPEN:
+            # Who ended it has what was recorded: a turn that is added now would be in the store alone.
+            raise over(session)
+        turns = [session.recorder.plan(prepared, one, sample) for sample, one in enumerate(said)]
+        self._store.add(session.id, turns)
+        for turn in turns:
+            session.recorder.add(turn, prepared.history)
+            self._metrics.recorded(turn)
 
     def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
         pieces = self.renderer.pieces(generation.ids)
@@ -227,8 +211,24 @@ def _history(session: Session, call: Call) -> History:
         raise invalid("tools", f"they cannot be written as JSON ({error})", remedy="nest their schemas less") from error
 
 
-async def _alone(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    return [await one for one in work]
+def _answer(
+    head: Head,
+    parsed: Parsed,
+    generation: Generation,
+    stop: str | None = None,
+    logprobs: tuple[TokenLogprob, ...] = (),
+) -> Answer:
+    return Answer(
+        head.id,
+        head.created,
+        parsed,
+        generation.finish,
+        stop,
+        head.prompt_tokens,
+        head.cached_tokens,
+        len(generation.ids),
+        logprobs,
+    )
 
 
 def _with_ids(parsed: Parsed, answer: str) -> Parsed:

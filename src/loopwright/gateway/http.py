@@ -34,6 +34,7 @@ class Request:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
+        self._gone = False
         self.status = 0
 
     def header(self, name: str) -> str | None:
@@ -59,22 +60,24 @@ class Request:
 
     async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
         """What the work returns. It is cancelled when the client goes away."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(self._leaves())
+        here = asyncio.current_task()
+        leaving = asyncio.get_running_loop().create_task(self._leaves(here))
         try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            return await work
+        except asyncio.CancelledError:
+            if here is None or not self._gone:
+                raise
+            here.uncancel()
+            raise ClientGoneError from None
         finally:
             leaving.cancel()
-            if not working.done():
-                working.cancel()
-                await asyncio.wait((working,))
-        if working.cancelled() and leaving.done() and not leaving.cancelled():
-            raise ClientGoneError
-        return working.result()
 
-    async def _leaves(self) -> None:
+    async def _leaves(self, here: asyncio.Task[Any] | None) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._gone = True
+        if here is not None:
+            here.cancel()
 
     async def answer(self, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
         await self.answer_bytes(status, orjson.dumps(body), (JSON, *headers))

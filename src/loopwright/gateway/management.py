@@ -59,18 +59,18 @@ class Management:
                 await self._create(request, target.session)
             case "DELETE":
                 session = self._sessions.find(target.session or "")
-                await self._sessions.delete(session)
+                self._sessions.delete(session)
                 await request.answer(200, {"id": session.id, "deleted": True})
             case "HEAD":
                 await self.health(request, target)
             case _:
                 session = self._sessions.find(target.session or "")
-                await request.answer(200, _described(session, await self._sessions.recorder_of(session)))
+                await request.answer(200, _described(session, self._sessions.recorder_of(session)))
 
     async def complete(self, request: Request, target: Target) -> None:
         session = self._sessions.find(target.session or "")
         is_first_time = session.state is SessionState.OPEN
-        recorder = await self._sessions.end(session)
+        recorder = self._sessions.end(session)
         drift = await asyncio.to_thread(session_drift, recorder, self._renderer)
         if is_first_time:
             self._metrics.drift_tokens += drift.wrong
@@ -79,12 +79,12 @@ class Management:
 
     async def chains(self, request: Request, target: Target) -> None:
         session = self._sessions.find(target.session or "")
-        recorder = await self._sessions.recorder_of(session)
+        recorder = self._sessions.recorder_of(session)
         await request.answer(200, {"id": session.id, "chains": [_chain(chain) for chain in recorder.chains()]})
 
     async def _create(self, request: Request, id: str | None) -> None:
         body = await request.body()
-        session, key = await self._sessions.create(id, settings_from(read_json(body) if body.strip() else {}))
+        session, key = self._sessions.create(id, settings_from(read_json(body) if body.strip() else {}))
         urls = base_urls(self._base_url or _reached(request), session.id)
         await request.answer(201, {"id": session.id, "key": key, "base_urls": urls, "model": self._model})
 

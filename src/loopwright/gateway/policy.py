@@ -49,12 +49,12 @@ class SessionPolicy:
         settings = SessionSettings(
             replace(self._sampling, seed=0), max_tokens, ttl_seconds=LONGEST_PAUSE_SECONDS, seed=self._sampling.seed
         )
-        session, key = await self._sessions.create(None, settings)
+        session, key = self._sessions.create(None, settings)
         self._session, self._recorder = session, session.recorder
         try:
             yield Endpoint(base_urls(self._base_url, session.id)["openai"], key)
         finally:
-            await self._sessions.end(session)
+            self._sessions.end(session)
 
     async def reply(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None

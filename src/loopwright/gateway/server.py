@@ -65,7 +65,7 @@ async def open_gateway(
     """Listen, with the sessions that are in `store`. `key` opens everything."""
     address = address or Address()
     advertised = check_advertised(address.advertise_url)
-    metrics, sessions = Metrics(), await Sessions.restored(store)
+    metrics, sessions = Metrics(), Sessions.restored(store)
     exchange = Exchange(served.engine, served.renderer, served.max_context, store, metrics)
     app = gateway_app(exchange, sessions, metrics, name=served.name, key=key, advertised=advertised)
     sweeping = asyncio.create_task(sessions.sweep())

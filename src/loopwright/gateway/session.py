@@ -58,7 +58,6 @@ class Session:
     state: SessionState = SessionState.OPEN
     calls: int = 0
     recorder: Recorder = field(default_factory=Recorder)
-    commits: asyncio.Lock = field(default_factory=asyncio.Lock)
     flights: dict[bytes, asyncio.Event] = field(default_factory=dict)
     tries: dict[str | None, str] = field(default_factory=dict)
     running: set[asyncio.Task[object]] = field(default_factory=set)
@@ -81,8 +80,9 @@ class Session:
         most = self.settings.max_tokens
         return None if most is None else max(0, most - self.recorder.sampled_tokens)
 
-    def sampling(self, wishes: Wishes, room: int) -> Sampling:
-        """The settings of the next call, within the room that its context leaves (S5)."""
+    def sampling(self, wishes: Wishes, room: int, ends: tuple[int, ...]) -> Sampling:
+        """The settings of the next call, within the room that its context leaves (S5). `ends` are the tokens by which
+        the model ends a turn."""
         number, self.calls = self.calls, self.calls + 1
         own = self.settings.sampling
         limits = [room, wishes.max_tokens, self.tokens_left, own.max_new_tokens if own else None]
@@ -90,13 +90,15 @@ class Session:
         seed = derive_seed(self.settings.seed, number)
         if own is not None:
             stop = tuple(dict.fromkeys((*own.stop, *wishes.stop)))
-            return Sampling(own.temperature, budget, own.top_k, own.top_p, own.stop_token_ids, stop, seed)
+            ends = tuple(dict.fromkeys((*own.stop_token_ids, *ends)))
+            return Sampling(own.temperature, budget, own.top_k, own.top_p, ends, stop, seed)
         return Sampling(
             temperature=1.0 if wishes.temperature is None else wishes.temperature,
             max_new_tokens=budget,
             # Nothing but the likeliest token is a share of 0.
             top_k=1 if wishes.top_p == 0 else max(0, wishes.top_k or 0),
             top_p=wishes.top_p or 1.0,
+            stop_token_ids=ends,
             stop=wishes.stop,
             seed=seed if wishes.seed is None else derive_seed(wishes.seed),
         )
@@ -132,13 +134,13 @@ class Session:
         return whole_answer(answer) in self.on_their_way
 
     @contextmanager
-    def use(self) -> Iterator[None]:
+    def use(self) -> Iterator[asyncio.Task[object] | None]:
         """While a call is under way, the session does not expire, and completing it can end the call."""
         task = asyncio.current_task()
         if task is not None:
             self.running.add(task)
         try:
-            yield
+            yield task
         finally:
             if task is not None:
                 self.running.discard(task)

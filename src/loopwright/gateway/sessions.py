@@ -33,16 +33,15 @@ class Sessions:
         self._store = store
         self._sessions: dict[str, Session] = {}
         self._owners: dict[str, str] = {}
-        self._being_made: set[str] = set()
 
     @classmethod
-    async def restored(cls, store: SessionStore) -> Sessions:
+    def restored(cls, store: SessionStore) -> Sessions:
         """What an earlier gateway has left: open sessions go on, as if their last call were now."""
         sessions = cls(store)
-        for session in await store.sessions():
+        for session in store.sessions():
             session.used = time.time()
             if session.state is SessionState.OPEN:
-                for turn in await store.turns(session.id):
+                for turn in store.turns(session.id):
                     session.recorder.add(turn)
                 session.calls = len(session.recorder)
             sessions._keep(session)
@@ -58,20 +57,16 @@ class Sessions:
         """The id of the session that a key opens."""
         return self._owners.get(digest_of(key))
 
-    async def create(self, id: str | None, settings: SessionSettings) -> tuple[Session, str]:
+    def create(self, id: str | None, settings: SessionSettings) -> tuple[Session, str]:
         """A new session, and the key that only its agent gets to see."""
         id = _checked(id) if id is not None else secrets.token_urlsafe(12)
-        if id in self._sessions or id in self._being_made:
+        if id in self._sessions:
             raise refused(
                 Code.CONFLICT, f"there is a session {id} already", remedy="choose another id, or delete that one"
             )
         key, now = new_key(), time.time()
         session = Session(id, digest_of(key), settings, now, used=now)
-        self._being_made.add(id)
-        try:
-            await self._store.create(session)
-        finally:
-            self._being_made.discard(id)
+        self._store.create(session)
         self._keep(session)
         return session, key
 
@@ -91,31 +86,29 @@ class Sessions:
             raise over(session)
         return session
 
-    async def recorder_of(self, session: Session) -> Recorder:
+    def recorder_of(self, session: Session) -> Recorder:
         """What a session has recorded, also after its end."""
         if session.state is SessionState.OPEN or len(session.recorder):
             return session.recorder
         recorder = Recorder()
-        for turn in await self._store.turns(session.id):
+        for turn in self._store.turns(session.id):
             recorder.add(turn)
         return recorder
 
-    async def end(self, session: Session, state: SessionState = SessionState.COMPLETED) -> Recorder:
+    def end(self, session: Session, state: SessionState = SessionState.COMPLETED) -> Recorder:
         """Take no more calls, and cancel those under way. Gives what was recorded, which is in the store alone then."""
         if session.state is not SessionState.OPEN:
-            return await self.recorder_of(session)
+            return self.recorder_of(session)
         session.state, session.used = state, time.time()
         for task in session.running:
             task.cancel()
-        # A turn that is being committed is still a part of the session.
-        async with session.commits:
-            await self._store.end(session.id, state)
+        self._store.end(session.id, state)
         recorder, session.recorder = session.recorder, Recorder()
         return recorder
 
-    async def delete(self, session: Session) -> None:
-        await self.end(session)
-        await self._store.delete(session.id)
+    def delete(self, session: Session) -> None:
+        self.end(session)
+        self._store.delete(session.id)
         self._sessions.pop(session.id, None)
         self._owners.pop(session.key_digest, None)
 
@@ -123,21 +116,21 @@ class Sessions:
         """End the sessions of dead agents, for as long as nobody cancels this."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            await self.end_idle()
+            self.end_idle()
             if self._store.forgets:
-                await self.forget()
+                self.forget()
 
-    async def forget(self) -> None:
+    def forget(self) -> None:
         """Let go of sessions that ended a while ago: only a call that comes far too late would ask for them."""
         latest = time.time() - REMEMBERED_SECONDS
         over = [one for one in self._sessions.values() if one.state is not SessionState.OPEN and one.used < latest]
         for session in over:
-            await self.delete(session)
+            self.delete(session)
 
-    async def end_idle(self) -> None:
+    def end_idle(self) -> None:
         idle = [one for one in self._sessions.values() if one.state is SessionState.OPEN and one.is_idle]
         for session in idle:
-            await self.end(session, SessionState.EXPIRED)
+            self.end(session, SessionState.EXPIRED)
 
     def _keep(self, session: Session) -> None:
         self._sessions[session.id] = session

@@ -1,8 +1,9 @@
 """Where sessions outlive the process: a turn is stored before its answer is sent, and a session until it is deleted.
 
-SQLite in WAL mode, group commit: what is submitted in one turn of the event loop goes into one transaction. It is
-committed right there: that is a write to memory that the system owns, which takes less time than waking a thread. What
-takes long, moving the log into the file, is left to a thread. What was committed survives the death of this process.
+SQLite in WAL mode. Whoever stores something commits it right there, and nobody waits: that is a write to memory that
+the system owns, which takes less time than waking a thread or gathering what others write. So nothing can happen in the
+middle of it. What takes long, moving the log into the file, is left to a thread. What was committed survives the death
+of this process.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 from loopwright.errors import RunError
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.wire import session_from_row, session_row, turn_from_row, turn_row
 from loopwright.render.recording.recorded import Recorded
 
-T = TypeVar("T")
 FORMAT = 1
 TIDY_SECONDS = 2.0
 SCHEMA = """
@@ -41,21 +41,21 @@ class SessionStore(Protocol):
 
     forgets: bool
 
-    async def create(self, session: Session) -> None: ...
+    def create(self, session: Session) -> None: ...
 
-    async def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
         """Keep all of them or none."""
         ...
 
-    async def end(self, session_id: str, state: SessionState) -> None: ...
+    def end(self, session_id: str, state: SessionState) -> None: ...
 
-    async def delete(self, session_id: str) -> None: ...
+    def delete(self, session_id: str) -> None: ...
 
-    async def sessions(self) -> Sequence[Session]:
+    def sessions(self) -> Sequence[Session]:
         """Every session that is kept, without its turns."""
         ...
 
-    async def turns(self, session_id: str) -> Sequence[Recorded]: ...
+    def turns(self, session_id: str) -> Sequence[Recorded]: ...
 
 
 class MemoryStore:
@@ -64,26 +64,23 @@ class MemoryStore:
 
     forgets = True
 
-    async def create(self, session: Session) -> None:
+    def create(self, session: Session) -> None:
         """Nothing to keep."""
 
-    async def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
         """Nothing to keep."""
 
-    async def end(self, session_id: str, state: SessionState) -> None:
+    def end(self, session_id: str, state: SessionState) -> None:
         """Nothing to keep."""
 
-    async def delete(self, session_id: str) -> None:
+    def delete(self, session_id: str) -> None:
         """Nothing to keep."""
 
-    async def sessions(self) -> Sequence[Session]:
+    def sessions(self) -> Sequence[Session]:
         return ()
 
-    async def turns(self, session_id: str) -> Sequence[Recorded]:
+    def turns(self, session_id: str) -> Sequence[Recorded]:
         return ()
-
-
-Work = Callable[[sqlite3.Connection], Any]
 
 
 class SqliteStore:
@@ -95,7 +92,6 @@ class SqliteStore:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._lock = ExitStack()
-        self._waiting: list[tuple[Work, asyncio.Future[Any]]] = []
         self._tidying: asyncio.Task[None] | None = None
         self._wrote = False
 
@@ -113,7 +109,6 @@ class SqliteStore:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._commit()
         if self._tidying is not None:
             self._tidying.cancel()
             await asyncio.wait((self._tidying,))
@@ -122,72 +117,49 @@ class SqliteStore:
             self._connection = None
         self._lock.close()
 
-    async def create(self, session: Session) -> None:
-        row = session_row(session)
-        await self._do(lambda db: db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", row))
+    def create(self, session: Session) -> None:
+        with self._transaction() as db:
+            db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", session_row(session))
 
-    async def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
         rows = [(session_id, turn.number, *turn_row(turn)) for turn in turns]
-        await self._do(lambda db: db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?)", rows))
+        with self._transaction() as db:
+            db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?)", rows)
 
-    async def end(self, session_id: str, state: SessionState) -> None:
-        change = (state.value, session_id)
-        await self._do(lambda db: db.execute("UPDATE sessions SET state = ? WHERE id = ?", change))
+    def end(self, session_id: str, state: SessionState) -> None:
+        with self._transaction() as db:
+            db.execute("UPDATE sessions SET state = ? WHERE id = ?", (state.value, session_id))
 
-    async def delete(self, session_id: str) -> None:
-        def delete(db: sqlite3.Connection) -> None:
+    def delete(self, session_id: str) -> None:
+        with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
             db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
 
-        await self._do(delete)
-
-    async def sessions(self) -> Sequence[Session]:
-        rows = await self._do(lambda db: db.execute("SELECT * FROM sessions ORDER BY created").fetchall())
+    def sessions(self) -> Sequence[Session]:
+        with self._transaction() as db:
+            rows = db.execute("SELECT * FROM sessions ORDER BY created").fetchall()
         return [session_from_row(row) for row in rows]
 
-    async def turns(self, session_id: str) -> Sequence[Recorded]:
+    def turns(self, session_id: str) -> Sequence[Recorded]:
         query = "SELECT number, facts, tokens FROM turns WHERE session = ? ORDER BY number"
-        rows = await self._do(lambda db: db.execute(query, (session_id,)).fetchall())
+        with self._transaction() as db:
+            rows = db.execute(query, (session_id,)).fetchall()
         turns: list[Recorded] = []
         for number, facts, tokens in rows:
             turns.append(turn_from_row(number, facts, tokens, turns))
         return turns
 
-    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The work's result, once it is committed. Work that was submitted is done, whether or not its caller waits."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._commit)
-        self._waiting.append((work, done))
-        return await done
-
-    def _commit(self) -> None:
-        batch, self._waiting = self._waiting, []
-        if batch:
-            self._settle(batch)
-
-    def _settle(self, batch: Sequence[tuple[Work, asyncio.Future[Any]]]) -> None:
-        try:
-            results = self._written([work for work, _ in batch])
-        except sqlite3.Error as error:
-            if len(batch) > 1:
-                # What cannot be written takes nobody else with it.
-                for one in batch:
-                    self._settle([one])
-            elif not batch[0][1].cancelled():
-                batch[0][1].set_exception(_unusable(self._path, error))
-            return
-        for (_, done), result in zip(batch, results, strict=True):
-            if not done.cancelled():
-                done.set_result(result)
-
-    def _written(self, batch: Sequence[Work]) -> list[Any]:
-        if self._connection is None:
-            raise sqlite3.ProgrammingError("the store is not open")
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """What is done in it is committed at its end, all or nothing."""
         self._wrote = True
-        with self._connection as connection:
-            return [work(connection) for work in batch]
+        try:
+            if self._connection is None:
+                raise sqlite3.ProgrammingError("the store is not open")
+            with self._connection as connection:
+                yield connection
+        except sqlite3.Error as error:
+            raise _unusable(self._path, error) from error
 
     async def _tidy(self) -> None:
         """Move what was committed from the log into the file, from time to time, and not in the event loop."""

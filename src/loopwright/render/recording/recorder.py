@@ -68,10 +68,12 @@ class Recorder:
         self._chain_of: list[int] = []
         self._last_of: list[int] = []
         self._conversation_of: list[int] = []
+        self._conversations = 0
         self._after: list[bytes] = []
         self._length: list[int] = []
         self._by_answer: dict[str, int] = {}
         self._index = Index()
+        self.sampled_tokens = 0
         self.undelivered: set[int] = set()
 
     def __len__(self) -> int:
@@ -80,10 +82,6 @@ class Recorder:
     @property
     def turns(self) -> Sequence[Recorded]:
         return self._turns
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(len(turn.ids) for turn in self._turns)
 
     @property
     def starts(self) -> list[ChainStart]:
@@ -184,19 +182,23 @@ class Recorder:
             return why_new(prepared.history, self._index, self._recent_replies)
         return prepared.why
 
-    def add(self, turn: Recorded) -> None:
-        """Record a turn that `plan` made, or that was recorded before a restart."""
+    def add(self, turn: Recorded, history: History | None = None) -> None:
+        """Record a turn that `plan` made for a history, or that was recorded before a restart."""
         if turn.number != len(self._turns):
             raise ChainError(
                 f"turn {turn.number} cannot follow {len(self._turns)} others", remedy="add turns in their order"
             )
         before = EMPTY if turn.parent is None else self._after[turn.parent]
-        digests = prefix_digests(turn.added, before)
+        if history is None:
+            digests, tools = prefix_digests(turn.added, before), tools_digest(turn.tools)
+        else:
+            digests, tools = history.digests[len(history.digests) - len(turn.added) :], history.tools
         prompt = digests[-1] if digests else before
         reply = chained(prompt, turn.reply)
         origin = None if turn.start is None else self._origin(turn, digests)
-        self._index.add(turn.number, tools_digest(turn.tools), prompt, reply, digests)
+        self._index.add(turn.number, tools, prompt, reply, digests)
         self._turns.append(turn)
+        self.sampled_tokens += len(turn.ids)
         self._after.append(reply)
         self._length.append(len(turn.added) + 1 + (0 if turn.parent is None else self._length[turn.parent]))
         self._by_answer[turn.answer] = turn.number
@@ -205,8 +207,9 @@ class Recorder:
             self._chain_of.append(self._chain_of[turn.parent])
             self._last_of[self._chain_of[turn.parent]] = turn.number
         else:
-            new = max(self._conversation_of, default=-1) + 1
+            new = self._conversations
             self._conversation_of.append(new if origin is None else self._conversation_of[self._chain_of[origin]])
+            self._conversations += origin is None
             self._chain_of.append(len(self._last_of))
             self._last_of.append(turn.number)
 
