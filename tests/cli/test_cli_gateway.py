@@ -85,14 +85,14 @@ def test_keys_come_from_files_or_the_environment(tmp_path: Path, monkeypatch: py
     ("arguments", "words"),
     [
         ([], "nothing to serve"),
-        (["--model", "x", "--advertise-url", "http://0.0.0.0:1"], None),
+        (["--model", "x", "--advertise-url", "http://0.0.0.0:1"], "every address"),
     ],
 )
-def test_what_cannot_be_served_is_said(arguments: list[str], words: str | None, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_said(arguments: list[str], words: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["gateway", "--store", str(tmp_path / "g.sqlite"), *arguments])
     assert result.exit_code != 0
-    if words is not None:
-        assert words in str(result.exception)
+    assert words in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
 
 
 def start(folder: Path, model: Path) -> tuple[subprocess.Popen[str], dict[str, Any]]:

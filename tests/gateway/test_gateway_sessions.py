@@ -11,7 +11,7 @@ import pytest
 from gateway_house import ADD, call_text, house
 
 from loopwright.errors import ConfigError
-from loopwright.gateway.server import check_advertised
+from loopwright.gateway.server import Address
 from loopwright.gateway.session import SessionState
 from loopwright.types import PauseMode, Sampling
 
@@ -266,14 +266,26 @@ async def test_a_call_without_tools_reads_tool_calls_as_text() -> None:
         assert with_tools["tool_calls"][0]["function"] == {"name": "add", "arguments": "{}"}
 
 
-@pytest.mark.parametrize("url", ["http://0.0.0.0:80", "gateway.example", "ftp://x", "http://", "http://x/?a=1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://0.0.0.0:80",
+        "gateway.example",
+        "ftp://x",
+        "http://",
+        "http://x/?a=1",
+        "http://x:y",
+        "http://x:0",
+        "http://[",
+    ],
+)
 def test_unusable_advertised_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
-        check_advertised(url)
+        Address(advertise_url=url)
 
 
 def test_an_advertised_url_may_lack_a_port() -> None:
-    assert check_advertised("https://gateway.example/llm/") == "https://gateway.example/llm"
+    assert Address(advertise_url="https://gateway.example/llm/").advertise_url == "https://gateway.example/llm"
 
 
 async def test_a_completed_session_tells_its_drift() -> None:

@@ -70,6 +70,7 @@ def gateway(
     from loopwright.build import RemoteEngine, ServedModel
     from loopwright.gateway.server import Address
 
+    address = Address(host, port, advertise_url)
     behind: ServedModel | RemoteEngine
     if engine is not None:
         behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder())
@@ -86,7 +87,6 @@ def gateway(
     else:
         raise ConfigError("there is nothing to serve", remedy="name an --engine by its URL, or a --model")
     key, made = _key(key_file, store)
-    address = Address(host, port, advertise_url)
     run_server(_serve(behind, address, store, key, made, renderer, thinking))
 
 

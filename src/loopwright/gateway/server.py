@@ -36,11 +36,16 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a gateway listens, and the URL under which agents reach it, if that is another."""
+    """Where a gateway listens, and the URL under which agents reach it, if that is another. One they cannot use is an
+    error at once, before a model is loaded for nothing."""
 
     host: str = "127.0.0.1"
     port: int = 0
     advertise_url: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.advertise_url is not None:
+            object.__setattr__(self, "advertise_url", _checked(self.advertise_url))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """Listen, with the sessions that are in `store`. `key` opens everything."""
     address = address or Address()
-    advertised = check_advertised(address.advertise_url)
+    advertised = address.advertise_url
     metrics, sessions = Metrics(), Sessions.restored(store)
     exchange = Exchange(served.engine, served.renderer, served.max_context, store, metrics)
     app = gateway_app(exchange, sessions, metrics, name=served.name, key=key, advertised=advertised)
@@ -87,21 +92,29 @@ def gateway_app(
     return GatewayApp(sessions, management, ModelCalls(sessions, exchange, metrics, name), key=key)
 
 
-def check_advertised(url: str | None) -> str | None:
+def _checked(url: str) -> str:
     """The URL that sessions return, if agents can use it."""
-    if url is None:
-        return None
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    host = _host_of(url)
+    if host is None:
         raise ConfigError(
             f"agents cannot reach a gateway at {url!r}", remedy="advertise a URL such as http://gateway.example:8080"
         )
-    if parts.hostname in EVERYWHERE:
+    if host in EVERYWHERE:
         raise ConfigError(
             f"{url!r} names every address of this machine, and none that an agent could use",
             remedy="advertise the name or the address under which agents reach this machine",
         )
     return url.rstrip("/")
+
+
+def _host_of(url: str) -> str | None:
+    """None when the URL is not one that paths can be added to."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.port != 0 and not (parts.query or parts.fragment)
+    except ValueError:  # an unclosed bracket, or a port that is none
+        return None
+    return parts.hostname if usable else None
 
 
 def _own_url(host: str, port: int) -> str:
