@@ -15,8 +15,7 @@ from tools.chaos.chaos import Chaos
 
 WriteConfig = Callable[..., Path]
 
-# Not async, so that there are worker processes to be killed as well. Nothing that can be learned: a model that always
-# does well leaves no group with a signal, which ends the run.
+# Not async, so that there are worker processes to be killed as well.
 JUDGER = """
 import zlib
 
@@ -25,7 +24,9 @@ def judge(task, episode):
 """
 
 
-# With a filter, so that there are groups that are archived untrained.
+# With a filter, so that there are groups that are archived untrained. The weights hardly move: a model that came to say
+# one thing only would leave no group with a signal, which ends the run.
+COMMON = {"learner": {"lr": 1e-6}}
 KINDS: dict[str, dict[str, Any]] = {
     "colocated": {"produce": {"filter": "no_signal"}},
     **{
@@ -48,11 +49,11 @@ def wreak(file: Path, kills: int, seed: int) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["colocated", "disaggregated, abort"])
 def test_a_run_survives_three_kills(write_config: WriteConfig, kind: str) -> None:
-    wreak(write_config(trainer__steps=20, **KINDS[kind]), kills=3, seed=1)
+    wreak(write_config(trainer__steps=20, **COMMON, **KINDS[kind]), kills=3, seed=1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_survives_twenty_kills(write_config: WriteConfig, kind: str) -> None:
-    wreak(write_config(trainer__steps=60, **KINDS[kind]), kills=20, seed=0)
+    wreak(write_config(trainer__steps=60, **COMMON, **KINDS[kind]), kills=20, seed=0)
