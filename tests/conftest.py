@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from made_up_run import make_run
 
 from loopwright.testing.tiny import tiny_llama, tiny_qwen3
 from loopwright.trainers.run_folder import RunFolder
+
+# Tests talk to this machine only, also when they ask for a model that it does not have.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 # A slow machine is not a failure, and the same commit gives the same examples everywhere.
 settings.register_profile("loopwright", deadline=None, derandomize=True)
