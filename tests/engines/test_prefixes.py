@@ -93,7 +93,7 @@ events = st.lists(st.tuples(st.sampled_from(["keep", "keep", "find", "clear"]), 
 
 
 @given(events)
-@settings(max_examples=300, database=None)
+@settings(max_examples=100, database=None)
 def test_what_was_used_last_is_found_and_nothing_else_is_held(events: list[tuple[str, Ids]]) -> None:
     watched = Watched(BUDGET)
     for what, ids in events:
@@ -108,7 +108,7 @@ def test_what_was_used_last_is_found_and_nothing_else_is_held(events: list[tuple
 
 
 @given(st.lists(streams, max_size=20), streams)
-@settings(max_examples=200, database=None)
+@settings(max_examples=100, database=None)
 def test_the_longest_common_beginning_is_found_within_a_large_budget(kept: list[Ids], asked: Ids) -> None:
     watched = Watched(10_000)
     for ids in kept:

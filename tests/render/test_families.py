@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.render.templates import HERMES
@@ -23,6 +23,9 @@ from loopwright.render.families import make_family
 from loopwright.render.family_renderer import FamilyRenderer
 from loopwright.testing.tiny import CHATML, tiny_tokenizer
 from loopwright.types import ContentDelta, Message, Parsed, Thinking, ToolCall, parsed_of
+
+FEW = settings(max_examples=30)
+"""For each of many families: their renderers are slow."""
 
 MARKERS = {
     "qwen3": "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>",
@@ -76,6 +79,7 @@ def sampled(renderer: FamilyRenderer, messages: list[Message]) -> tuple[int, ...
 
 
 @pytest.mark.parametrize("name", STABLE)
+@settings(FEW)
 @given(content=texts, argument=texts, answer=texts)
 def test_incremental_encoding_equals_the_full_rendering_of_stable_families(
     name: str, content: str, argument: str, answer: str
@@ -95,6 +99,7 @@ def test_incremental_encoding_equals_the_full_rendering_of_stable_families(
 
 
 @pytest.mark.parametrize("name", MARKERS)
+@settings(FEW)
 @given(content=texts, ended=st.booleans())
 def test_a_sampled_stream_stays_as_it_is(name: str, content: str, ended: bool) -> None:
     renderer = family(name)
@@ -140,6 +145,7 @@ def test_without_tools_nothing_is_a_call() -> None:
 
 
 @pytest.mark.parametrize("name", MARKERS)
+@settings(FEW)
 @given(
     parts=st.lists(
         texts | st.sampled_from(["<", "</think>", "<think>", "<tool_call>", "</tool_call>", "{"]), max_size=6
