@@ -55,8 +55,8 @@ class EnginePolicy:
     ) -> None:
         self._engine = engine
         self._renderer = renderer
-        stops = dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids))
-        self._sampling = replace(sampling, stop_token_ids=tuple(stops))
+        self._sampling = sampling
+        self._stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids)))
         self._prefix = request_prefix
         self._max_context = max_context
         self._resumable = resumable
@@ -97,14 +97,15 @@ class EnginePolicy:
         self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
     ) -> Reply:
         number, self._calls = self._calls, self._calls + 1
-        asked = copy.deepcopy(transcript_of(tuple(messages), verb="asked with"))
+        asked = tuple(map(_copied, transcript_of(tuple(messages), verb="asked with")))
         self._transcript = asked
         prepared = self._prepared(asked, tools)
         budget = self._budget(len(prepared.prompt), max_new_tokens)
         if budget <= 0:
             self._finish = FinishReason.LENGTH
             return Reply("", FinishReason.LENGTH)
-        sampling = replace(self._sampling, max_new_tokens=budget, seed=derive_seed(self._sampling.seed, number))
+        seed = derive_seed(self._sampling.seed, number)
+        sampling = replace(self._sampling, max_new_tokens=budget, stop_token_ids=self._stops, seed=seed)
         request = GenerateRequest(f"{self._prefix}/{number}", prepared.prompt, sampling, self._resumable)
         reply = await self._sample(number, request, prepared)
         self._transcript = (*asked, reply.message)
@@ -188,6 +189,10 @@ class EnginePolicy:
             remedy="let this error out of the agent: the rollout goes on later, from these tokens",
         )
         return self._interruption
+
+
+def _copied(message: Message) -> Message:
+    return {name: copy.deepcopy(value) for name, value in message.items()}
 
 
 def _does_not_fit(tokens: int, max_context: int) -> ContextError:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from loopwright.errors import AgentError
 from loopwright.types import Message
 
+_JSON = json.JSONEncoder(allow_nan=False)
+
 
 def transcript_of(messages: object, *, verb: str) -> tuple[Message, ...]:
     """The messages as they are, or an AgentError that names the one that cannot be kept. `verb`: what the agent did."""
@@ -26,7 +28,7 @@ def transcript_of(messages: object, *, verb: str) -> tuple[Message, ...]:
 
 def _check_storable(number: int, message: Message, verb: str) -> None:
     try:
-        json.dumps(dict(message), allow_nan=False)
+        _JSON.encode(dict(message))
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentError(
             f"the agent {verb} message {number} ({message['role']}), which cannot be stored as JSON: {error}",

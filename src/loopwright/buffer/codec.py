@@ -39,6 +39,8 @@ _START_CODES = {
 }
 _NOT_TRAINED = 0x80
 """Added to the start's code of a chain that is only recorded."""
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+"""ASCII only: byte-level tokenizers can yield lone surrogates, which UTF-8 cannot hold and an escape can."""
 _ID_TYPES = {2: "<u2", 4: "<i4"}
 _STARTS = {code: start for start, code in _START_CODES.items()}
 
@@ -50,7 +52,8 @@ def encode_chains(chains: Sequence[TokenChain]) -> bytes:
 
 
 def _encode_chain(chain: TokenChain) -> bytes:
-    width = 2 if len(chain) and chain.ids.min() >= 0 and chain.ids.max() < 2**16 else 4
+    # Without a sign, what is negative is large.
+    width = 2 if len(chain) and chain.ids.view(np.uint32).max() < 2**16 else 4
     runs = _runs(chain.versions[chain.mask])
     return b"".join(
         (
@@ -68,7 +71,8 @@ def _runs(versions: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
     """How many tokens in a row have which version: hardly ever more than a handful of runs."""
     if not len(versions):
         return []
-    edges = [0, *(np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist(), len(versions)]
+    changes = (versions[1:] != versions[:-1]).nonzero()[0] + 1
+    edges = [0, *changes.tolist(), len(versions)]
     return [(end - start, int(versions[start])) for start, end in pairwise(edges)]
 
 
@@ -186,9 +190,8 @@ def plain(mappings: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def to_json(value: Any, what: str) -> str:
-    # ASCII only: byte-level tokenizers can yield lone surrogates, which UTF-8 cannot hold and an escape can.
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return _JSON.encode(value)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{what} holds a value that cannot be stored as JSON: {error}",

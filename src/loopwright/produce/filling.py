@@ -87,7 +87,7 @@ class Filling:
                 jobs.append(replace(job, resume_from=made if task_set.resumable else None))
             elif self._runner.worth_another(made, first):
                 jobs.append(job.again())
-            elif made.awaits_judge and not isinstance(task_set.judger, GroupJudger):
+            elif made.awaits_judge and task_set.own_judger is not None:
                 jobs.append(replace(job, judge_only=made))
         return jobs
 

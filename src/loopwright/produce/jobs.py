@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from loopwright.ports import AgentLoop, GroupJudger, Judger, Sampler
@@ -40,6 +40,13 @@ class TaskSetRuntime:
     filter: Filter | None = None
     train: ChainChoice | None = None
     produce: ProduceKind | None = None
+    own_judger: Judger | None = field(init=False)
+    """Who judges each rollout by itself; None: whole groups are judged."""
+
+    def __post_init__(self) -> None:
+        # Found out once: to ask an object whether it has a protocol's methods takes as long as to judge a short answer.
+        own = None if isinstance(self.judger, GroupJudger) else self.judger
+        object.__setattr__(self, "own_judger", own)
 
 
 @dataclass(frozen=True, slots=True)

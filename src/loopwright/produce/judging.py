@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from loopwright.errors import JudgeError
@@ -23,7 +22,7 @@ async def score(rollout: Rollout, judger: Judger, attempts: int) -> Rollout:
     (episode,) = _episodes([rollout])
     clock = time.monotonic()
     verdict = await _tried(lambda: judger.judge(rollout.task, episode), attempts)
-    return _with(rollout, verdict, time.monotonic() - clock)
+    return rollout.judged(verdict, time.monotonic() - clock)
 
 
 async def score_together(rollouts: Sequence[Rollout], judger: GroupJudger, attempts: int) -> list[Rollout]:
@@ -33,7 +32,7 @@ async def score_together(rollouts: Sequence[Rollout], judger: GroupJudger, attem
     verdict = await _tried(lambda: judger.judge_group(rollouts[0].task, episodes), attempts)
     seconds = time.monotonic() - clock
     rewards: Sequence[Reward] = [verdict] * len(rollouts) if isinstance(verdict, Failed) else verdict
-    return [_with(rollout, reward, seconds) for rollout, reward in zip(rollouts, rewards, strict=True)]
+    return [rollout.judged(reward, seconds) for rollout, reward in zip(rollouts, rewards, strict=True)]
 
 
 async def _tried(judge: Callable[[], Awaitable[T]], attempts: int) -> T | Failed:
@@ -52,7 +51,3 @@ async def _tried(judge: Callable[[], Awaitable[T]], attempts: int) -> T | Failed
 
 def _episodes(rollouts: Sequence[Rollout]) -> tuple[Episode, ...]:
     return tuple(rollout.episode for rollout in rollouts if rollout.episode is not None)
-
-
-def _with(rollout: Rollout, reward: Reward, judge_seconds: float) -> Rollout:
-    return replace(rollout, reward=reward, timing=replace(rollout.timing, judge_seconds=judge_seconds))

@@ -90,7 +90,7 @@ async def run_rollout(
         before = resume_from.timing if resume_from else Timing(time.time())
         clock = time.monotonic()
         ended = await _run_agent(task, loop, policy, AgentTime(timeout_seconds, held), on_agent_error)
-        timing = replace(before, agent_seconds=before.agent_seconds + time.monotonic() - clock)
+        timing = Timing(before.started, before.agent_seconds + time.monotonic() - clock)
     settled = ended if isinstance(ended, _Settled) else _Settled(Unscored(), ended)
     try:
         episode = await _completed(settled.episode, policy, train) if settled.episode else None
@@ -117,7 +117,10 @@ async def _completed(episode: Episode, policy: RecordingPolicy, train: ChainChoi
     if train is not None and chains:
         chosen = await train.choose(policy.recorded)
         chains = tuple(replace(chain, trained=number in chosen) for number, chain in enumerate(chains))
-    return replace(episode, chains=chains, drift=await policy.drift())
+    drift = await policy.drift()
+    if chains is episode.chains and drift is None:
+        return episode
+    return replace(episode, chains=chains, drift=drift)
 
 
 async def _run_agent(

@@ -99,8 +99,8 @@ class RolloutRunner:
 
     async def attempt(self, job: Job, slots: Slots, on_unscored: OnRollout | None) -> Rollout:
         """One attempt at a job, judged if it can be. Raises NotStartedError when it was turned away."""
-        made, judger = job.judge_only or await self._run_agent(job, slots), job.task_set.judger
-        if made.awaits_judge and not isinstance(judger, GroupJudger):
+        made, judger = job.judge_only or await self._run_agent(job, slots), job.task_set.own_judger
+        if made.awaits_judge and judger is not None:
             # A rollout that is judged again is stored already.
             return await self._judged(made, judger, None if job.judge_only else on_unscored)
         if on_unscored is not None and isinstance(made.reward, Unscored):

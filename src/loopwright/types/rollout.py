@@ -107,6 +107,11 @@ class Rollout:
         whole = self.episode is not None and not self.is_partial
         return whole and (judge_failed or isinstance(self.reward, Unscored))
 
+    def judged(self, reward: Reward, seconds: float) -> Rollout:
+        """The rollout with the word of its judge, who took so long."""
+        timing = Timing(self.timing.started, self.timing.agent_seconds, seconds)
+        return Rollout(self.key, self.task, self.episode, reward, timing)
+
     @property
     def oldest_version(self) -> int | None:
         """The version of the oldest sampled token that is to be trained."""

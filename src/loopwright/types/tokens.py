@@ -48,6 +48,10 @@ class ChainStart(StrEnum):
     """The history is a recorded one, but the chat template would write it differently now."""
 
 
+NO_VERSION = 2**32 - 1
+"""-1, read without its sign."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One model call: the ids that the engine received, and what it sampled."""
@@ -81,12 +85,12 @@ class TokenChain:
         for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32)):
             object.__setattr__(self, name, frozen_array(getattr(self, name), dtype))
         _same_length(ids=self.ids, mask=self.mask, logprobs=self.logprobs, versions=self.versions)
-        if not np.isfinite(self.logprobs).all():
+        if np.count_nonzero(np.isfinite(self.logprobs)) < len(self):
             raise ChainError(
                 "a sampled token has no finite logprob",
                 remedy="the engine must report the logprob of every token that it samples",
             )
-        if (self.versions[self.mask] < 0).any() or (self.versions[~self.mask] != -1).any():
+        if np.count_nonzero((self.versions >= 0) != self.mask) or self.versions.min(initial=-1) < -1:
             raise ChainError(
                 "versions must be >= 0 where the mask is 1, and -1 elsewhere",
                 remedy="stamp each token's version where it is sampled",
@@ -98,12 +102,14 @@ class TokenChain:
     @property
     def sampled(self) -> int:
         """How many tokens of the chain were sampled."""
-        return int(self.mask.sum())
+        return int(np.count_nonzero(self.mask))
 
     @property
     def oldest_version(self) -> int | None:
         """The version of the oldest sampled token, or None when nothing was sampled."""
-        return int(self.versions[self.mask].min()) if self.mask.any() else None
+        # Without a sign, the -1 of what was not sampled is the largest number there is.
+        oldest = int(self.versions.view(np.uint32).min(initial=NO_VERSION))
+        return None if oldest == NO_VERSION else oldest
 
 
 def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:

@@ -62,9 +62,12 @@ class UserFunction:
         # No more calls enter the pool than it has workers, so a deadline never counts time spent in its queue.
         self._slots = asyncio.Semaphore(workers)
         self._pool: ProcessPool | None = None
+        self._is_async = False
 
     async def __aenter__(self) -> Self:
-        load_function(self._blame.path, self._base)
+        function = load_function(self._blame.path, self._base)
+        called = getattr(function, "__call__", None)  # noqa: B004
+        self._is_async = iscoroutinefunction(function) or iscoroutinefunction(called)
         return self
 
     async def __aexit__(
@@ -75,9 +78,8 @@ class UserFunction:
 
     async def call(self, read: Callable[[Any], T], *args: Any) -> T:
         """`read(function(*args))`. Both run where the function does, so `read` must survive pickling."""
-        function = load_function(self._blame.path, self._base)
-        if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-            return await self._await(function, read, args)
+        if self._is_async:
+            return await self._await(load_function(self._blame.path, self._base), read, args)
         async with self._slots:
             return await self._in_worker(read, args)
 
