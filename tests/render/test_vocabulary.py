@@ -7,9 +7,13 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.decoders import ByteLevel
 
+from loopwright.render.bytes import BYTES, ByteTokens
 from loopwright.render.vocabulary import Vocabulary
 from loopwright.testing.tiny import tiny_tokenizer
+
+BYTE_LEVEL = {byte: character for character, byte in BYTES.items()}
 
 
 @cache
@@ -32,6 +36,23 @@ def test_the_short_cut_gives_the_same_ids_and_the_same_text(text: str) -> None:
     assert vocabulary._encode(text) == tuple(ids)
     for skip, read in ((True, vocabulary.text(ids)), (False, vocabulary.spelling(ids))):
         assert read == tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_ids_in_any_order_have_the_text_that_the_tokenizer_gives(data: st.DataObject) -> None:
+    """Characters that are cut apart, and ids that nobody knows, too."""
+    tokenizer, vocabulary = made()
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) + 2), max_size=12))
+    for skip, read in ((True, vocabulary.text), (False, vocabulary.spelling)):
+        assert read(ids) == tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert read.__func__ is ByteTokens.text  # type: ignore[attr-defined]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=3), max_size=6))
+def test_bytes_become_text_as_in_the_tokenizer(pieces: list[bytes]) -> None:
+    written = {number: "".join(BYTE_LEVEL[byte] for byte in piece) for number, piece in enumerate(pieces)}
+    assert ByteTokens(written.get).text(list(written)) == ByteLevel().decode(list(written.values()))
 
 
 def test_a_tokenizer_that_was_left_cutting_or_padding_does_neither() -> None:

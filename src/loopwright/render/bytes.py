@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Container, Sequence
 
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 """Bytes that stand for themselves; the others are written as the characters from U+0100 on, in order."""
@@ -17,6 +18,26 @@ def byte_level(token: str) -> str:
     if not all(character in BYTES for character in token):
         return token
     return bytes(BYTES[character] for character in token).decode("utf-8", errors="backslashreplace")
+
+
+class ByteTokens(dict[int, bytes]):
+    """The bytes of tokens, looked up once. `spelled` gives a token as the vocabulary writes it, None if there is none;
+    `silent` tokens have no bytes."""
+
+    def __init__(self, spelled: Callable[[int], str | None], silent: Container[int] = ()) -> None:
+        super().__init__()
+        self._spelled = spelled
+        self._silent = silent
+
+    def text(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.__getitem__, ids)).decode("utf-8", errors="replace")
+
+    def __missing__(self, token: int) -> bytes:
+        spelled = "" if token in self._silent else self._spelled(token) or ""
+        written = all(character in BYTES for character in spelled)
+        # A token that was added to the vocabulary is written as it is.
+        self[token] = bytes(map(BYTES.__getitem__, spelled)) if written else spelled.encode()
+        return self[token]
 
 
 def is_byte_token(token: str) -> bool:

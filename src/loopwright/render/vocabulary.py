@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from loopwright.render.bytes import byte_level, is_byte_token
+from loopwright.render.bytes import ByteTokens, byte_level, is_byte_token
 from loopwright.render.detokenize import UNKNOWN, Detokenizer
 from loopwright.render.template import TemplateTokenizer
-from loopwright.render.words import Words, keeps_words_apart
+from loopwright.render.words import Words, described, keeps_words_apart
 
 
 class ChatTokenizer(TemplateTokenizer, Protocol):
@@ -36,16 +36,13 @@ class Vocabulary:
         self._direct = self._core()
         by_words = self._direct is not None and keeps_words_apart(self._direct, tokenizer.added_tokens_decoder)
         self._words = Words(self._encode_directly) if by_words else None
+        self.text = self._decoder(skip_special_tokens=True)
+        """The text of ids."""
+        self.spelling = self._decoder(skip_special_tokens=False)
+        """Every token as it is written, special ones too."""
         # Siblings are asked the same: their prompt is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
-
-    def text(self, ids: Sequence[int]) -> str:
-        return self._decode(ids, skip_special_tokens=True)
-
-    def spelling(self, ids: Sequence[int]) -> str:
-        """Every token as it is written, special ones too."""
-        return self._decode(ids)
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._piece(int(token)) for token in ids)
@@ -81,17 +78,21 @@ class Vocabulary:
         )
         return direct if same else None
 
-    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        if self._direct is not None:
-            return str(self._direct.decode(list(ids), skip_special_tokens=skip_special_tokens))
-        return str(
-            self._tokenizer.decode(
-                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    def _decoder(self, *, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+        direct, added = self._direct, self._tokenizer.added_tokens_decoder
+        if direct is None:
+            return lambda ids: str(
+                self._tokenizer.decode(
+                    list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+                )
             )
-        )
+        if direct.decoder is None or described(direct.decoder)["type"] != "ByteLevel":
+            return lambda ids: str(direct.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        silent = [token for token, one in added.items() if one.special and skip_special_tokens]
+        return ByteTokens(direct.id_to_token, frozenset(silent)).text
 
     def _piece(self, token: int) -> str:
-        piece = self._decode([token])
+        piece = self.spelling([token])
         if UNKNOWN not in piece:
             return piece
         # Part of a character: on its own it is no text, so its bytes are shown.

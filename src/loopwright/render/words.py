@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 BETWEEN_WORDS = re.compile(r" (?<=\S )(?=\S)")
 
 MOST_WORDS = 1 << 16
+MOST_FIRST = 64
 LONGEST_WORD = 64
 """In characters. What is longer is no word that comes again."""
 
@@ -27,17 +29,34 @@ Encode = Callable[[str], Sequence[int]]
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """The ids of words that follow a space."""
+    """The ids of words that follow a space. A word neither begins nor ends with white space."""
 
     def __init__(self, encode: Encode) -> None:
         super().__init__()
         self._encode = encode
+        # Most texts begin with the same few.
+        self._encode_first = lru_cache(maxsize=MOST_FIRST)(encode)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        first, *others = BETWEEN_WORDS.split(text)
-        return (*self._encode(first), *chain.from_iterable(map(self.__getitem__, others)))
+        try:
+            return self._joined(text.split(" "))
+        except KeyError:
+            # Some space is not a single one between words. Where to cut is looked for then, which takes longer.
+            return self._joined(BETWEEN_WORDS.split(text))
+
+    def _joined(self, pieces: Sequence[str]) -> tuple[int, ...]:
+        """The ids of pieces with spaces between them. Raises KeyError where a space has no words on both sides."""
+        first, last = pieces[0], pieces[-1]
+        if len(pieces) == 1:
+            return tuple(self._encode(first))
+        if not (first and last) or first[-1].isspace() or last[0].isspace():
+            raise KeyError(first, last)
+        words = chain.from_iterable(map(self.__getitem__, pieces[1:-1]))
+        return (*self._encode_first(first), *words, *self._encode(f" {last}"))
 
     def __missing__(self, word: str) -> tuple[int, ...]:
+        if not word or word[0].isspace() or word[-1].isspace():
+            raise KeyError(word)
         ids = tuple(self._encode(f" {word}"))
         if len(self) >= MOST_WORDS:
             # Those that are in use are soon back.
@@ -51,12 +70,12 @@ def keeps_words_apart(core: Any, added: Mapping[int, Any]) -> bool:
     """Whether the core of a tokenizer, with these added tokens, never merges over a single space between words."""
     if core.pre_tokenizer is None or getattr(core.model, "dropout", None):
         return False
-    if core.normalizer is not None and _described(core.normalizer) != {"type": "NFC"}:
+    if core.normalizer is not None and described(core.normalizer) != {"type": "NFC"}:
         return False
     if any(" " in str(token) or token.lstrip or token.rstrip or token.single_word for token in added.values()):
         return False
-    described = _described(core.pre_tokenizer)
-    *before, last = described["pretokenizers"] if described["type"] == "Sequence" else [described]
+    cut = described(core.pre_tokenizer)
+    *before, last = cut["pretokenizers"] if cut["type"] == "Sequence" else [cut]
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
         return False
     return all(map(_cuts_between_words, before)) and (
@@ -71,6 +90,7 @@ def _cuts_between_words(step: Mapping[str, Any]) -> bool:
     return known and step["behavior"] == "Isolated" and not step["invert"]
 
 
-def _described(part: Any) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads(part.__getstate__())
-    return described
+def described(part: Any) -> dict[str, Any]:
+    """A part of a tokenizer, as its file describes it."""
+    read: dict[str, Any] = json.loads(part.__getstate__())
+    return read
