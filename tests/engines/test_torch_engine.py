@@ -89,6 +89,28 @@ async def test_many_callers_at_once_each_get_their_own_exact_tokens(engine: Torc
     check(plain, *zip(requests, generations, strict=True))
 
 
+async def test_callers_of_one_turn_of_the_event_loop_start_together(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    step = Batch.step
+
+    def counted(batch: Batch, *, admit: bool = True) -> list[Sequence]:
+        steps.append(len(batch.waiting) + len(batch.live))
+        return step(batch, admit=admit)
+
+    monkeypatch.setattr(Batch, "step", counted)
+    await asyncio.gather(*start(engine, *(ask(str(i), (i + 3, 4), max_new_tokens=3) for i in range(4))))
+    assert steps == [4, 4, 4]
+
+
+async def test_a_call_takes_effect_behind_requests_that_were_made_before_it(engine: TorchEngine) -> None:
+    task = asyncio.create_task(engine.generate(ask(max_new_tokens=LONG)))
+    await asyncio.sleep(0)
+    await engine.abort("r")
+    assert (await task).finish is FinishReason.ABORT
+
+
 async def test_a_stop_token_and_a_stop_string_end_a_request(engine: TorchEngine, loaded: LoadedModel) -> None:
     free = await engine.generate(ask(max_new_tokens=20))
     by_token = await engine.generate(ask(max_new_tokens=20, stop_token_ids=(free.ids[7],)))

@@ -1,7 +1,8 @@
 """The embedded engine: a Batch that steps in the compute thread, behind the async engine port.
 
 Every call becomes a job of the compute thread, and so does every step. A call therefore takes effect between two
-tokens, in the order in which calls were made. Results are handed to the event loop of whoever waits for them.
+tokens, in the order in which calls were made. Requests that one turn of an event loop makes are one job: they join the
+batch at the same step. Results are handed to the event loop of whoever waits for them.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class TorchEngine:
         self._compute = compute
         self._batch = Batch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
         self._callers: dict[Sequence, _Caller] = {}
+        self._listeners: dict[Sequence, _Caller] = {}
+        self._arrived: dict[asyncio.AbstractEventLoop, list[tuple[GenerateRequest, _Caller]]] = {}
         self._open = False
         self._step_is_due = False
         self._paused: PauseMode | None = None
@@ -67,9 +70,9 @@ class TorchEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._send(asyncio.get_running_loop())
         self._open = False
-        closed = EngineError("the engine was closed", remedy="keep `async with engine` open while generating")
-        await self._compute.run(self._fail_all, closed)
+        await self._compute.run(self._fail_all, _closed())
 
     @property
     def version(self) -> int:
@@ -78,8 +81,12 @@ class TorchEngine:
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         self._check(request)
         loop = asyncio.get_running_loop()
+        self._require_open()
         caller = _Caller(loop.create_future(), loop, on_part)
-        self._post(lambda: self._submit(request, caller))
+        if loop not in self._arrived:
+            self._arrived[loop] = []
+            loop.call_soon(self._send, loop)
+        self._arrived[loop].append((request, caller))
         try:
             return await caller.future
         except asyncio.CancelledError:
@@ -149,8 +156,8 @@ class TorchEngine:
             return
         for sequence in finished:
             self._resolve(sequence, sequence.generation())
-        for sequence in self._batch.live:
-            self._tell(sequence)
+        for sequence, caller in self._listeners.items():
+            self._tell(sequence, caller)
         self._look_round()
 
     def _look_round(self) -> None:
@@ -172,13 +179,20 @@ class TorchEngine:
             return self._paused is PauseMode.DRAIN and bool(batch.live)
         return not batch.idle and len(batch.live) + len(batch.waiting) >= self._expected
 
-    def _submit(self, request: GenerateRequest, caller: _Caller) -> None:
-        if not caller.future.cancelled():
-            self._callers[self._batch.submit(request)] = caller
+    def _submit(self, arrived: list[tuple[GenerateRequest, _Caller]]) -> None:
+        for request, caller in arrived:
+            if not caller.future.cancelled():
+                sequence = self._batch.submit(request)
+                self._callers[sequence] = caller
+                if caller.on_part is not None:
+                    self._listeners[sequence] = caller
+        if not self._open:
+            self._fail_all(_closed())
 
     def _forget(self, caller: _Caller) -> None:
         for sequence in [s for s, c in self._callers.items() if c is caller]:
             del self._callers[sequence]
+            self._listeners.pop(sequence, None)
             self._batch.drop(sequence)
         self._look_round()
 
@@ -188,9 +202,8 @@ class TorchEngine:
             self._batch.drop(sequence)
             self._resolve(sequence, sequence.generation())
 
-    def _tell(self, sequence: Sequence) -> None:
+    def _tell(self, sequence: Sequence, caller: _Caller) -> None:
         """Hand new tokens to a caller who wants to see them early. The last ones come with the result."""
-        caller = self._callers[sequence]
         if caller.on_part is None or len(sequence.ids) - caller.told < sequence.request.part_tokens:
             return
         part = sequence.generation().since(caller.told)
@@ -205,6 +218,7 @@ class TorchEngine:
 
     def _resolve(self, sequence: Sequence, result: Generation | EngineError) -> None:
         caller = self._callers.pop(sequence)
+        self._listeners.pop(sequence, None)
 
         def settle() -> None:
             if not caller.future.done():
@@ -229,10 +243,17 @@ class TorchEngine:
 
     # Called by anyone.
 
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Submit the requests that an event loop has made since the last time: one wake-up of the compute thread, and
+        one pass over their prompts, for all."""
+        if arrived := self._arrived.pop(loop, None):
+            self._compute.post(self._job(lambda: self._submit(arrived)))
+
     async def _do(self, command: Callable[[], None]) -> None:
         """Have a command carried out between two tokens, and wait until it is. If it fails, so does everything that is
         running: nobody waits in vain."""
         self._require_open()
+        self._send(asyncio.get_running_loop())
 
         def run() -> None:
             try:
@@ -251,7 +272,10 @@ class TorchEngine:
     def _post(self, command: Callable[[], None]) -> None:
         """The same without waiting."""
         self._require_open()
+        self._send(asyncio.get_running_loop())
+        self._compute.post(self._job(command))
 
+    def _job(self, command: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             try:
                 command()
@@ -260,7 +284,7 @@ class TorchEngine:
             else:
                 self._look_round()
 
-        self._compute.post(run)
+        return run
 
     def _require_open(self) -> None:
         if not self._open:
@@ -273,6 +297,10 @@ class TorchEngine:
                 f"request {request.id}: the prompt must be a non-empty list of ids in 0..{vocabulary - 1}",
                 remedy="render the prompt with the tokenizer of the model that is served",
             )
+
+
+def _closed() -> EngineError:
+    return EngineError("the engine was closed", remedy="keep `async with engine` open while generating")
 
 
 def _check_weights(parameters: Mapping[str, torch.Tensor], weights: Mapping[str, Any]) -> None:
