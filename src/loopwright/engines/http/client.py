@@ -67,10 +67,15 @@ class HttpEngine:
         """Who does not listen gets the answer in one piece, which costs both sides less."""
         # What vLLM samples depends on its batch, with a seed too; and its build for CPUs dies of several seeds.
         body = {**request_to_json(request, seeded=self._keeps_seeds), "stream": on_part is not None}
-        async with self._ask("POST", GENERATE, body, self._patience) as answer:
-            if on_part is None:
-                return _generation(_read(await answer.read()))[0]
-            return await _streamed(answer, on_part)
+        if on_part is None:
+            return _generation(await self._asked("POST", GENERATE, body, self._patience))[0]
+        try:
+            async with self._connections.ask("POST", GENERATE, orjson.dumps(body), self._patience) as answer:
+                if answer.status != OK:
+                    raise _error(await answer.read())
+                return await _streamed(answer, on_part)
+        except LostError as error:
+            raise self._lost(error) from error
 
     async def model(self) -> ModelCard:
         """Which model is served."""
@@ -94,29 +99,30 @@ class HttpEngine:
         self._version = version
 
     async def _command(self, method: str, path: str, body: Any = None) -> Any:
-        async with self._ask(method, path, body, Patience(COMMAND_SECONDS)) as answer:
-            return _read(await answer.read())
+        return await self._asked(method, path, body, Patience(COMMAND_SECONDS))
 
     async def _check_health(self) -> None:
         """An engine that is paused, or has much to do, may be silent for long; one that is gone does not say so."""
-        async with self._connections.ask("GET", "/health", b"", self._little_patience) as answer:
-            await answer.read()
-            if answer.status != OK:
-                raise LostError(f"it is not well: /health is answered with {answer.status}")
+        status, _ = await self._connections.whole("GET", "/health", b"", self._little_patience)
+        if status != OK:
+            raise LostError(f"it is not well: /health is answered with {status}")
 
-    @asynccontextmanager
-    async def _ask(self, method: str, path: str, body: Any, patience: Patience) -> AsyncIterator[Answer]:
+    async def _asked(self, method: str, path: str, body: Any, patience: Patience) -> Any:
+        """What the engine answers, read to its end."""
         sent = b"" if body is None else orjson.dumps(body)
         try:
-            async with self._connections.ask(method, path, sent, patience) as answer:
-                if answer.status != OK:
-                    raise read_error(_loads(await answer.read()), KINDS, EngineError)
-                yield answer
+            status, text = await self._connections.whole(method, path, sent, patience)
         except LostError as error:
-            raise EngineLostError(
-                f"the engine at {self._connections.url} cannot be reached: {error}",
-                remedy="see whether its process is running, and what its log says",
-            ) from error
+            raise self._lost(error) from error
+        if status != OK:
+            raise _error(text)
+        return _read(text)
+
+    def _lost(self, error: LostError) -> EngineLostError:
+        return EngineLostError(
+            f"the engine at {self._connections.url} cannot be reached: {error}",
+            remedy="see whether its process is running, and what its log says",
+        )
 
 
 async def _streamed(answer: Answer, on_part: OnPart) -> Generation:
@@ -157,8 +163,10 @@ def _read(text: bytes) -> Any:
         raise EngineError(f"the engine's answer is no JSON: {error}", remedy=SEE_LOG) from error
 
 
-def _loads(text: bytes) -> Any:
+def _error(text: bytes) -> LoopwrightError:
+    """What an answer that is no success says."""
     try:
-        return orjson.loads(text)
+        said = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return text.decode(errors="replace")
+        said = text.decode(errors="replace")
+    return read_error(said, KINDS, EngineError)

@@ -49,7 +49,7 @@ class Answer(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.WriteTransport | None = None
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Future[bool] | None = None
         self._lost: LostError | None = None
         self._patience = Patience(0.0)
         self._start()
@@ -102,18 +102,20 @@ class Answer(asyncio.Protocol):
     async def _wait(self) -> None:
         if self._lost is not None:
             raise self._lost if self._heard else ResetError(str(self._lost))
-        self._waiting = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        enough = loop.call_later(self._patience.seconds, self._wake, False)
         try:
-            async with asyncio.timeout(self._patience.seconds):
-                await self._waiting
-        except TimeoutError:
-            await self._patience.after()
+            heard = await self._waiting
         finally:
+            enough.cancel()
             self._waiting = None
+        if not heard:
+            await self._patience.after()
 
-    def _wake(self) -> None:
+    def _wake(self, heard: bool = True) -> None:
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+            self._waiting.set_result(heard)
 
     # What the transport calls.
 
@@ -172,10 +174,17 @@ class Connections:
     @asynccontextmanager
     async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[Answer]:
         """An answer that has begun."""
-        head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
-        answer = await self._asked(head.encode("ascii") + body, patience)
+        answer = await self._asked(self._request(method, path, body), patience)
         try:
             yield answer
+        finally:
+            self._leave(answer)
+
+    async def whole(self, method: str, path: str, body: bytes, patience: Patience) -> tuple[int, bytes]:
+        """The status and the body of an answer, once all of it is there."""
+        answer = await self._asked(self._request(method, path, body), patience)
+        try:
+            return answer.status, await answer.read()
         finally:
             self._leave(answer)
 
@@ -183,6 +192,10 @@ class Connections:
         for connection in self._free:
             connection.close()
         self._free.clear()
+
+    def _request(self, method: str, path: str, body: bytes) -> bytes:
+        head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
+        return head.encode("ascii") + body
 
     async def _asked(self, request: bytes, patience: Patience) -> Answer:
         for _ in range(TRIES - 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from loopwright.errors import RefusedError
@@ -14,7 +13,7 @@ class Fields:
     """The fields of `value`; `where` says what it is. One that is missing or null has its default, if there is any."""
 
     def __init__(self, value: Any, where: str) -> None:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             raise RefusedError(f"{where} is no JSON object", remedy="send an object", status=400)
         self._values = value
         self._where = where
@@ -38,9 +37,9 @@ class Fields:
             return value
         raise self._malformed(name, value, "a string")
 
-    def mapping(self, name: str) -> Mapping[str, Any]:
+    def mapping(self, name: str) -> dict[str, Any]:
         value = self._get(name, None)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return value
         raise self._malformed(name, value, "an object")
 

@@ -18,6 +18,7 @@ from loopwright.types.sampling import PART_TOKENS
 GENERATE = "/inference/v1/generate"
 FIRST_WEIGHTS = "default"
 """What vLLM calls the weights that it was started with."""
+FINISHES = tuple(FinishReason)
 NUMBERS = frozenset({int, float})
 
 Json = Mapping[str, Any]
@@ -88,17 +89,17 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
 def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, bool]:
     """The answer or part, and whether it has ended. A part is one that was cut short (`finish = abort`), behind
     `before` tokens that came earlier."""
-    choices = body.get("choices") if isinstance(body, Mapping) else None
-    if not isinstance(choices, Sequence) or len(choices) != 1:
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if not isinstance(choices, list) or len(choices) != 1:
         raise malformed("the answer", "choices", choices, "a list of one choice")
     choice = Fields(choices[0], "the choice")
     ids = choice.integers("token_ids")
     content = choice.mapping("logprobs").get("content")
-    if not isinstance(content, Sequence) or len(content) != len(ids):
+    if not isinstance(content, list) or len(content) != len(ids):
         raise malformed("the choice", "logprobs", content, f"{len(ids)} entries, one for each token")
     logprobs = _logprobs(content)
     finish = choices[0].get("finish_reason")
-    if finish is not None and finish not in tuple(FinishReason):
+    if finish is not None and finish not in FINISHES:
         raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
     spans = choices[0].get("weight_versions")
     versions = (0,) * len(ids) if spans is None and finish is None else _versions(spans, len(ids), before)
@@ -153,7 +154,7 @@ def _versions(spans: Any, tokens: int, before: int) -> tuple[int, ...]:
     """Ours says with every part who sampled it. vLLM says it at the end, for the whole answer: until then it is taken
     for granted that its weights are those that it was started with."""
     versions: list[int] = []
-    for span in spans if isinstance(spans, Sequence) else ():
+    for span in spans if isinstance(spans, list) else ():
         fields = Fields(span, "weight_versions")
         if fields.integer("start") != len(versions):
             break
