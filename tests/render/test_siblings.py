@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -34,10 +33,6 @@ def test_the_same_conversation_is_rendered_once() -> None:
     assert once([ASKED], [TOOL]) == once([ASKED], (TOOL,)) == (2,)
 
 
-class Word(StrEnum):
-    SAME = "Add 3 and 4."
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -45,7 +40,6 @@ class Word(StrEnum):
         {"role": "system", "content": "Add 3 and 4."},
         {"content": "Add 3 and 4.", "role": "user"},
         {"role": "user", "content": "Add 3 and 4.", "reasoning": ""},
-        {"role": "user", "content": Word.SAME},
         MappingProxyType(ASKED),
     ],
 )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from loopwright.render.hermes import THINK, Syntax
 from loopwright.render.hermes_stream import HermesStream
 from loopwright.render.joint import Joints
+from loopwright.render.siblings import RenderedOnce
 from loopwright.render.template import ChatTemplate
 from loopwright.render.vocabulary import ChatTokenizer, Vocabulary
 from loopwright.types import Message, Parsed, Thinking, Tool, parsed_of
@@ -27,6 +28,9 @@ class ChatTemplateRenderer:
         self._template = ChatTemplate(tokenizer)
         self._joints = Joints(self._template, thinking)
         self._stop_token_ids = self._derive_stop_token_ids(tokenizer)
+        self._rendered = RenderedOnce(
+            lambda messages, tools: self._vocabulary.encode(self._template.write(messages, tools))
+        )
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -34,7 +38,7 @@ class ChatTemplateRenderer:
         return self._stop_token_ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-        return self._vocabulary.encode(self._template.write(messages, tools))
+        return self._rendered(messages, tools)
 
     def extend(
         self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
@@ -78,6 +82,9 @@ class ChatTemplateRenderer:
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return self._vocabulary.pieces(ids)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+        return self._vocabulary.encode(self._template.write(messages, tools))
 
     def _thinks_after(self, prompt: Sequence[int] | None) -> bool:
         if prompt is None or not self._template.thoughts:

@@ -15,6 +15,7 @@ from loopwright.render.call_json import read_call
 from loopwright.render.canonical import template_messages, template_tools, value_of
 from loopwright.render.family_stream import FamilyStream, Reading
 from loopwright.render.probes import ASKED, CALLED, RESULT, TOOL
+from loopwright.render.siblings import RenderedOnce
 from loopwright.render.vocabulary import ChatTokenizer, Vocabulary
 from loopwright.types import Message, Parsed, Tool, ToolCall
 
@@ -33,6 +34,7 @@ class FamilyRenderer:
         self._vocabulary = Vocabulary(tokenizer)
         self._openings = tuple(self._opening(messages) for messages in ([ASKED], [ASKED, CALLED, RESULT]))
         self._stop_token_ids = tuple(int(token) for token in family.get_stop_token_ids())
+        self._rendered = RenderedOnce(lambda messages, tools: self._render(messages, tools, opening=True))
 
     @property
     def is_prefix_stable(self) -> bool:
@@ -44,7 +46,7 @@ class FamilyRenderer:
         return self._stop_token_ids
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-        return self._render(messages, tools, opening=True)
+        return self._rendered(messages, tools)
 
     def extend(
         self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
