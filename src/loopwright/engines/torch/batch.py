@@ -86,7 +86,8 @@ class Batch:
             first = [s.prefix.logits for s in starting if s.prefix.logits is not None]
             self._sample([*ordered, *starting], [*([logits] if ordered else []), *(x[None] for x in first)])
         finished = [s for s in self.live if s.finish is not None]
-        for sequence in finished:
+        # The last ones first: rows behind those that go would have to move.
+        for sequence in reversed(finished):
             self.drop(sequence)
         return finished
 

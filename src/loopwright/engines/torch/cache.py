@@ -11,6 +11,7 @@ times as long (64 rows of 39 tokens).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,12 +70,6 @@ class Row:
         """What the row holds for the tokens `start` to `end`, for itself."""
         return Stretch(tuple(self.held(layer) for layer in range(len(self.arena.keys)))).part(start, end)
 
-    def begin_with(self, prompt: Row) -> None:
-        """Hold a copy of the prompt, and nothing else yet."""
-        for layer in range(len(self.arena.keys)):
-            self.write(layer, *prompt.held(layer))
-        self.head = self.length = prompt.length
-
     def paste(self, stretch: Stretch, start: int) -> None:
         """Go on with a copy of the stretch, from the token `start` on."""
         for layer, (key, value) in enumerate(stretch.layers):
@@ -108,6 +103,17 @@ class Arena:
                     row.write(layer, *held)
             last.index = row.index
             self.rows[last.index] = last
+
+    def begin(self, rows: Sequence[Row], prompt: Row) -> None:
+        """Have rows that stand side by side hold a copy of the prompt each, and nothing else yet."""
+        span = slice(rows[0].index, rows[-1].index + 1)
+        for layer in range(len(self.keys)):
+            key, value = prompt.held(layer)
+            keys, values = self.layer(layer, key, value)
+            keys[span, :, :, : prompt.length] = key.transpose(1, 2)
+            values[span, :, : prompt.length] = value
+        for row in rows:
+            row.head = row.length = prompt.length
 
     def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's tensors, with room for all rows; `key` and `value` [..., heads, tokens, dim] give their shape."""

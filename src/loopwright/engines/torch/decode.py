@@ -71,13 +71,20 @@ class OwnPart:
         self._longest += 1
         if self._longest > len(self._places):
             self._look()
+        elif self._open is not None:
+            self._open.scatter_(3, self._newest.expand(*self._open.shape[:3], 1), 0.0)
 
     def bias(self, window: int | None, heads: int) -> torch.Tensor:
         """[rows * heads, 1, keys]. The newest key is where the query stands."""
-        blocked = self._places > self._newest
         if window is not None:
-            blocked |= self._places <= self._newest - window
-        return (blocked * BLOCKED).expand(-1, heads, -1, -1).reshape(-1, 1, len(self._places))
+            far = self._places <= self._newest - window
+            return self._bias((self._places > self._newest) | far, heads).flatten(0, 1)
+        if self._open is None:
+            self._open = self._bias(self._places > self._newest, heads)
+        return self._open.flatten(0, 1)
+
+    def _bias(self, blocked: torch.Tensor, heads: int) -> torch.Tensor:
+        return (blocked * BLOCKED).repeat(1, heads, 1, 1)
 
     def attend(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> torch.Tensor:
         """Keep the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
@@ -113,6 +120,7 @@ class OwnPart:
         """Look at as many keys as the longest row has, and a few more."""
         near = min(-(-self._longest // STRIDE) * STRIDE, self._arena.capacity)
         self._places = torch.arange(near)
+        self._open: torch.Tensor | None = None
         self._layers: dict[int, _Seen] = {}
 
     def _see(self, layer: int) -> _Seen:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 
@@ -75,7 +77,7 @@ class Forward:
             # The newest token has not been fed yet: the next pass feeds it.
             ids, start, row = sequence.ids[:-1], len(sequence.prefix.ids), sequence.row
             if row is not None and row.head:
-                row.begin_with(_computed(sequence.prefix))
+                row.arena.begin([row], _computed(sequence.prefix))
             if ids:
                 plan = ChunkPlan([Chunk(0, len(ids), _behind_prompt(sequence))])
                 self._run(ids, torch.arange(start, start + len(ids)), plan, [0])
@@ -106,8 +108,9 @@ class Forward:
     def _decode_plan(self, sequences: Seq[Sequence]) -> DecodePlan | None:
         if not sequences:
             return None
+        self._add_rows(s for s in sequences if s.row is None)
         for sequence in sequences:
-            row = sequence.row or self._new_row(sequence)
+            row = _own(sequence)
             length = row.head + len(sequence.ids)
             if length > row.arena.capacity:
                 row = (self._whole if row.head else self._own).reserve(row, length)
@@ -124,14 +127,20 @@ class Forward:
             self._planned_for = layout
         return self._plan
 
-    def _new_row(self, sequence: Sequence) -> Row:
-        """A row with room for a few tokens, perhaps behind the prompt."""
-        prompt, room = _computed(sequence.prefix), min(sequence.limit, FIRST_ROW)
-        if prompt.held(0)[0].numel() > WORTH_SHARING:
-            return self._own.add(room)
-        row = self._whole.add(prompt.length + room)
-        row.begin_with(prompt)
-        return row
+    def _add_rows(self, sequences: Iterable[Sequence]) -> None:
+        """Rows with room for a few tokens, perhaps behind the prompt, which is copied once for all its neighbours."""
+        behind: list[tuple[Row, Row]] = []
+        for prefix, members in groupby(sequences, key=attrgetter("prefix")):
+            prompt = _computed(prefix)
+            shared = prompt.held(0)[0].numel() > WORTH_SHARING
+            for sequence in members:
+                room = min(sequence.limit, FIRST_ROW)
+                sequence.row = self._own.add(room) if shared else self._whole.add(prompt.length + room)
+                if not shared:
+                    behind.append((prompt, sequence.row))
+        # After all rows were added: an arena grows once.
+        for (prompt, arena), pairs in groupby(behind, key=lambda pair: (pair[0], pair[1].arena)):
+            arena.begin([row for _, row in pairs], prompt)
 
     def _run(
         self, ids: Seq[int], positions: torch.Tensor, plan: AttentionPlan, keep: Seq[int] | None = None
@@ -191,6 +200,12 @@ class _Kept:
         held = [row.held(layer) for row in (self._after, self._row) if row is not None]
         keys, values = (torch.cat(part, dim=1)[None] for part in zip(*held, strict=True))
         return keys, values
+
+
+def _own(sequence: Sequence) -> Row:
+    if sequence.row is None:
+        raise RuntimeError("a sequence decodes that has no row")
+    return sequence.row
 
 
 def _computed(prefix: Prefix) -> Row:

@@ -67,7 +67,8 @@ class Prompts:
         """Keep what a request has sampled, behind its prompt. Its newest token was not fed to the model."""
         prefix, own = sequence.prefix, sequence.row
         if own is not None:
-            self.keep(prefix)
+            if not own.head:  # Else its own row holds the prompt too.
+                self.keep(prefix)
             before, ids = len(prefix.ids) - own.head, (*prefix.ids, *sequence.ids[: own.length - own.head])
             self._kept.keep(ids, lambda start, end: own.copy(start - before, end - before))
 
