@@ -64,6 +64,7 @@ class OwnPart:
         self._newest = torch.tensor(lengths)[:, None, None, None] - 1
         self._longest = max(lengths)
         self._asked: Asked | None = None
+        self._open: torch.Tensor | None = None
         self._look()
 
     def advance(self) -> None:
@@ -120,7 +121,7 @@ class OwnPart:
         """Look at as many keys as the longest row has, and a few more."""
         near = min(-(-self._longest // STRIDE) * STRIDE, self._arena.capacity)
         self._places = torch.arange(near)
-        self._open: torch.Tensor | None = None
+        self._open = None
         self._layers: dict[int, _Seen] = {}
 
     def _see(self, layer: int) -> _Seen:
