@@ -228,7 +228,7 @@ async def test_pause_by_abort_returns_the_running_and_the_waiting(engine: TorchE
     await engine.resume()
 
 
-@pytest.mark.parametrize("at_a_time", [1, PART_TOKENS])
+@pytest.mark.parametrize("at_a_time", [1, 16, PART_TOKENS])
 async def test_tokens_are_shown_while_they_are_sampled_each_once(engine: TorchEngine, at_a_time: int) -> None:
     parts: list[Generation] = []
     whole = await engine.generate(replace(ask(max_new_tokens=MANY), part_tokens=at_a_time), parts.append)
@@ -236,7 +236,7 @@ async def test_tokens_are_shown_while_they_are_sampled_each_once(engine: TorchEn
     for part in parts:
         shown = shown.then(part)
     assert {len(part.ids) for part in parts} == {at_a_time}
-    assert len(parts) > 5
+    assert len(parts) >= 3
     assert 0 <= len(whole.ids) - len(shown.ids) <= at_a_time
     for name in ("ids", "logprobs", "versions"):
         assert getattr(whole, name)[: len(shown.ids)] == getattr(shown, name)
