@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import subprocess
 import sys
 
 import pytest
 
-from loopwright.cli.event_loop import run_async, run_server
+from loopwright.cli.event_loop import run_async, run_server, settle_down
 
 SCRIPT = """
 import asyncio
@@ -81,6 +82,17 @@ def test_a_server_runs_on_uvloop_and_may_open_as_many_files_as_the_system_permit
         assert run_server(look()) == ("uvloop", hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_a_server_is_made_of_is_no_garbage() -> None:
+    before = gc.get_threshold()
+    try:
+        settle_down()
+        assert gc.get_freeze_count() > 0
+        assert gc.get_threshold()[0] > before[0]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def test_a_system_that_refuses_to_have_no_limit_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:

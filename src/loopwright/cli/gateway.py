@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loopwright.cli.event_loop import run_server
+from loopwright.cli.event_loop import run_server, settle_down
 from loopwright.cli.models import models_folder
 from loopwright.config import Dtype
 from loopwright.config.extras import require
@@ -128,6 +128,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serve_gateway(behind, address, store=store, key=key, renderer=renderer, thinking=thinking) as opened:
+        settle_down()
         where = {"url": opened.base_url, "port": opened.port, "pid": os.getpid()}
         typer.echo(json.dumps(where | ({"key_file": str(key_file)} if key_file else {})))
         await stop.wait()

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 
 import orjson
 
@@ -37,6 +38,7 @@ from loopwright.types import (
 NOTHING = Generation((), (), (), FinishReason.LENGTH)
 """What is sampled where no room is left."""
 WISHES = tuple(wish.name for wish in fields(Wishes))
+wishes_of = attrgetter(*WISHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,5 +242,5 @@ def _with_ids(parsed: Parsed, answer: str) -> Parsed:
 
 def _wishes(call: Call) -> dict[str, object]:
     """What the agent asked for, without what it left open."""
-    wishes = ((name, getattr(call.wishes, name)) for name in WISHES)
-    return {name: value for name, value in wishes if value not in (None, (), {})}
+    values = wishes_of(call.wishes)
+    return {name: value for name, value in zip(WISHES, values, strict=True) if value not in (None, (), {})}

@@ -101,7 +101,8 @@ def json_text(value: Any, where: str) -> str:
 def chosen(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Those fields of the body that are there."""
     found = {name: body[name] for name in names if body.get(name) is not None}
-    json_text(found, ", ".join(found))
+    if found:
+        json_text(found, ", ".join(found))
     return found
 
 
@@ -145,7 +146,9 @@ def number(body: Mapping[str, Any], name: str, *, least: float, most: float) -> 
 def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """One string or a list of them, without the empty ones."""
     value = body.get(name)
-    listed = [value] if isinstance(value, str) else [] if value is None else value
+    if value is None:
+        return ()
+    listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(item is None or isinstance(item, str) for item in listed):
         raise invalid(name, f"expected a string or a list of strings, got {_kind(value)}", remedy="correct or omit it")
     return tuple(dict.fromkeys(item for item in listed if item))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 
 class Action(StrEnum):
@@ -75,6 +76,7 @@ class Target:
     name: str | None = None
 
 
+@lru_cache(maxsize=256)
 def target_of(path: str) -> Target | None:
     """What a path means; None if nothing."""
     parts = "/".join(filter(None, path.split("/")))

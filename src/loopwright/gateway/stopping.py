@@ -17,6 +17,8 @@ class StopText:
 
     def feed(self, text: str) -> str:
         """What can be said of the content now."""
+        if not self._stops:
+            return text
         if self.found is not None:
             return ""
         text = self._held + text
@@ -25,7 +27,7 @@ class StopText:
             place, self.found = min(places)
             self._held = ""
             return text[:place]
-        kept = max((_overlap(text, stop) for stop in self._stops), default=0)
+        kept = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 

@@ -16,9 +16,10 @@ from typing import Any
 BETWEEN_WORDS = re.compile(r" (?<=\S )(?=\S)")
 
 MOST_WORDS = 1 << 16
-MOST_FIRST = 64
 LONGEST_WORD = 64
 """In characters. What is longer is no word that comes again."""
+MOST_EDGES = 1 << 12
+LONGEST_EDGE = 128
 
 CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,8 +35,7 @@ class Words(dict[str, tuple[int, ...]]):
     def __init__(self, encode: Encode) -> None:
         super().__init__()
         self._encode = encode
-        # Most texts begin with the same few.
-        self._encode_first = lru_cache(maxsize=MOST_FIRST)(encode)
+        self._encode_short = lru_cache(maxsize=MOST_EDGES)(encode)
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:
@@ -52,7 +52,11 @@ class Words(dict[str, tuple[int, ...]]):
         if not (first and last) or first[-1].isspace() or last[0].isspace():
             raise KeyError(first, last)
         words = chain.from_iterable(map(self.__getitem__, pieces[1:-1]))
-        return (*self._encode_first(first), *words, *self._encode(f" {last}"))
+        return (*self._edge(first), *words, *self._edge(f" {last}"))
+
+    def _edge(self, text: str) -> Sequence[int]:
+        """How a text begins or ends: with a template's marks, which come again."""
+        return self._encode_short(text) if len(text) <= LONGEST_EDGE else self._encode(text)
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         if not word or word[0].isspace() or word[-1].isspace():

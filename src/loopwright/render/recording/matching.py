@@ -6,7 +6,7 @@ much the session has recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from loopwright.types import ChainStart, Message
@@ -62,14 +62,14 @@ class Index:
         return [one for one in self.prompts.get(history.digest, ()) if self.tools[one] == history.tools]
 
 
-def why_new(history: History, index: Index, replies: Callable[[], Sequence[str]]) -> ChainStart:
+def why_new(history: History, index: Index, replies: Sequence[str]) -> ChainStart:
     """Why a history goes on from no recorded turn (T6). `replies` are texts that the model said before."""
     if not index.tools:
         return ChainStart.FIRST
     if any(digest in index.replies and not _same_tools(history, index, digest) for digest in history.digests):
         return ChainStart.TOOLS
     shared = next((n for n, digest in enumerate(history.digests) if digest not in index.seen), len(history.digests))
-    if quoted(history.messages[shared:], replies()) is not None:
+    if quoted(history.messages[shared:], replies) is not None:
         return ChainStart.COMPACTED
     if all(message["role"] == "system" for message in history.messages[:shared]):
         return ChainStart.SEPARATE
@@ -87,6 +87,11 @@ def quoted(messages: Sequence[Message], replies: Sequence[str]) -> int | None:
     """Which of the replies somebody else's message quotes, the latest if several: so a compacted history begins."""
     others = [message["content"] for message in messages if message["role"] != "assistant"]
     for place in range(len(replies) - 1, -1, -1):
-        if len(replies[place]) >= SHORTEST_SUMMARY and any(replies[place] in text for text in others):
-            return place
+        reply = replies[place]
+        if len(reply) >= SHORTEST_SUMMARY:
+            # Its beginning first: that is sooner not found.
+            beginning = reply[:SHORTEST_SUMMARY]
+            for text in others:
+                if beginning in text and reply in text:
+                    return place
     return None

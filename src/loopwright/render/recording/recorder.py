@@ -7,6 +7,7 @@ with others is context. So each sampled token has mask 1 in exactly one chain, w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,7 @@ class Recorder:
         self._after: list[bytes] = []
         self._length: list[int] = []
         self._by_answer: dict[str, int] = {}
+        self._recent: deque[str] = deque(maxlen=RECENT)
         self._index = Index()
         self.sampled_tokens = 0
         self.undelivered: set[int] = set()
@@ -128,7 +130,7 @@ class Recorder:
                 shared = len(stream)
                 return Prepared(history, tools, prompt, parent, place + 1, shared, ChainStart.BRANCH, preamble)
             why = ChainStart.TEMPLATE
-        why = why or why_new(history, self._index, self._recent_replies)
+        why = why or why_new(history, self._index, self._recent)
         return Prepared(history, tools, renderer.render(history.messages, tools), None, 0, 0, why, preamble)
 
     def _continued(self, history: History) -> tuple[int, int] | None:
@@ -142,9 +144,6 @@ class Recorder:
 
     def _same_thoughts(self, number: int, messages: Sequence[Message]) -> bool:
         return all(same_thoughts(messages[self._length[n] - 1], self._turns[n].reply) for n in self._numbers(number))
-
-    def _recent_replies(self) -> list[str]:
-        return [str(turn.reply["content"]).strip() for turn in self._turns[-RECENT:]]
 
     # A turn.
 
@@ -179,7 +178,7 @@ class Recorder:
     def _why_now(self, prepared: Prepared) -> ChainStart:
         """Why a chain begins: another call, made at the same time, may have been the first after all."""
         if prepared.why is ChainStart.FIRST:
-            return why_new(prepared.history, self._index, self._recent_replies)
+            return why_new(prepared.history, self._index, self._recent)
         return prepared.why
 
     def add(self, turn: Recorded, history: History | None = None) -> None:
@@ -199,6 +198,7 @@ class Recorder:
         self._index.add(turn.number, tools, prompt, reply, digests)
         self._turns.append(turn)
         self.sampled_tokens += len(turn.ids)
+        self._recent.append(str(turn.reply["content"]).strip())
         self._after.append(reply)
         self._length.append(len(turn.added) + 1 + (0 if turn.parent is None else self._length[turn.parent]))
         self._by_answer[turn.answer] = turn.number
@@ -220,9 +220,8 @@ class Recorder:
         if turn.parent is not None:
             return turn.parent
         if turn.start is ChainStart.COMPACTED:
-            replies = self._recent_replies()
-            place = quoted(turn.added, replies)
-            return None if place is None else len(self._turns) - len(replies) + place
+            place = quoted(turn.added, self._recent)
+            return None if place is None else len(self._turns) - len(self._recent) + place
         return next((self._index.seen[digest] for digest in reversed(digests) if digest in self._index.seen), None)
 
     def _went_on(self, number: int) -> bool:
@@ -281,19 +280,20 @@ class Recorder:
         return tuple(self._chain(chain, last) for chain, last in enumerate(self._last_of))
 
     def _chain(self, chain: int, last: int) -> TokenChain:
-        ids, mask, logprobs, versions = [], [], [], []
-        start = ChainStart.FIRST
-        for turn in self._path(last):
-            mine = self._chain_of[turn.number] == chain
-            start = turn.start if mine and turn.start is not None else start
-            context, sampled = len(turn.context), len(turn.ids)
-            ids += [turn.context, turn.ids]
-            mask += [np.zeros(context, np.bool_), np.full(sampled, mine)]
-            logprobs += [np.zeros(context, np.float32), turn.logprobs if mine else np.zeros(sampled, np.float32)]
-            versions += [np.full(context, -1, np.int32), turn.versions if mine else np.full(sampled, -1, np.int32)]
-        return TokenChain(
-            np.concatenate(ids), np.concatenate(mask), np.concatenate(logprobs), np.concatenate(versions), start
-        )
+        turns = list(self._path(last))
+        ids = np.concatenate([part for turn in turns for part in (turn.context, turn.ids)])
+        mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
+        versions = np.full(len(ids), -1, np.int32)
+        start, end = ChainStart.FIRST, 0
+        for turn in turns:
+            begin = end + len(turn.context)
+            end = begin + len(turn.ids)
+            if self._chain_of[turn.number] == chain:
+                start = turn.start or start
+                mask[begin:end] = True
+                logprobs[begin:end] = turn.logprobs
+                versions[begin:end] = turn.versions
+        return TokenChain(ids, mask, logprobs, versions, start)
 
     def _path(self, number: int) -> Iterator[Recorded]:
         """From the first turn of a conversation to this one."""
