@@ -115,5 +115,6 @@ class Rollout:
     @property
     def oldest_version(self) -> int | None:
         """The version of the oldest sampled token that is to be trained."""
-        chains = self.episode.trained_chains if self.episode else ()
-        return min((v for chain in chains if (v := chain.oldest_version) is not None), default=None)
+        chains = self.episode.chains if self.episode else ()
+        versions = [chain.oldest_version for chain in chains if chain.trained]
+        return min((version for version in versions if version is not None), default=None)
