@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -166,6 +167,13 @@ async def test_a_mistake_costs_the_run_in_the_folder_nothing(write_config: Write
     with pytest.raises(CheckpointError, match="another model"):
         await run(write_config(model__path=str(other)), allow_config_change=True)
     assert {path: path.read_bytes() for path in kept} == kept
+
+
+async def test_the_collector_leaves_alone_what_a_run_was_built_of(write_config: WriteConfig) -> None:
+    file = write_config()
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event()):
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
 
 
 async def test_a_second_run_on_the_same_folder_is_refused(write_config: WriteConfig) -> None:

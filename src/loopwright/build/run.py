@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +104,18 @@ async def open_run(
         on_rollout = console.on_rollout if console else None
         trainer, manager = make_trainer(opened, engines, runner, stop=stop, on_rollout=on_rollout)
         stack.push_async_callback(manager.shutdown)
+        stack.enter_context(_out_of_the_collectors_way())
         yield Run(folder, config, learner, trainer, tracker)
+
+
+@contextmanager
+def _out_of_the_collectors_way() -> Iterator[None]:
+    """What is built lives as long as the run: to search all of it for garbage every few steps held up everybody."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _storage(config: RunConfig, folder: RunFolder) -> AbstractAsyncContextManager[Storage]:
