@@ -10,7 +10,7 @@ import torch
 from made_groups import Maker, group_of, learner_of, load_tiny
 from plain import difference
 
-from loopwright.learn import attention
+from loopwright.learn import layout
 from loopwright.learn.body import Body, LeanBody, ModuleBody, body_of
 from loopwright.learn.forward import packed_logprobs
 from loopwright.models.forward import ModuleForward
@@ -43,7 +43,7 @@ def result_of(body: Body, loaded: LoadedModel) -> tuple[torch.Tensor, dict[str, 
 
 @pytest.mark.parametrize("short", [0, 10_000], ids=["parts", "mask"])
 def test_both_ways_agree(loaded: LoadedModel, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "SHORT", short)
+    monkeypatch.setattr(layout, "SHORT", short)
     by_hand = body_of(loaded)
     assert isinstance(by_hand, LeanBody)
     ours, grads = result_of(by_hand, loaded)

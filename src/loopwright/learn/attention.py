@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from loopwright.core.packing import Packed
 from loopwright.learn import shared_prefix
-from loopwright.learn.shared_prefix import kernel, kernel_gradients
+from loopwright.learn.layout import Layout
+from loopwright.learn.shared_prefix import Segment, joined, kernel, kernel_gradients
 from loopwright.models.attention import BLOCKED, masked_attention, on_flash
-
-SHORT = 256
-"""Tokens of a row up to which one call with a dense mask costs no more than several without."""
 
 
 class SharedPrefixPlan:
-    """One packed row per group, one after the other. What it computes by hand, it computes on a CPU alone."""
+    """The rows of a micro-batch, as `Layout` places them. What it computes by hand, it computes on a CPU alone."""
 
     def __init__(self, rows: Sequence[Packed], device: torch.device) -> None:
-        self._rows = rows
-        self._sizes = [row.tokens for row in rows]
+        self._layout = Layout(rows)
         self._device = device
-        self._biases: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._biases: dict[tuple[Packed, int | None], torch.Tensor] = {}
 
     def compute(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, window: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and log-sum-exp, without gradients. Tensors are [tokens, heads, dim]."""
-        results = []
-        for index, (q, k, v) in enumerate(self._by_row(query, key, value)):
-            if self._in_parts(index, window):
-                results.append(shared_prefix.attend(q, k, v, self._rows[index], scaling))
-            else:
-                results.append(kernel(q, k, v, scaling, bias=self._bias(index, window, q.dtype)))
-        outputs, totals = zip(*results, strict=True)
-        return torch.cat(outputs), torch.cat(totals)
+        long, short = self._in_parts(window)
+        (q, k, v), *rows = self._arranged((query, key, value), long)
+        results: list[Segment] = [shared_prefix.attend(q, k, v, long, scaling)] if long else []
+        for row, (q, k, v) in zip(short, rows, strict=True):
+            results.append(kernel(q, k, v, scaling, bias=self._bias(row, window, q.dtype)))
+        output, total = self._put_back(joined(results), long)
+        return output, total
 
     def gradients(
         self,
@@ -48,16 +45,14 @@ class SharedPrefixPlan:
         total: torch.Tensor,
         scaling: float,
         window: int | None,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> list[torch.Tensor]:
         """Those of queries, keys and values, given that of the output, and what `compute` took and gave."""
-        results = []
-        for index, (g, q, k, v, o, t) in enumerate(self._by_row(grad, query, key, value, output, total)):
-            of = (g, q, o, t)
-            if self._in_parts(index, window):
-                results.append(shared_prefix.gradients(of, k, v, self._rows[index], scaling))
-            else:
-                results.append(kernel_gradients(of, k, v, scaling, bias=self._bias(index, window, q.dtype)))
-        return tuple(torch.cat(share) for share in zip(*results, strict=True))
+        long, short = self._in_parts(window)
+        (*of, k, v), *rows = self._arranged((grad, query, output, total, key, value), long)
+        results: list[Segment] = [shared_prefix.gradients(of, k, v, long, scaling)] if long else []
+        for row, (*of, k, v) in zip(short, rows, strict=True):
+            results.append(kernel_gradients(of, k, v, scaling, bias=self._bias(row, window, k.dtype)))
+        return self._put_back(joined(results), long)
 
     def attend(
         self,
@@ -70,31 +65,49 @@ class SharedPrefixPlan:
         window: int | None,
     ) -> torch.Tensor:
         """An `AttentionPlan`, for models that are trained through their own modules."""
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         if on_flash(query, value):
-            q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
             result: torch.Tensor = _Attend.apply(q, k, v, self, scaling, window)  # type: ignore[no-untyped-call]
             return result[None]
+        outputs: list[Segment] = []
+        _, *rows = self._arranged((q, k, v), ())
+        for row, one in zip(self._layout.rows, rows, strict=True):
+            q, k, v = (x.transpose(0, 1)[None] for x in one)
+            outputs.append([masked_attention(q, k, v, self._bias(row, window, q.dtype), scaling)[0].transpose(0, 1)])
+        return self._put_back(joined(outputs), ())[0][None]
+
+    def _in_parts(self, window: int | None) -> tuple[Sequence[Packed], Sequence[Packed]]:
+        """The rows to compute without a mask, and the others: all, if a window hides anything of a long one."""
+        long = self._layout.long
+        return (long, self._layout.short) if all(_sees_all(row, window) for row in long) else ((), self._layout.rows)
+
+    def _arranged(self, tensors: Sequence[torch.Tensor], long: Sequence[Packed]) -> list[tuple[torch.Tensor, ...]]:
+        """The tokens of `long` together, then row by row those of the others."""
+        if len(long) < len(self._layout.long):
+            tensors = [x.index_select(0, self._row_by_row) for x in tensors]
+        sizes = [sum(row.tokens for row in long), *(row.tokens for row in self._layout.rows[len(long) :])]
         # Split, not sliced: the gradient of a slice is a tensor of zeros as large as the whole.
-        rows = zip(*(torch.split_with_sizes(x, self._sizes, dim=2) for x in (query, key, value)), strict=True)
-        biases = (self._bias(index, window, query.dtype) for index in range(len(self._rows)))
-        outputs = [masked_attention(q, k, v, bias, scaling) for (q, k, v), bias in zip(rows, biases, strict=True)]
-        return torch.cat(outputs, dim=2).transpose(1, 2)
+        return list(zip(*(torch.split_with_sizes(x, sizes) for x in tensors), strict=True))
 
-    def _by_row(self, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        return list(zip(*(torch.split_with_sizes(x, self._sizes) for x in tensors), strict=True))
+    def _put_back(self, results: list[torch.Tensor], long: Sequence[Packed]) -> list[torch.Tensor]:
+        """From the order of `_arranged` to that of the layout."""
+        if len(long) == len(self._layout.long):
+            return results
+        return [x.index_select(0, self._row_by_row.argsort()) for x in results]
 
-    def _in_parts(self, index: int, window: int | None) -> bool:
-        row = self._rows[index]
-        return row.prefix > 0 and row.tokens > SHORT and self._sees_all(row, window)
+    @cached_property
+    def _row_by_row(self) -> torch.Tensor:
+        return torch.tensor(self._layout.row_by_row(), device=self._device)
 
-    def _sees_all(self, row: Packed, window: int | None) -> bool:
-        return window is None or window >= row.prefix + max(row.rests, default=0)
-
-    def _bias(self, index: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        place = (index, None if self._sees_all(self._rows[index], window) else window)
+    def _bias(self, row: Packed, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        place = (row, None if _sees_all(row, window) else window)
         if place not in self._biases:
-            self._biases[place] = _bias(self._rows[index], place[1], dtype, self._device)
+            self._biases[place] = _bias(row, place[1], dtype, self._device)
         return self._biases[place]
+
+
+def _sees_all(row: Packed, window: int | None) -> bool:
+    return window is None or window >= row.prefix + max(row.rests, default=0)
 
 
 class _Attend(torch.autograd.Function):
@@ -123,19 +136,13 @@ class _Attend(torch.autograd.Function):
 
 def _bias(row: Packed, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[tokens, tokens], added to the scores. Segment 0 is the prefix, which every other segment sees."""
-    segments, positions = packed_positions(row)
-    segment, position = torch.tensor(segments, device=device), torch.tensor(positions, device=device)
+    sizes = torch.tensor([row.prefix, *row.rests])
+    segment = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
+    position = torch.cat([torch.arange(row.prefix), *(row.prefix + torch.arange(rest) for rest in row.rests)]).to(
+        device
+    )
     behind = position[:, None] - position
     seen = ((segment == 0) | (segment[:, None] == segment)) & (behind >= 0)
     if window is not None:
         seen &= behind < window
     return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, BLOCKED)
-
-
-def packed_positions(row: Packed) -> tuple[list[int], list[int]]:
-    """Segment and position of every token of a packed row: positions restart after the prefix."""
-    segments, positions = [0] * row.prefix, list(range(row.prefix))
-    for number, rest in enumerate(row.rests, start=1):
-        segments += [number] * rest
-        positions += range(row.prefix, row.prefix + rest)
-    return segments, positions

@@ -12,7 +12,7 @@ import torch
 from loopwright.core.advantage import Scores
 from loopwright.core.packing import Packed
 from loopwright.errors import ChainError
-from loopwright.learn.attention import packed_positions
+from loopwright.learn.layout import Layout
 from loopwright.types import Group, TokenChain
 from loopwright.types.tokens import BoolArray, IntArray
 
@@ -86,30 +86,28 @@ class Tensors:
 
 
 def tensors_of(rows: Sequence[Packed], chains: Sequence[Targets], device: torch.device) -> Tensors:
-    """Lay the rows of one micro-batch out as one packed row. Targets come chain after chain, in the order of rows."""
-    ids: list[np.ndarray] = []
-    positions: list[int] = []
+    """Lay the rows of one micro-batch out. Targets come chain after chain, in the order of rows."""
+    size, starts = sum(row.tokens for row in rows), Layout(rows).starts()
+    ids, positions = np.empty(size, np.int64), np.empty(size, np.int64)
     before: list[np.ndarray] = []
     targets: list[np.ndarray] = []
-    start = 0
-    for row in rows:
-        ids.append(chains[row.chains[0]].ids[: row.prefix])
-        positions += packed_positions(row)[1]
-        rest_start = start + row.prefix
+    for row, (start, rest_start) in zip(rows, starts, strict=True):
+        ids[start : start + row.prefix] = chains[row.chains[0]].ids[: row.prefix]
+        positions[start : start + row.prefix] = np.arange(row.prefix)
         for index, rest in zip(row.chains, row.rests, strict=True):
             chain = chains[index]
             trained = chain.mask.nonzero()[0]
-            ids.append(chain.ids[row.prefix : -1])
+            ids[rest_start : rest_start + rest] = chain.ids[row.prefix : -1]
+            positions[rest_start : rest_start + rest] = np.arange(row.prefix, row.prefix + rest)
             # The token before a target is in the prefix, or in this chain's own rest.
             predecessor = trained - 1
             before.append(np.where(predecessor < row.prefix, start, rest_start - row.prefix) + predecessor)
             targets.append(chain.ids[trained])
             rest_start += rest
-        start += row.tokens
     needed, inverse = np.unique(np.concatenate(before), return_inverse=True)
     return Tensors(
-        ids=torch.from_numpy(np.concatenate(ids)).long().to(device),
-        positions=torch.tensor(positions, device=device),
+        ids=torch.from_numpy(ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
         logit_positions=torch.from_numpy(needed).to(device),
         logit_of_target=torch.from_numpy(inverse).to(device),
         targets=torch.from_numpy(np.concatenate(targets)).long().to(device),

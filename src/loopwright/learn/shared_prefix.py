@@ -1,24 +1,25 @@
-"""Exact attention over one packed row without a mask: the prefix on itself, each rest on the prefix and on itself.
+"""Exact attention over packed rows without a mask: prefixes on themselves, each rest on its prefix and on itself.
 
 Our own because a dense mask makes the kernel compute what it hides: twice the work for eight short answers after a long
 prompt, and the number of chains times the work for long ones. Softmax attention over two sets of keys is the sum of
 both, weighted by their log-sum-exp; and the backward kernel, given the merged output and log-sum-exp, yields each set's
 share of the gradients.
 
-Rests of one length that stand side by side are one call: for short ones, calling costs more than what is computed.
+All prefixes stand before all rests. Neighbours of one length are one call, whichever rows they belong to: for short
+ones, calling costs more than what is computed.
 
 Tensors are [tokens, heads, dim], as products leave them, and log-sum-exps [tokens, heads].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import torch
 
 from loopwright.core.packing import Packed
-from loopwright.models.attention import flash, flash_backward
+from loopwright.models.attention import BLOCKED, flash, flash_backward
 
 Segment = Sequence[torch.Tensor]
 """Some tensors of the same tokens."""
@@ -60,7 +61,7 @@ def kernel_gradients(
 
 def _apart(x: torch.Tensor, parts: int) -> torch.Tensor:
     """[parts, heads, tokens of one, ...], as the kernel takes it."""
-    return x.reshape(parts, len(x) // parts, *x.shape[1:]).transpose(1, 2)
+    return x.view(parts, x.shape[0] // parts, *x.shape[1:]).transpose(1, 2)
 
 
 def _in_a_row(x: torch.Tensor) -> torch.Tensor:
@@ -68,44 +69,80 @@ def _in_a_row(x: torch.Tensor) -> torch.Tensor:
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: Packed, scaling: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Sequence[Packed], scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp of a row whose prefix is not empty. The rests look at the prefix in one call, as if they
-    were one segment; only at themselves they look apart."""
-    (q, queries), (k, keys), (v, values) = _cut((query, key, value), (row.prefix, row.tokens - row.prefix))
-    own = kernel(q, k, v, scaling, causal=True)
-    counts, together = _alike(row.rests)
-    if not counts:
-        return own
-    far, far_total = kernel(queries, k, v, scaling)
-    apart = zip(*_cut((queries, keys, values), together), counts, strict=True)
-    near, near_total = _joined([kernel(q, k, v, scaling, parts=n, causal=True) for q, k, v, n in apart])
-    both = torch.logaddexp(far_total, near_total)
-    far *= (far_total - both).exp_().unsqueeze(-1)
-    far += near.mul_((near_total - both).exp_().unsqueeze(-1))
-    output, total = _joined([own, (far, both)])
+    """Output and log-sum-exp. The rests of a row look at its prefix in one call, as if they were one segment; only at
+    themselves they look apart."""
+    prefixes, rests = [row.prefix for row in rows], [sum(row.rests) for row in rows]
+    (q, queries), (k, keys), (v, values) = _cut((query, key, value), (sum(prefixes), sum(rests)))
+    parts: list[Segment] = [_apart_causal(q, k, v, prefixes, scaling)] if len(q) else []
+    if len(queries):
+        near, near_total = _apart_causal(queries, keys, values, [rest for row in rows for rest in row.rests], scaling)
+        (of_rows,), (row_keys, row_values) = _cut((queries,), rests), _cut((k, v), prefixes)
+        by_row = zip(of_rows, row_keys, row_values, strict=True)
+        far, far_total = joined([_far(q, k, v, scaling) for q, k, v in by_row])
+        both = torch.logaddexp(far_total, near_total)
+        far *= (far_total - both).exp_().unsqueeze(-1)
+        far += near.mul_((near_total - both).exp_().unsqueeze(-1))
+        parts.append((far, both))
+    output, total = joined(parts)
     return output, total
 
 
-def gradients(of: Segment, key: torch.Tensor, value: torch.Tensor, row: Packed, scaling: float) -> list[torch.Tensor]:
+def gradients(
+    of: Segment, key: torch.Tensor, value: torch.Tensor, rows: Sequence[Packed], scaling: float
+) -> list[torch.Tensor]:
     """The gradients of queries, keys and values; `of` as in `kernel_gradients`."""
-    sizes = (row.prefix, row.tokens - row.prefix)
+    prefixes, rests = [row.prefix for row in rows], [sum(row.rests) for row in rows]
+    sizes = sum(prefixes), sum(rests)
     (k, keys), (v, values) = _cut((key, value), sizes)
     prefix, rest = zip(*_cut(of, sizes), strict=True)
-    dq, dk, dv = kernel_gradients(prefix, k, v, scaling, causal=True)
-    counts, together = _alike(row.rests)
-    if not counts:
-        return [dq, dk, dv]
-    far_q, far_k, far_v = kernel_gradients(rest, k, v, scaling)
-    apart = zip(zip(*_cut(rest, together), strict=True), *_cut((keys, values), together), counts, strict=True)
-    near = [kernel_gradients(own, k, v, scaling, parts=n, causal=True) for own, k, v, n in apart]
-    near_q, near_k, near_v = _joined(near)
-    return _joined([(dq, dk.add_(far_k), dv.add_(far_v)), (near_q.add_(far_q), near_k, near_v)])
+    parts = [_apart_causal_gradients(prefix, k, v, prefixes, scaling)] if len(k) else []
+    if len(keys):
+        near = _apart_causal_gradients(rest, keys, values, [rest for row in rows for rest in row.rests], scaling)
+        row_keys, row_values = _cut((k, v), prefixes)
+        by_row = zip(zip(*_cut(rest, rests), strict=True), row_keys, row_values, strict=True)
+        far = joined([_far_gradients(of, k, v, scaling) for of, k, v in by_row])
+        near[0].add_(far[0])
+        for own, share in zip(parts[0][1:], far[1:], strict=True) if parts else ():
+            own.add_(share)
+        parts.append(near)
+    return joined(parts)
 
 
-def _alike(rests: Sequence[int]) -> tuple[list[int], list[int]]:
-    """How many rests of one length follow each other, and how many tokens they have together. Empty ones are none."""
-    runs = [(len(list(run)), size) for size, run in groupby(rest for rest in rests if rest > 0)]
+def _far(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of all rests of a row, to its prefix. Without one, they see nothing."""
+    if len(q) and len(k):
+        return kernel(q, k, v, scaling)
+    return torch.zeros_like(q), q.new_full(q.shape[:2], BLOCKED)
+
+
+def _far_gradients(of: Segment, k: torch.Tensor, v: torch.Tensor, scaling: float) -> list[torch.Tensor]:
+    if len(of[1]) and len(k):
+        return kernel_gradients(of, k, v, scaling)
+    return [torch.zeros_like(x) for x in (of[1], k, v)]
+
+
+def _apart_causal(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Iterable[int], scaling: float
+) -> list[torch.Tensor]:
+    """Segments of these lengths, each causally on itself."""
+    counts, together = _alike(lengths)
+    segments = zip(*_cut((q, k, v), together), counts, strict=True)
+    return joined([kernel(q, k, v, scaling, parts=n, causal=True) for q, k, v, n in segments])
+
+
+def _apart_causal_gradients(
+    of: Segment, k: torch.Tensor, v: torch.Tensor, lengths: Iterable[int], scaling: float
+) -> list[torch.Tensor]:
+    counts, together = _alike(lengths)
+    segments = zip(zip(*_cut(of, together), strict=True), *_cut((k, v), together), counts, strict=True)
+    return joined([kernel_gradients(own, k, v, scaling, parts=n, causal=True) for own, k, v, n in segments])
+
+
+def _alike(lengths: Iterable[int]) -> tuple[list[int], list[int]]:
+    """How many segments of one length follow each other, and how many tokens they have in all. Empty ones are none."""
+    runs = [(len(list(run)), size) for size, run in groupby(length for length in lengths if length > 0)]
     return [count for count, _ in runs], [count * size for count, size in runs]
 
 
@@ -113,6 +150,8 @@ def _cut(tensors: Segment, sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...
     return [torch.split_with_sizes(x, list(sizes)) for x in tensors]
 
 
-def _joined(parts: Sequence[Segment]) -> list[torch.Tensor]:
+def joined(parts: Sequence[Segment]) -> list[torch.Tensor]:
     """What belongs together, one after the other along the tokens."""
+    if len(parts) == 1:
+        return list(parts[0])
     return [torch.cat(x) for x in zip(*parts, strict=True)]
