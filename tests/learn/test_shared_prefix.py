@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from made_groups import Maker, group_of, learner_of, load_tiny, random_groups, simple_groups
 from plain import difference, eager_model, gradients, loss_of, rows_of
 
+from loopwright.learn import layout
 from loopwright.learn.body import body_of
 from loopwright.learn.forward import packed_logprobs
 from loopwright.models.load import LoadedModel
@@ -44,6 +45,7 @@ def packed(loaded: LoadedModel, groups: list[Group], **overrides: Any) -> tuple[
     temperature=st.sampled_from([1.0, 0.7]),
     aggregate=st.sampled_from(Aggregate),
     micro_batch_tokens=st.sampled_from([1, 40, 4096]),
+    short=st.sampled_from([0, 20, 256]),
 )
 def test_packed_equals_padded(
     loaded: LoadedModel,
@@ -52,10 +54,13 @@ def test_packed_equals_padded(
     temperature: float,
     aggregate: Aggregate,
     micro_batch_tokens: int,
+    short: int,
 ) -> None:
-    loss, grads = packed(
-        loaded, groups, temperature=temperature, aggregate=aggregate, micro_batch_tokens=micro_batch_tokens
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "SHORT", short)
+        loss, grads = packed(
+            loaded, groups, temperature=temperature, aggregate=aggregate, micro_batch_tokens=micro_batch_tokens
+        )
     rows = rows_of(groups, aggregate)
     expected = loss_of(reference, rows, temperature)
     scale = sum(abs(row.advantage) * row.weight * row.chain.sampled for row in rows)
