@@ -32,6 +32,7 @@ class Talk:
 
     def __init__(self) -> None:
         self.recorder = Recorder()
+        self.restored = Recorder()
         self.engine: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     def prepare(self, *messages: Message, tools: tuple[Tool, ...] = ()) -> Prepared:
@@ -43,7 +44,9 @@ class Talk:
         # Versions and logprobs name turn and position, so that each sampled token can be told apart.
         logprobs = tuple(-float(100 * number + place) for place in range(len(ids)))
         sampled = Generation(ids, logprobs, (number,) * len(ids), FinishReason.STOP)
-        self.recorder.add(self.recorder.plan(prepared, Said(sampled, said(text), f"a{number}")))
+        turn = self.recorder.plan(prepared, Said(sampled, said(text), f"a{number}"))
+        self.recorder.add(turn, prepared.history)
+        self.restored.add(turn)
         self.engine.append((prepared.prompt, ids))
 
     def ask(self, *messages: Message, text: str, tools: tuple[Tool, ...] = ()) -> None:
@@ -67,6 +70,10 @@ def check(talk: Talk) -> None:
         assert (chain.versions[~chain.mask] == -1).all()
         assert (chain.logprobs[~chain.mask] == 0).all()
     assert [(turn.prompt_ids, turn.ids) for turn in talk.recorder.as_turns()] == talk.engine
+    # One that was restored from the turns alone has looked up nothing, and finds the same.
+    assert talk.restored._index == talk.recorder._index
+    assert talk.restored._conversation_of == talk.recorder._conversation_of
+    assert talk.restored.sampled_tokens == sum(len(ids) for _, ids in talk.engine)
 
 
 texts = st.sampled_from(["a", "b", "", "é", "a b"])

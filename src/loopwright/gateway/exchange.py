@@ -109,6 +109,8 @@ class Exchange:
             # Its first try may still be under way: the client has only lost its patience.
             await session.landed(history)
         asked = recorder.asked(history)
+        if not asked:
+            return None
         own = [number for number in asked if recorder.turns[number].answer == first]
         undelivered = [number for number in asked if number in recorder.undelivered]
         lost = [number for number in undelivered if not session.is_on_its_way(recorder.turns[number].answer)]

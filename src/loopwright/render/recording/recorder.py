@@ -188,6 +188,7 @@ class Recorder:
                 f"turn {turn.number} cannot follow {len(self._turns)} others", remedy="add turns in their order"
             )
         before = EMPTY if turn.parent is None else self._after[turn.parent]
+        digests: Sequence[bytes]
         if history is None:
             digests, tools = prefix_digests(turn.added, before), tools_digest(turn.tools)
         else:
