@@ -112,9 +112,10 @@ def _logprobs(content: Sequence[Any]) -> tuple[float, ...]:
         logprobs = tuple([entry["logprob"] for entry in content])
     except (TypeError, KeyError, IndexError):
         logprobs = (None,)
-    if not NUMBERS.issuperset(map(type, logprobs)):
+    kinds = set(map(type, logprobs))
+    if not kinds <= NUMBERS:
         raise malformed("logprobs", "logprob", content, "a number, in every entry")
-    return tuple(map(float, logprobs))
+    return tuple(map(float, logprobs)) if int in kinds else logprobs
 
 
 def spans_of(versions: Sequence[int]) -> Sequence[Json]:
