@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from loopwright.types import Rollout
 
 MOST_TOKENS = 4_000_000
-"""Some 50 MB of chains. What comes beyond that is read back: the oldest groups, which are trained first, are here."""
+"""Some 50 MB of chains, and the messages of the same rollouts. What comes beyond that is read back: the oldest groups,
+which are trained first, are here."""
 
 
 class Fresh:

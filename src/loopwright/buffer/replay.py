@@ -112,7 +112,8 @@ class StoredBuffer:
         if status is GroupStatus.COMPLETED:
             # It may have become too old while it was made.
             await self.expire(self._due_step)
-        elif status is not GroupStatus.ABORTED:
+        else:
+            # Also what was interrupted: of that, more may be stored than anybody was told.
             self._fresh.pop(row.task_set, row.draw, {})
 
     async def expire(self, step: int) -> None:
@@ -209,7 +210,7 @@ class StoredBuffer:
         row = group.row
         attempts = {member.member: member.attempt for member in group.in_time}
         members = self._fresh.pop(row.task_set, row.draw, attempts)
-        if members is None:
+        if not members:
             members = await self._storage.rollouts_of(row.task_set, row.draw)
         scored = tuple(member for member in members if isinstance(member.reward, Scored))
         return without_stale(Group(row.task_set, row.draw, row.task, scored), step, self._policy.horizon)

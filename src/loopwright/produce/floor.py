@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from loopwright.core.together import GRACE_SECONDS, together
+from loopwright.core.together import GRACE_SECONDS, to_its_end, together
 from loopwright.ports import ReplayBuffer, Started
 from loopwright.produce.context import ProduceContext
 from loopwright.produce.describe import describe_slots
@@ -58,6 +58,8 @@ class Floor:
         filling = Filling(runner, self.slots, buffer, samples=self._samples, least=settings.least, saw=self._saw)
         self._maker = GroupMaker(filling, buffer, settings.least)
         self._starting = asyncio.Lock()
+        self._drawing = 0
+        """Groups that were chosen and are not in the making yet, so that none of their agents is announced."""
         self._turn = 0
 
     @property
@@ -68,7 +70,7 @@ class Floor:
     @property
     def slot_is_free(self) -> bool:
         """In lockstep all groups of a step start together, and their agents wait for slots in order."""
-        return self._in_lockstep or self.slots.is_free
+        return self._in_lockstep or self.slots.free > self._drawing * self._samples
 
     @property
     def may_start(self) -> bool:
@@ -118,27 +120,31 @@ class Floor:
         await self._maker.give_back()
 
     def _choose_all(self) -> list[tuple[Line, Source]]:
-        """All that may start now, in turn. Each counts as started, and its agents as on their way."""
+        """All that may start now, in turn. Each counts as started."""
         chosen = []
         while found := self._choose():
             place, source = found
             line, self._turn = self._lines[place], place + 1
             line.reserve(source)
-            self.slots.announce(self._samples)
+            self._drawing += 1
             chosen.append((line, source))
         return chosen
 
     async def _draw(self, chosen: Sequence[tuple[Line, Source]], version: int) -> list[tuple[Started, TaskSetRuntime]]:
-        """The chosen groups, drawn at once: they share a commit, and an engine sees them as one batch."""
+        """The chosen groups, drawn at once: they share a commit, and an engine sees them as one batch. Once begun, it
+        is done: nobody would answer for a group whose draw was cancelled when it was in the buffer already."""
         try:
-            drawn = await together(line.draw(source, version) for line, source in chosen)
+            drawn = await to_its_end(together(self._draw_one(line, source, version) for line, source in chosen))
         finally:
-            for line in self._lines:
-                line.release()
-        started = [(group, line) for group, (line, _) in zip(drawn, chosen, strict=True)]
-        for group, line in started:
+            self._drawing = 0
+        for group, (line, _) in zip(drawn, chosen, strict=True):
             line.started(group)
-        return [(group, line.task_set) for group, line in started]
+        return [(group, line.task_set) for group, (line, _) in zip(drawn, chosen, strict=True)]
+
+    async def _draw_one(self, line: Line, source: Source, version: int) -> Started:
+        group = await line.draw(source, version)
+        self._maker.own(group.row)
+        return group
 
     def _choose(self) -> tuple[int, Source] | None:
         """The next line in turn that may start a group, and where it comes from."""
@@ -149,7 +155,7 @@ class Floor:
         return None
 
     def _make(self, groups: Groups) -> None:
-        self.slots.announce(self._maker.agents(groups) - self._samples * len(groups))
+        self.slots.announce(self._maker.agents(groups))
         name = ", ".join(f"{started.row.task_set}/{started.row.draw:06d}" for started, _ in groups)
         self._pending.schedule(self._maker.make(groups), name)
 

@@ -48,7 +48,7 @@ class Line:
         self._strategy = strategy_of(kind, settings)
         self._order = InOrder()
         self._reserved: Counter[Source] = Counter()
-        """Groups that are being drawn, which the buffer does not count yet."""
+        """Groups that are to be drawn, which the buffer does not count yet."""
         self._probes_left = 0
 
     @property
@@ -102,17 +102,17 @@ class Line:
         return self._strategy.choose(context)
 
     def reserve(self, source: Source) -> None:
-        """A group from `source` is drawn next: it counts as pending until it is in the buffer, or never will be."""
+        """A group from `source` is drawn next: it counts as pending until `draw` is done."""
         self._reserved[source] += 1
         self._strategy.started(source)
         self._probes_left -= source is Source.NEW
 
-    def release(self) -> None:
-        """The buffer counts what was reserved."""
-        self._reserved.clear()
-
     async def draw(self, source: Source, version: int) -> Started:
-        return await self._draws.start(source, version)
+        """A group that was reserved. The buffer counts it from now on."""
+        try:
+            return await self._draws.start(source, version)
+        finally:
+            self._reserved[source] -= 1
 
     def started(self, group: Started) -> None:
         """Its turn to be counted, when it ends, is after those that started before."""
@@ -125,10 +125,8 @@ class Line:
     @property
     def is_excused(self) -> bool:
         """Whether a step has to do without more of its groups: it has looked long enough, and nothing is under way."""
-        stock = self.stock
-        may_come = (
-            self._reserved.total() or self._order.is_busy or stock[GroupStatus.ABORTED] or stock[GroupStatus.EXPIRED]
-        )
+        unmade = [status for status in IN_STOCK if status is not GroupStatus.COMPLETED]
+        may_come = self._reserved.total() or self._order.is_busy or any(map(self.stock.get, unmade))
         return self.filtering.is_spent and self._probes_left <= 0 and not may_come
 
     def count(self, ended: Ended, step: int) -> None:

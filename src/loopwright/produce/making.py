@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
 
 from loopwright.core.together import to_its_end, together
 from loopwright.ports import GroupRow, ReplayBuffer
@@ -28,19 +26,20 @@ class GroupMaker:
         """How many agents it takes to make the groups."""
         return sum(self._filling.agents(started, task_set) for started, task_set in groups)
 
-    def make(self, groups: Groups) -> Coroutine[Any, Any, list[Ended]]:
-        """The groups, settled: one, or all those that a lockstep engine has to see together."""
-        self._unsettled |= {(started.row.task_set, started.row.draw): started.row for started, _ in groups}
-        return self._make(groups)
+    def own(self, row: GroupRow) -> None:
+        """Answer for a group from its draw on: it is settled, whatever becomes of it."""
+        self._unsettled[row.task_set, row.draw] = row
 
     async def give_back(self) -> None:
-        """Settle the groups whose making has been cancelled, or broke, as interrupted: they go on from what is stored
-        of them. A task that is cancelled before its first step can do nothing, so this is for its owner to ask for."""
+        """Settle the groups whose making has been cancelled, or broke, or never began, as interrupted: they go on from
+        what is stored of them. A task that is cancelled before its first step can do nothing, so this is for its owner
+        to ask for."""
         while self._unsettled:
             _, row = self._unsettled.popitem()
             await self._buffer.settle(row, GroupStatus.ABORTED)
 
-    async def _make(self, groups: Groups) -> list[Ended]:
+    async def make(self, groups: Groups) -> list[Ended]:
+        """The groups, settled: one, or all those that a lockstep engine has to see together."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         filled = await self._filling.fill(groups)

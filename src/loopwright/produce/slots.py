@@ -41,17 +41,17 @@ class Slots:
         self._counted_until: float | None = None
 
     @property
-    def is_free(self) -> bool:
-        """Whether there is a slot for another agent than those that are here or announced."""
-        return self._taken + self._waiting + self._announced < self.size
+    def free(self) -> int:
+        """Slots for other agents than those that are here or announced; below 0, so many have to wait."""
+        return self.size - self._taken - self._waiting - self._announced
 
     @property
     def _taken(self) -> int:
         return len(self._running) + self._reserved
 
     def announce(self, agents: int) -> None:
-        """So many more agents will ask for a slot as soon as their tasks run, or, below 0, so many less."""
-        self._announced = max(0, self._announced + agents)
+        """So many agents will ask for a slot as soon as their tasks run."""
+        self._announced += agents
 
     @asynccontextmanager
     async def slot(self, key: RolloutKey) -> AsyncIterator[None]:
