@@ -11,6 +11,7 @@ import pytest
 import torch
 from plain_model import PlainModel, Sample, put
 
+from loopwright.engines.torch import engine as torch_engine
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.cache import Row
 from loopwright.engines.torch.engine import TorchEngine
@@ -229,7 +230,10 @@ async def test_pause_by_abort_returns_the_running_and_the_waiting(engine: TorchE
 
 
 @pytest.mark.parametrize("at_a_time", [1, 16, PART_TOKENS])
-async def test_tokens_are_shown_while_they_are_sampled_each_once(engine: TorchEngine, at_a_time: int) -> None:
+async def test_tokens_are_shown_while_they_are_sampled_each_once(
+    engine: TorchEngine, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_engine, "SILENCE_SECONDS", float("inf"))
     parts: list[Generation] = []
     whole = await engine.generate(replace(ask(max_new_tokens=MANY), part_tokens=at_a_time), parts.append)
     shown = NOTHING_YET
@@ -240,6 +244,15 @@ async def test_tokens_are_shown_while_they_are_sampled_each_once(engine: TorchEn
     assert 0 <= len(whole.ids) - len(shown.ids) <= at_a_time
     for name in ("ids", "logprobs", "versions"):
         assert getattr(whole, name)[: len(shown.ids)] == getattr(shown, name)
+
+
+async def test_a_slow_model_tells_of_its_tokens_before_there_are_many(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_engine, "SILENCE_SECONDS", 0.0)
+    parts: list[Generation] = []
+    await engine.generate(ask(max_new_tokens=8), parts.append)
+    assert {len(part.ids) for part in parts} == {1}
 
 
 async def test_keep_freezes_at_a_token_boundary_and_changes_nothing(engine: TorchEngine) -> None:
@@ -379,6 +392,17 @@ async def test_a_failing_step_fails_every_request_and_the_engine_goes_on(
     assert "max_batch" in str(outcomes[0])
     requests = [ask(str(i), (PROMPT, OTHER)[i % 2], seed=i) for i in range(6)]
     check(plain, *zip(requests, await asyncio.gather(*start(engine, *requests)), strict=True))
+
+
+async def test_a_request_that_cannot_be_taken_fails_alone(engine: TorchEngine, plain: PlainModel) -> None:
+    unhashable = replace(ask("odd"), prompt_ids=list(PROMPT))  # type: ignore[arg-type]
+    requests = [ask("before"), unhashable, ask("after")]
+    async with asyncio.timeout(10):
+        first, odd, last = await asyncio.gather(*start(engine, *requests), return_exceptions=True)
+    assert isinstance(odd, EngineError)
+    assert isinstance(first, Generation)
+    assert isinstance(last, Generation)
+    check(plain, (requests[0], first), (requests[2], last))
 
 
 async def test_a_prompt_that_fails_beside_live_ones_leaves_nobody_waiting(

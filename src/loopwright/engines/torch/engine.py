@@ -8,9 +8,10 @@ batch at the same step. Results are handed to the event loop of whoever waits fo
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -26,15 +27,19 @@ from loopwright.models.weight_files import read_weights
 from loopwright.ports import OnPart
 from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
 
+SILENCE_SECONDS = 1.0
+"""After so long, a few new tokens are worth telling too: a slow model would seem to stand still."""
+
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """Who waits for a request's result, and how many tokens of it `on_part` has been told."""
+    """Who waits for a request's result, how many tokens of it `on_part` has been told, and when."""
 
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
     on_part: OnPart | None
     told: int = 0
+    told_at: float = field(default_factory=time.monotonic)
 
 
 class TorchEngine:
@@ -156,8 +161,9 @@ class TorchEngine:
             return
         for sequence in finished:
             self._resolve(sequence, sequence.generation())
+        now = time.monotonic()
         for sequence, caller in self._listeners.items():
-            self._tell(sequence, caller)
+            self._tell(sequence, caller, now)
         self._look_round()
 
     def _look_round(self) -> None:
@@ -182,7 +188,12 @@ class TorchEngine:
     def _submit(self, arrived: list[tuple[GenerateRequest, _Caller]]) -> None:
         for request, caller in arrived:
             if not caller.future.cancelled():
-                sequence = self._batch.submit(request)
+                try:
+                    sequence = self._batch.submit(request)
+                except Exception as error:
+                    # Of this request alone: its neighbours came with it by chance.
+                    self._settle(caller, _failed(error))
+                    continue
                 self._callers[sequence] = caller
                 if caller.on_part is not None:
                     self._listeners[sequence] = caller
@@ -202,12 +213,14 @@ class TorchEngine:
             self._batch.drop(sequence)
             self._resolve(sequence, sequence.generation())
 
-    def _tell(self, sequence: Sequence, caller: _Caller) -> None:
+    def _tell(self, sequence: Sequence, caller: _Caller, now: float) -> None:
         """Hand new tokens to a caller who wants to see them early. The last ones come with the result."""
-        if caller.on_part is None or len(sequence.ids) - caller.told < sequence.request.part_tokens:
+        new = len(sequence.ids) - caller.told
+        is_enough = new >= sequence.request.part_tokens or now - caller.told_at >= SILENCE_SECONDS
+        if caller.on_part is None or not new or not is_enough:
             return
         part = sequence.generation().since(caller.told)
-        caller.told = len(sequence.ids)
+        caller.told, caller.told_at = len(sequence.ids), now
         self._announce(caller.loop, partial(caller.on_part, part))
 
     def _fail_all(self, error: EngineError) -> None:
@@ -217,9 +230,10 @@ class TorchEngine:
         self._look_round()
 
     def _resolve(self, sequence: Sequence, result: Generation | EngineError) -> None:
-        caller = self._callers.pop(sequence)
         self._listeners.pop(sequence, None)
+        self._settle(self._callers.pop(sequence), result)
 
+    def _settle(self, caller: _Caller, result: Generation | EngineError) -> None:
         def settle() -> None:
             if not caller.future.done():
                 if isinstance(result, EngineError):
