@@ -29,6 +29,11 @@ def said(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
+def test_a_template_that_tells_the_time_is_asked_each_time() -> None:
+    renderer = ChatTemplateRenderer(tiny_tokenizer("{{ strftime_now('%f') }}" + CHATML))
+    assert len({renderer.render([{"role": "user", "content": "Hi"}]) for _ in range(50)}) > 1
+
+
 @given(prompts, st.lists(st.tuples(texts, others), min_size=1, max_size=3))
 def test_canonical_completions_extend_to_the_full_rendering(
     messages: list[Message], turns: list[tuple[str, list[Message]]]

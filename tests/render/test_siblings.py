@@ -57,6 +57,12 @@ def test_what_json_cannot_spell_is_rendered_each_time() -> None:
     assert (once(half, ()), once(half, ())) == ((1,), (2,))
 
 
+def test_what_json_spells_alike_is_rendered_each_time() -> None:
+    once = RenderedOnce(Counted())
+    defaults = [None, float("inf"), float("-inf"), float("nan")]
+    assert len({once([ASKED], [TOOL | {"default": value}]) for value in defaults}) == len(defaults)
+
+
 def test_what_is_remembered_is_bounded() -> None:
     render = Counted()
     once = RenderedOnce(render)

@@ -28,9 +28,7 @@ class ChatTemplateRenderer:
         self._template = ChatTemplate(tokenizer)
         self._joints = Joints(self._template, thinking)
         self._stop_token_ids = self._derive_stop_token_ids(tokenizer)
-        self._rendered = RenderedOnce(
-            lambda messages, tools: self._vocabulary.encode(self._template.write(messages, tools))
-        )
+        self._rendered = self._render if self._template.tells_time else RenderedOnce(self._render)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """What the siblings of a group are asked is the same: it is rendered once.
 
-The invariant: what is remembered was rendered from exactly these messages and tools. Whatever cannot be spelled as JSON
-for certain is rendered each time.
+The invariant: what is remembered was rendered from exactly these messages and tools, and would be again. Whatever JSON
+might spell like something else is rendered each time, and so is everything where a rendering depends on the clock.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from loopwright.types import Message, Tool
 LATEST = 32
 """So many conversations are remembered. Siblings come close behind one another."""
 
-_EXACT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""Only what JSON has: two values that are not the same are never spelled the same."""
+_PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_AMBIGUOUS = b"null"
+"""None, and every number that is not finite."""
 
 Render = Callable[[Sequence[Message], Sequence[Tool]], tuple[int, ...]]
 
@@ -31,8 +32,10 @@ class RenderedOnce:
 
     def __call__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         try:
-            spelled = orjson.dumps((tuple(messages), tuple(tools)), option=_EXACT)
+            spelled = orjson.dumps((tuple(messages), tuple(tools)), option=_PLAIN)
         except orjson.JSONEncodeError:
+            return self._render(messages, tools)
+        if _AMBIGUOUS in spelled:
             return self._render(messages, tools)
         key = blake2b(spelled, digest_size=16).digest()
         ids = self._known.get(key)

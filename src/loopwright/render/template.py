@@ -18,6 +18,9 @@ from loopwright.render.plain_tools import plain_messages
 from loopwright.render.probes import ANSWERED, ASKED, CALLED, RESULT, TOOL
 from loopwright.types import Message, Tool
 
+CLOCK = "strftime_now"
+"""What templates call to write today's date."""
+
 
 class TemplateTokenizer(Protocol):
     """What is asked of a transformers tokenizer here."""
@@ -40,6 +43,8 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self.thoughts = THINK_END in str(tokenizer.chat_template)
+        self.tells_time = CLOCK in str(tokenizer.chat_template)
+        """Whether what it writes depends on the clock."""
         self._native = self._writes_tools()
         self._result_role = "tool" if self._writes([ASKED, ANSWERED, RESULT], "loopwright-result") else "user"
         before = self.write([ASKED], opening=False)
