@@ -15,6 +15,14 @@ GRACE_SECONDS = 30.0
 """How long work that was cancelled may take to clean up. Nobody waits for it any longer."""
 
 
+def own_task() -> asyncio.Task[Any]:
+    """The task that runs the coroutine which asks."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("only a coroutine in a task has a task of its own")
+    return task
+
+
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """What each returns, in their order. When one raises, the others are cancelled and waited for; then it is raised
     as it is, because a group of exceptions would only add that its siblings were cancelled."""

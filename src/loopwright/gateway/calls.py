@@ -113,7 +113,7 @@ async def _within(session: Session, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await work
         except asyncio.CancelledError:
-            if session.state is SessionState.OPEN or task is None:
+            if session.state is SessionState.OPEN:
                 raise
             task.uncancel()
             raise over(session) from None

@@ -1,7 +1,8 @@
 """One model call from its canonical form to its answer: prepare, sample, commit (S2).
 
-Sampling happens outside every lock, and a turn is committed whole, and stored, before anybody hears of its end. A call
-that fails, is cancelled or loses its client leaves nothing behind.
+A turn is committed whole, and stored, before anybody hears of its end. From the plan of a turn until it is in memory
+nothing is awaited, so turns need no lock. A call that fails, is cancelled or loses its client before leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import orjson
 
 from loopwright.core.together import together
 from loopwright.errors import ContextError, EngineError, LoopwrightError
-from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id
+from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
@@ -67,9 +68,9 @@ class Exchange:
         """Answers to the call, one for each sample that was asked for; all of them are committed."""
         history = _history(session, call)
         earlier = await self._earlier(session, history, call, ask)
-        if earlier is not None:
+        if earlier:
             tell_whole(earlier, listener)
-            return [earlier]
+            return earlier
         prepared = self._prepared(session, history, call)
         head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
         if listener is not None:
@@ -99,10 +100,8 @@ class Exchange:
         for answer in answers:
             session.recorder.mark_delivered(answer.id)
 
-    async def _earlier(self, session: Session, history: History, call: Call, ask: Ask) -> Answer | None:
-        """The answer that the client asks for once more, if this is what it does."""
-        if call.samples > 1:
-            return None
+    async def _earlier(self, session: Session, history: History, call: Call, ask: Ask) -> list[Answer]:
+        """The answers that the client asks for once more, if this is what it does."""
         recorder = session.recorder
         first = session.tries.get(ask.key)
         if ask.again or first is not None:
@@ -110,15 +109,17 @@ class Exchange:
             await session.landed(history)
         asked = recorder.asked(history)
         if not asked:
-            return None
-        own = [number for number in asked if recorder.turns[number].answer == first]
-        undelivered = [number for number in asked if number in recorder.undelivered]
-        lost = [number for number in undelivered if not session.is_on_its_way(recorder.turns[number].answer)]
+            return []
+        call_of = {number: whole_answer(recorder.turns[number].answer) for number in asked}
+        own = [number for number in asked if call_of[number] == first]
+        lost = [n for n in asked if n in recorder.undelivered and call_of[n] not in session.on_their_way]
         candidates = own or lost or (asked if ask.again and first is None else [])
-        if not candidates:
-            return None
+        # Of the latest such call, as many samples as are asked for.
+        samples = [number for number in candidates if call_of[number] == call_of[candidates[-1]]][-call.samples :]
+        if len(samples) < call.samples:
+            return []
         self._metrics.replayed()
-        return self._recorded_answer(session, candidates[-1], call)
+        return [self._recorded_answer(session, number, call) for number in samples]
 
     def _recorded_answer(self, session: Session, number: int, call: Call) -> Answer:
         turn = session.recorder.turns[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from loopwright.gateway.call import Answer
@@ -58,17 +58,23 @@ class SampleReader:
                 self._listener.delta(self._number, delta)
 
 
-def tell_whole(answer: Answer, listener: Listener | None) -> None:
-    """A committed answer, told as if it were made now."""
+def tell_whole(answers: Sequence[Answer], listener: Listener | None) -> None:
+    """The committed answers to one call, told as if they were made now."""
     if listener is None:
         return
-    listener.head(Head(answer.id, answer.created, answer.prompt_tokens, answer.cached_tokens))
-    parsed = answer.parsed
+    first = answers[0]
+    listener.head(Head(first.id, first.created, first.prompt_tokens, first.cached_tokens))
+    for sample, answer in enumerate(answers):
+        for delta in _deltas(answer.parsed):
+            listener.delta(sample, delta)
+
+
+def _deltas(parsed: Parsed) -> Iterator[Delta]:
     if parsed.reasoning:
-        listener.delta(0, ReasoningDelta(parsed.reasoning))
+        yield ReasoningDelta(parsed.reasoning)
     if parsed.content:
-        listener.delta(0, ContentDelta(parsed.content))
+        yield ContentDelta(parsed.content)
     for index, call in enumerate(parsed.tool_calls):
-        for delta in (ToolCallStart(index, call.name, call.id), ToolCallArguments(index, call.arguments)):
-            listener.delta(0, delta)
-        listener.delta(0, ToolCallEnd(index))
+        yield ToolCallStart(index, call.name, call.id)
+        yield ToolCallArguments(index, call.arguments)
+        yield ToolCallEnd(index)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from loopwright.core.together import own_task
 from loopwright.gateway.encoding import decoded
 from loopwright.serve.guard import Receive, Scope, Send
 
@@ -60,24 +61,23 @@ class Request:
 
     async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
         """What the work returns. It is cancelled when the client goes away."""
-        here = asyncio.current_task()
+        here = own_task()
         leaving = asyncio.get_running_loop().create_task(self._leaves(here))
         try:
             return await work
         except asyncio.CancelledError:
-            if here is None or not self._gone:
+            if not self._gone:
                 raise
             here.uncancel()
             raise ClientGoneError from None
         finally:
             leaving.cancel()
 
-    async def _leaves(self, here: asyncio.Task[Any] | None) -> None:
+    async def _leaves(self, here: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        if here is not None:
-            here.cancel()
+        here.cancel()
 
     async def answer(self, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
         await self.answer_bytes(status, orjson.dumps(body), (JSON, *headers))

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from loopwright.core.seeds import derive_seed
+from loopwright.core.together import own_task
 from loopwright.errors import ContextError, EngineError
-from loopwright.gateway.call import Wishes, whole_answer
+from loopwright.gateway.call import Wishes
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.recorder import Recorder
 from loopwright.types import FinishReason, Sampling
@@ -60,7 +62,7 @@ class Session:
     recorder: Recorder = field(default_factory=Recorder)
     flights: dict[bytes, asyncio.Event] = field(default_factory=dict)
     tries: dict[str | None, str] = field(default_factory=dict)
-    running: set[asyncio.Task[object]] = field(default_factory=set)
+    running: set[asyncio.Task[Any]] = field(default_factory=set)
     on_their_way: set[str] = field(default_factory=set)
     last_finish: FinishReason | None = None
     fault: EngineError | None = None
@@ -130,20 +132,15 @@ class Session:
         finally:
             self.on_their_way.discard(answer)
 
-    def is_on_its_way(self, answer: str) -> bool:
-        return whole_answer(answer) in self.on_their_way
-
     @contextmanager
-    def use(self) -> Iterator[asyncio.Task[object] | None]:
+    def use(self) -> Iterator[asyncio.Task[Any]]:
         """While a call is under way, the session does not expire, and completing it can end the call."""
-        task = asyncio.current_task()
-        if task is not None:
-            self.running.add(task)
+        task = own_task()
+        self.running.add(task)
         try:
             yield task
         finally:
-            if task is not None:
-                self.running.discard(task)
+            self.running.discard(task)
             self.used = time.time()
 
 
