@@ -111,6 +111,7 @@ async def open_run(
 @contextmanager
 def _out_of_the_collectors_way() -> Iterator[None]:
     """What is built lives as long as the run: to search all of it for garbage every few steps held up everybody."""
+    gc.collect()
     gc.freeze()
     try:
         yield

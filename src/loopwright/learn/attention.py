@@ -93,11 +93,15 @@ class SharedPrefixPlan:
         """From the order of `_arranged` to that of the layout."""
         if len(long) == len(self._layout.long):
             return results
-        return [x.index_select(0, self._row_by_row.argsort()) for x in results]
+        return [x.index_select(0, self._back) for x in results]
 
     @cached_property
     def _row_by_row(self) -> torch.Tensor:
         return torch.tensor(self._layout.row_by_row(), device=self._device)
+
+    @cached_property
+    def _back(self) -> torch.Tensor:
+        return self._row_by_row.argsort()
 
     def _bias(self, row: Packed, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         place = (row, None if _sees_all(row, window) else window)
