@@ -89,13 +89,15 @@ async def test_a_weight_update_while_groups_are_drawn_starts_no_group_without_a_
     house = async_house(staleness=20, groups=8, members=2, concurrency=8, storage=storage)
     manager = house.producer()
     async with producing(manager):
-        await some_turns()
-        assert storage.draws == 4
-        await manager.pause(PauseMode.KEEP)
-        await manager.continue_(0)
-        for _ in range(4):
-            storage.told.release()
-        await some_turns()
-        assert storage.draws == 4
-        for _ in range(1000):
-            storage.told.release()
+        try:
+            await some_turns()
+            assert storage.draws == 4
+            await manager.pause(PauseMode.KEEP)
+            await manager.continue_(0)
+            for _ in range(4):
+                storage.told.release()
+            await some_turns()
+            assert storage.draws == 4
+        finally:
+            for _ in range(1000):
+                storage.told.release()
