@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from loopwright.render import words
-from loopwright.render.words import PATTERNS, Words, keeps_words_apart
+from loopwright.render.words import NO_SEAMS, PATTERNS, Words, keeps_words_apart, seams
 
 TEXT = "it's a word, and  two\n words: 12 345\t\tcaf\u00e9 e\u0301 \u4e2d\u6587 'll x" * 3
+NO_NUMBERS = TEXT.replace("12 345", "\u0663\u0664\u0665\u0666 \t\t\n\n\n \u0663\u0664")
 MARK = "<|end|>"
+LONGER_MARK = "<|end|>1s"
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 CUT_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 CUTS = {
@@ -26,6 +28,7 @@ CUTS = {
         for number, pattern in enumerate(sorted(PATTERNS))
     },
 }
+THREES = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(words.THREE_DIGITS), "isolated"), CUT_BYTES])
 NOT_KNOWN = {
     "a prefix": pre_tokenizers.ByteLevel(add_prefix_space=True),
     "no cuts": CUT_BYTES,
@@ -34,20 +37,20 @@ NOT_KNOWN = {
 }
 
 
-def core(cut: Any, normalizer: Any = None, **flags: bool) -> Tokenizer:
+def core(cut: Any, normalizer: Any = None, *, text: str = TEXT, **flags: bool) -> Tokenizer:
     """A tokenizer that merges as much as it may."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.normalizer = cut, normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator([TEXT] * 4, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet))
-    made.add_special_tokens([AddedToken(MARK, **flags)])
+    made.train_from_iterator([text] * 4, trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet))
+    made.add_special_tokens([AddedToken(mark, **{"normalized": False, **flags}) for mark in (MARK, LONGER_MARK)])
     return made
 
 
 @cache
-def known(name: str) -> tuple[Tokenizer, Words]:
-    made = core(CUTS[name], normalizers.NFC())
-    return made, Words(lambda text: whole(made, text))
+def known(name: str, text: str = TEXT) -> tuple[Tokenizer, Words]:
+    made = core(CUTS[name], normalizers.NFC(), text=text)
+    return made, Words(lambda text: whole(made, text), seams(made, made.get_added_tokens_decoder()))
 
 
 def whole(made: Tokenizer, text: str) -> Sequence[int]:
@@ -55,15 +58,34 @@ def whole(made: Tokenizer, text: str) -> Sequence[int]:
 
 
 def texts() -> st.SearchStrategy[str]:
-    pieces = [MARK, " ", "  ", "\n", " \n", "\t", "\u00a0", "\u2003", "\x1c", "\u0301", "'s", " a", "a", "12", "?!"]
+    pieces = [
+        MARK,
+        LONGER_MARK,
+        " ",
+        "  ",
+        "\n",
+        " \n",
+        "\t",
+        "\u00a0",
+        "\u2003",
+        "\x1c",
+        "\u0301",
+        "'s",
+        " a",
+        "a",
+        "1",
+        "234",
+        "?!",
+    ]
     return st.lists(st.sampled_from(pieces) | st.text(max_size=4), max_size=10).map("".join)
 
 
+@pytest.mark.parametrize("learned", [TEXT, NO_NUMBERS], ids=["numbers", "digits"])
 @pytest.mark.parametrize("name", CUTS)
 @settings(max_examples=150)
 @given(text=texts())
-def test_word_by_word_is_the_whole_text(name: str, text: str) -> None:
-    made, by_words = known(name)
+def test_word_by_word_is_the_whole_text(name: str, learned: str, text: str) -> None:
+    made, by_words = known(name, learned)
     for _ in range(2):
         assert by_words.encode(text) == tuple(whole(made, text))
 
@@ -105,3 +127,32 @@ def test_a_word_is_encoded_once_and_no_more_are_kept_than_fit(monkeypatch: pytes
     assert asked == ["a", " bb", " a"]
     kept.encode(f"a {'long' * 20} c d e last")
     assert set(kept) == {"e"}
+
+
+def test_a_new_word_of_known_parts_needs_no_tokenizer() -> None:
+    made, asked = core(BYTES, text=NO_NUMBERS), list[str]()
+
+    def encode(text: str) -> Sequence[int]:
+        asked.append(text)
+        return whole(made, text)
+
+    by_words = Words(encode, seams(made, made.get_added_tokens_decoder()))
+    by_words.encode(f"a 00123456789: 2 3 5 word word{MARK}\n")
+    asked.clear()
+    for text in (f"a 31: word{MARK}\n", f"a 2024: word word{MARK}\n", f"a word{MARK}1: 5{MARK}\n"):
+        assert by_words.encode(text) == tuple(whole(made, text))
+    assert not asked
+
+
+def test_seams_are_assumed_of_no_numbers_that_merge_and_of_no_marks_in_normalized_text() -> None:
+    assert seams(core(BYTES), {}) is NO_SEAMS
+    assert seams(core(THREES, text=NO_NUMBERS), {}) is NO_SEAMS
+    made = core(BYTES, text=NO_NUMBERS, normalized=True)
+    assert seams(made, made.get_added_tokens_decoder()) is NO_SEAMS
+
+
+def test_a_digit_is_no_seam_behind_white_space() -> None:
+    made = core(BYTES, text="\n\n\n\n a")
+    by_words = Words(lambda text: whole(made, text), seams(made, made.get_added_tokens_decoder()))
+    text = "a b\n\n\n\n1 c"
+    assert by_words.encode(text) == tuple(whole(made, text))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from loopwright.render.bytes import ByteTokens, byte_level, is_byte_token
 from loopwright.render.detokenize import UNKNOWN, Detokenizer
 from loopwright.render.template import TemplateTokenizer
-from loopwright.render.words import Words, described, keeps_words_apart
+from loopwright.render.words import Words, described, keeps_words_apart, seams
 
 
 class ChatTokenizer(TemplateTokenizer, Protocol):
@@ -34,8 +34,9 @@ class Vocabulary:
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._direct = self._core()
-        by_words = self._direct is not None and keeps_words_apart(self._direct, tokenizer.added_tokens_decoder)
-        self._words = Words(self._encode_directly) if by_words else None
+        added = tokenizer.added_tokens_decoder
+        by_words = self._direct is not None and keeps_words_apart(self._direct, added)
+        self._words = Words(self._encode_directly, seams(self._direct, added)) if by_words else None
         self.text = self._decoder(skip_special_tokens=True)
         """The text of ids."""
         self.spelling = self._decoder(skip_special_tokens=False)

@@ -2,6 +2,8 @@
 
 The invariant: the ids are those of the whole text. They are where a tokenizer never merges over a single space that has
 words on both sides, which is known of byte-level ones that cut texts by the usual patterns, and assumed of no other.
+The same holds for what stands beside a mark of the template, and beside a digit where none is merged: a word that was
+never seen may consist of parts that were.
 """
 
 from __future__ import annotations
@@ -23,19 +25,24 @@ LONGEST_EDGE = 128
 
 CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = frozenset(CONTRACTED + numbers + REST for numbers in (r"\p{N}", r"\p{N}{1,3}"))
+THREE_DIGITS = CONTRACTED + r"\p{N}{1,3}" + REST
+PATTERNS = frozenset({CONTRACTED + r"\p{N}" + REST, THREE_DIGITS})
 """How Qwen's and Llama's tokenizers cut texts. GPT-2's pattern is built into `ByteLevel`."""
+NO_SEAMS = re.compile(r"(?!)")
+DIGITS = frozenset("0123456789")
 
 Encode = Callable[[str], Sequence[int]]
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """The ids of words that follow a space. A word neither begins nor ends with white space."""
+    """The ids of words that follow a space. A word neither begins nor ends with white space. `seams` finds, in a group,
+    what has the same ids wherever it stands, and leaves those of its neighbours as they are."""
 
-    def __init__(self, encode: Encode) -> None:
+    def __init__(self, encode: Encode, seams: re.Pattern[str] = NO_SEAMS) -> None:
         super().__init__()
         self._encode = encode
-        self._encode_short = lru_cache(maxsize=MOST_EDGES)(encode)
+        self._seams = seams
+        self._cut_short = lru_cache(maxsize=MOST_EDGES)(self._cut)
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:
@@ -54,14 +61,25 @@ class Words(dict[str, tuple[int, ...]]):
         words = chain.from_iterable(map(self.__getitem__, pieces[1:-1]))
         return (*self._edge(first), *words, *self._edge(f" {last}"))
 
-    def _edge(self, text: str) -> Sequence[int]:
+    def _edge(self, text: str) -> tuple[int, ...]:
         """How a text begins or ends: with a template's marks, which come again."""
-        return self._encode_short(text) if len(text) <= LONGEST_EDGE else self._encode(text)
+        return self._cut_short(text) if len(text) <= LONGEST_EDGE else self._cut(text)
+
+    def _cut(self, text: str) -> tuple[int, ...]:
+        """The ids of a text, part by part if it has seams."""
+        parts = [part for part in self._seams.split(text) if part]
+        if len(parts) == 1:
+            return tuple(self._encode(text))
+        return tuple(chain.from_iterable(map(self._part, parts)))
+
+    def _part(self, part: str) -> tuple[int, ...]:
+        is_word = part[0] == " " and not (part[1:2].isspace() or part[-1].isspace())
+        return self[part[1:]] if is_word else self._edge(part)
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         if not word or word[0].isspace() or word[-1].isspace():
             raise KeyError(word)
-        ids = tuple(self._encode(f" {word}"))
+        ids = self._cut(f" {word}")
         if len(self) >= MOST_WORDS:
             # Those that are in use are soon back.
             self.clear()
@@ -78,13 +96,40 @@ def keeps_words_apart(core: Any, added: Mapping[int, Any]) -> bool:
         return False
     if any(" " in str(token) or token.lstrip or token.rstrip or token.single_word for token in added.values()):
         return False
-    cut = described(core.pre_tokenizer)
-    *before, last = cut["pretokenizers"] if cut["type"] == "Sequence" else [cut]
+    *before, last = _steps(core)
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
         return False
     return all(map(_cuts_between_words, before)) and (
         last["use_regex"] or any(one["type"] == "Split" for one in before)
     )
+
+
+def seams(core: Any, added: Mapping[int, Any]) -> re.Pattern[str]:
+    """What stands for itself inside of words for such a tokenizer: its added tokens, and digits that it never merges.
+    Of added tokens that are looked for in normalized text nothing is assumed."""
+    if any(token.normalized for token in added.values()):
+        return NO_SEAMS
+    # Where several begin, the longest is meant.
+    found = [re.escape(mark) for mark in sorted(map(str, added.values()), key=len, reverse=True)]
+    if _keeps_digits_apart(core):
+        # How white space is cut depends on what follows it.
+        found.append(r"(?<!\s)[0-9]")
+    return re.compile(f"({'|'.join(found)})") if found else NO_SEAMS
+
+
+def _keeps_digits_apart(core: Any) -> bool:
+    """Whether each digit is a token, and in no other. Where numbers are cut by threes, a digit moves its neighbours."""
+    if any(step["type"] == "Split" and step["pattern"].get("Regex") == THREE_DIGITS for step in _steps(core)):
+        return False
+    tokens = core.get_vocab(with_added_tokens=False)
+    return tokens.keys() >= DIGITS and all(len(token) == 1 or DIGITS.isdisjoint(token) for token in tokens)
+
+
+def _steps(core: Any) -> Sequence[Mapping[str, Any]]:
+    """How texts are cut, one step after the other."""
+    cut = described(core.pre_tokenizer)
+    steps: Sequence[Mapping[str, Any]] = cut["pretokenizers"] if cut["type"] == "Sequence" else [cut]
+    return steps
 
 
 def _cuts_between_words(step: Mapping[str, Any]) -> bool:
