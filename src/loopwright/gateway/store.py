@@ -31,8 +31,9 @@ CREATE TABLE IF NOT EXISTS sessions (
 CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL, number INTEGER NOT NULL, facts BLOB NOT NULL, tokens BLOB NOT NULL,
     PRIMARY KEY (session, number)
-) WITHOUT ROWID;
+);
 """
+"""Turns have row numbers, so that a new one goes behind all others: in the order of sessions it would move them."""
 
 
 class SessionStore(Protocol):
