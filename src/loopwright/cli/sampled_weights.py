@@ -94,7 +94,7 @@ def find_target(
 
 
 def _remote(url: str, model: str | None) -> RemoteEngine:
-    require("http")
+    require("serve")
     from loopwright.build import RemoteEngine
     from loopwright.engines.http.process import KEY_VARIABLE
 

@@ -1,4 +1,4 @@
-"""Where sessions outlive the process: a turn is stored before its answer is sent, and a session until it is deleted.
+"""Where sessions outlive the process: a turn is stored before its answer ends, and a session until it is deleted.
 
 SQLite in WAL mode. Whoever stores something commits it right there, and nobody waits: that is a write to memory that
 the system owns, which takes less time than waking a thread or gathering what others write. So nothing can happen in the
