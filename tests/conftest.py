@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from loopwright.trainers.run_folder import RunFolder
 
 # Tests talk to this machine only, also when they ask for a model that it does not have.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Whoever is started in the background by a shell ignores Ctrl-C, and the commands that tests interrupt would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is not a failure, and the same commit gives the same examples everywhere.
 settings.register_profile("loopwright", deadline=None, derandomize=True)
