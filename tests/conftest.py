@@ -16,7 +16,7 @@ from loopwright.trainers.run_folder import RunFolder
 # Tests talk to this machine only, also when they ask for a model that it does not have.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# Whoever is started in the background by a shell ignores Ctrl-C, and the commands that tests interrupt would inherit it.
+# Who is started in the background by a shell ignores Ctrl-C, and the commands that tests interrupt would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
