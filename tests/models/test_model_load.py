@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from loopwright.errors import ModelError
 from loopwright.models import plans
 from loopwright.models.attention import NAME
+from loopwright.models.lean import LeanForward
 from loopwright.models.load import load_model
 from loopwright.testing.tiny import MAX_CONTEXT, tiny_tokenizer
 
@@ -129,6 +130,16 @@ def test_an_attention_that_computes_something_else_is_caught(
     causal = plans._causal
     monkeypatch.setattr(plans, "_causal", lambda q, k, v, scaling, window: causal(q, k, v, 1.1 * scaling, window))
     assert "logits differ" in refused(tiny_llama_folder).message
+
+
+def test_large_logits_may_differ_more(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    """What training drives logits to is no reason to refuse a model that was loaded before."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama_folder)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1e5)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert isinstance(load_model(str(tmp_path), cache=tmp_path).forward, LeanForward)
 
 
 def test_a_window_that_is_not_kept_is_caught(tiny_sliding_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ KNOWN = {Linear, RmsNorm, nn.Embedding}
 """The only modules that may have parameters of their own. The first two exist on a CPU and in float32 alone."""
 
 TOKENS = 12
-SAME = 1e-4
+SAME = 1e-3
 """How far a number may be off, in shares of the largest of its kind."""
 
 
