@@ -26,7 +26,7 @@ QUESTION = "What is left to do in file number {}, and who has looked at it since
 ANSWER = "File {} has {} open points. The first is a test that waits for a clock; nobody has looked at it since then."
 MOST_KB_PER_SESSION = 150
 MOST_KB_PER_ENDED = 5
-CACHES_KB = 2000
+CACHES_KB = 6000
 """What the renderer may remember, however many sessions there were."""
 
 
