@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -243,16 +243,22 @@ async def test_an_engine_that_shows_no_sign_of_life_is_lost(on_part: Any, head: 
             await client.generate(ask(), on_part)
 
 
-@pytest.mark.parametrize("on_part", [None, lambda part: None], ids=["whole", "streamed"])
-@pytest.mark.parametrize("answer", [b"{", b'data: {"choices": [NaN]}\n\n'])
-async def test_an_answer_that_is_no_json_is_an_engines_error(on_part: Any, answer: bytes) -> None:
+def saying(answer: bytes) -> AbstractAsyncContextManager[str]:
+    """A server that gives one answer to whatever is generated."""
+
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for said in (VERSION, http_bytes(answer)):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(said)
         await reader.read()
 
-    async with played(play) as url, HttpEngine.connect(url, None) as client:
+    return played(play)
+
+
+@pytest.mark.parametrize("on_part", [None, lambda part: None], ids=["whole", "streamed"])
+@pytest.mark.parametrize("answer", [b"{", b'data: {"choices": [NaN]}\n\n'])
+async def test_an_answer_that_is_no_json_is_an_engines_error(on_part: Any, answer: bytes) -> None:
+    async with saying(answer) as url, HttpEngine.connect(url, None) as client:
         with pytest.raises(EngineError, match=r"no JSON|broke off"):
             await client.generate(ask(), on_part)
 
@@ -263,13 +269,7 @@ async def test_an_answer_that_is_no_json_is_an_engines_error(on_part: Any, answe
 async def test_an_answer_without_its_logprobs_is_an_engines_error(on_part: Any, before: bytes) -> None:
     answer = before + b'{"choices": [{"token_ids": [1], "logprobs": {}, "finish_reason": "stop"}]}\n\n'
 
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for said in (VERSION, http_bytes(answer)):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(said)
-        await reader.read()
-
-    async with played(play) as url, HttpEngine.connect(url, None) as client:
+    async with saying(answer) as url, HttpEngine.connect(url, None) as client:
         with pytest.raises(EngineError, match="cannot be read: logprobs in the choice"):
             await client.generate(ask(), on_part)
 
