@@ -208,6 +208,9 @@ class Life:
         here = [*self.batch.live, *self.batch.waiting]
         assert len(self.batch.live) <= MAX_BATCH
         assert {id(told.sequence) for told in self.told if told.open} == {id(sequence) for sequence in here}
+        # The last answers hold what they have until somebody comes.
+        assert not (here and self.batch._ended)
+        here = here or self.batch._ended
         assert set(self.batch._prefixes) == {sequence.request.prompt_ids for sequence in here}
         forward = self.batch._forward
         rows = {id(row) for arena in (*forward._whole.arenas, *forward._own.arenas) for row in arena.rows}

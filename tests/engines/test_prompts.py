@@ -78,6 +78,33 @@ def test_the_same_prompt_again_computes_its_last_token(
     check(plain, *answers)
 
 
+def test_answers_that_leave_the_batch_idle_are_copied_when_somebody_comes(
+    loaded: LoadedModel, plain: PlainModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other weights often come first. Then nothing is copied, and rows are free again nevertheless."""
+    kept: list[str] = []
+    keep = Forward.keep
+
+    def counting(self: Forward, sequence: engine_sequence.Sequence) -> None:
+        kept.append(sequence.request.id)
+        keep(self, sequence)
+
+    monkeypatch.setattr(Forward, "keep", counting)
+    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    before = ask(batch, TASK, HEAD)
+    batch.step()
+    put(loaded.model, plain.versions[1])
+    batch.reload(1)
+    assert kept == []
+    assert not any(sequence.row or sequence.prefix.row for sequence in before)
+    after = ask(batch, TASK, stream(before[0]))
+    batch.step()
+    batch.submit(GenerateRequest("next", HEAD, Sampling()))
+    assert sorted(kept) == ["0", "1"]
+    assert not any(sequence.row or sequence.prefix.row for sequence in after)
+    check(plain, *before, *after)
+
+
 def test_an_aborted_answer_goes_on_from_what_was_computed(loaded: LoadedModel, computed: list[int]) -> None:
     batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
     cut_short = batch.submit(GenerateRequest("r", TASK, Sampling(max_new_tokens=9)))

@@ -155,8 +155,9 @@ async def test_cancelling_a_call_frees_its_row_and_lets_the_others_finish(
     await until(lambda: "gone" not in live(engine))
     check(plain, *zip(others, await asyncio.gather(*tasks), strict=True))
     assert not engine._callers
-    assert not engine._batch._forward._own.arenas
-    assert not engine._batch._forward._prompts.rows.arenas
+    await engine.load(1)  # The last ones hold their rows until something happens.
+    forward = engine._batch._forward
+    assert not (forward._own.arenas or forward._whole.arenas or forward._prompts.rows.arenas)
 
 
 async def test_a_call_that_is_cancelled_at_once_never_starts(engine: TorchEngine) -> None:

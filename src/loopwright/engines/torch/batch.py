@@ -37,6 +37,9 @@ class Batch:
         self._chooses_for: list[Sequence] = []
         self._chooser = Chooser([], [])
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
+        self._ended: list[Sequence] = []
+        """Those with whose end the batch became idle. They hold their rows until somebody comes, and only then is what
+        was computed for them copied: other weights, which would outdate it, often come first."""
         self._forward = Forward(loaded, cache_tokens)
 
     @property
@@ -45,6 +48,9 @@ class Batch:
 
     def submit(self, request: GenerateRequest) -> Sequence:
         """Queue a request. A prompt that is already here is shared, whoever brought it."""
+        while self._ended:
+            self.drop(self._ended[-1])
+            self._ended.pop()
         prefix = self._prefixes.setdefault(request.prompt_ids, Prefix(request.prompt_ids))
         prefix.users += 1
         room = self._max_context - len(request.prompt_ids)
@@ -60,6 +66,9 @@ class Batch:
         elif sequence in self.live:
             self.live.remove(sequence)
         self._forward.keep(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
         self._forward.release(sequence)
         prefix = sequence.prefix
         prefix.users -= 1
@@ -69,7 +78,7 @@ class Batch:
 
     def reset(self) -> None:
         """Forget every request and all that is cached."""
-        self.waiting, self.live = [], []
+        self.waiting, self.live, self._ended = [], [], []
         self._prefixes = {}
         self._forward.forget()
 
@@ -86,8 +95,11 @@ class Batch:
             first = [s.prefix.logits for s in starting if s.prefix.logits is not None]
             self._sample([*ordered, *starting], [*([logits] if ordered else []), *(x[None] for x in first)])
         finished = [s for s in self.live if s.finish is not None]
-        # The last ones first: rows behind those that go would have to move.
-        for sequence in reversed(finished):
+        leaving = sorted(finished, key=_place)
+        if leaving and len(leaving) == len(self.live) and not self.waiting:
+            self.live, self._ended = [], leaving
+            return finished
+        for sequence in reversed(leaving):
             self.drop(sequence)
         return finished
 
@@ -95,6 +107,8 @@ class Batch:
     def reload(self, version: int) -> None:
         """Go on under other weights: the keys and values of everything alive are computed anew."""
         self.version = version
+        while self._ended:
+            self._release(self._ended.pop())
         with self._device:
             self._forward.recompute(self._prefixes.values(), self.live)
 
@@ -121,3 +135,8 @@ class Batch:
                 sequence.finish = FinishReason.STOP
             elif len(sequence.ids) >= sequence.limit:
                 sequence.finish = FinishReason.LENGTH
+
+
+def _place(sequence: Sequence) -> int:
+    """Where its row stands. The last ones had better go first: rows behind those that go have to move."""
+    return -1 if sequence.row is None else sequence.row.index
