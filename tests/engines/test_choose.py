@@ -154,6 +154,20 @@ def test_random_numbers_of_later_tokens_are_those_of_their_positions() -> None:
         assert chooser.choose(logits) == choose(logits, samplings, [p + i for p in start])
 
 
+@pytest.mark.parametrize("before", [0, 3, AHEAD])
+def test_those_who_stay_choose_as_before(before: int) -> None:
+    samplings, start = [Sampling(seed=7), Sampling(seed=8, temperature=0.7), Sampling(temperature=0.0)], [5, 40, 9]
+    logits = torch.stack([logits_of(1), logits_of(2), logits_of(3)])
+    chooser = Chooser(samplings, start)
+    for _ in range(before):
+        chooser.choose(logits)
+    stay = [2, 0]
+    fewer = chooser.only(stay)
+    for i in range(before, before + AHEAD + 3):
+        expected = choose(logits[stay], [samplings[row] for row in stay], [start[row] + i for row in stay])
+        assert fewer.choose(logits[stay]) == expected
+
+
 def test_logits_that_are_not_numbers_are_an_error() -> None:
     for vocabulary, sampling in ((50, Sampling()), (5000, Sampling()), (50, Sampling(temperature=0.0))):
         logits = torch.zeros(2, vocabulary)

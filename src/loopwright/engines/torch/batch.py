@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from loopwright.engines.torch.choose import Chooser
 from loopwright.engines.torch.forward import Forward
+from loopwright.engines.torch.sampler import Sampler
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.engines.torch.stopping import Stopping
 from loopwright.models.load import LoadedModel
@@ -33,9 +33,7 @@ class Batch:
         self._device: AbstractContextManager[Any] = nullcontext() if device.type == "cpu" else device
         self._max_batch = max_batch
         self._max_context = loaded.max_context
-        self._stopping = Stopping(loaded.tokenizer)
-        self._chooses_for: list[Sequence] = []
-        self._chooser = Chooser([], [])
+        self._sampler = Sampler(Stopping(loaded.tokenizer))
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._ended: list[Sequence] = []
         """Those with whose end the batch became idle. They hold their rows until somebody comes, and only then is what
@@ -121,20 +119,9 @@ class Batch:
         return joined
 
     def _sample(self, sequences: list[Sequence], logits: list[torch.Tensor]) -> None:
-        if not sequences:
-            return
-        if sequences != self._chooses_for:
-            self._chooses_for = sequences
-            self._chooser = Chooser([s.request.sampling for s in sequences], [s.position + 1 for s in sequences])
-        ids, logprobs = self._chooser.choose(logits[0] if len(logits) == 1 else torch.cat(logits))
-        for sequence, token, logprob in zip(sequences, ids, logprobs, strict=True):
-            sequence.ids.append(token)
-            sequence.logprobs.append(logprob)
-            sequence.versions.append(self.version)
-            if self._stopping.reached(sequence.request, sequence.ids):
-                sequence.finish = FinishReason.STOP
-            elif len(sequence.ids) >= sequence.limit:
-                sequence.finish = FinishReason.LENGTH
+        if sequences:
+            self._sampler = self._sampler.of(sequences)
+            self._sampler.sample(logits[0] if len(logits) == 1 else torch.cat(logits), self.version)
 
 
 def _place(sequence: Sequence) -> int:

@@ -29,18 +29,28 @@ AHEAD = 16
 class Chooser:
     """Chooses for the same requests token after token: what their settings ask for is prepared once."""
 
-    def __init__(self, samplings: Seq[Sampling], positions: Seq[int]) -> None:
-        """`positions` are those of the next tokens."""
+    def __init__(self, samplings: Seq[Sampling], positions: Seq[int], numbers: torch.Tensor | None = None) -> None:
+        """`positions` are those of the next tokens, `numbers` the random ones of the first of them: [tokens, rows, 1]."""
+        self._samplings = samplings
         temperatures = [s.temperature for s in samplings]
         self._all_greedy = not any(temperatures)
         self._greedy = None if all(temperatures) else torch.tensor([t == 0 for t in temperatures])
         scale = any(t not in (0, 1) for t in temperatures)
         self._temperature = torch.tensor([t or 1.0 for t in temperatures])[:, None] if scale else None
         self._cuts = [(i, s.top_k, s.top_p) for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
-        self._seeds = [s.seed for s in samplings]
         self._positions = positions
         self._chosen = 0
-        self._uniforms: Seq[torch.Tensor] = ()
+        self._numbers = torch.empty(0) if numbers is None else numbers
+        self._drawn = 0
+
+    def only(self, rows: Seq[int]) -> Chooser:
+        """That for some of its requests, in this order. Their random numbers are not made again."""
+        numbers = self._numbers[self._drawn :]
+        return Chooser(
+            [self._samplings[row] for row in rows],
+            [self._positions[row] + self._chosen for row in rows],
+            numbers[:, rows] if len(numbers) else None,
+        )
 
     def choose(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8)."""
@@ -62,11 +72,12 @@ class Chooser:
         return ids.tolist(), logprobs
 
     def _draw(self, weights: torch.Tensor) -> torch.Tensor:
-        done = self._chosen % AHEAD
-        if done == 0:
-            numbers = uniforms(self._seeds, [p + self._chosen for p in self._positions])
-            self._uniforms = torch.from_numpy(numbers).to(weights.device)[:, :, None].unbind()
-        return _picked(_truncated(weights, self._cuts), self._uniforms[done])
+        if self._drawn == len(self._numbers):
+            made = uniforms([s.seed for s in self._samplings], [p + self._chosen for p in self._positions])
+            self._numbers, self._drawn = torch.from_numpy(made).to(weights.device)[:, :, None], 0
+        numbers = self._numbers[self._drawn]
+        self._drawn += 1
+        return _picked(_truncated(weights, self._cuts), numbers)
 
 
 def _picked(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

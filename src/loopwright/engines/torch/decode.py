@@ -60,14 +60,22 @@ class OwnPart:
     def __init__(self, arena: Arena, tokens: slice, sequences: Seq[Sequence]) -> None:
         self._arena = arena
         self._tokens = tokens
-        lengths = [s.row.length for s in sequences if s.row is not None]
+        self._rows = [s.row for s in sequences if s.row is not None]
+        lengths = [row.length for row in self._rows]
         self._newest = torch.tensor(lengths)[:, None, None, None] - 1
         self._longest = max(lengths)
         self._asked: Asked | None = None
         self._open: torch.Tensor | None = None
         self._look()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a row has no room for another token."""
+        return self._longest == self._arena.capacity
+
     def advance(self) -> None:
+        for row in self._rows:
+            row.length += 1
         self._newest += 1
         self._longest += 1
         if self._longest > len(self._places):
@@ -85,7 +93,7 @@ class OwnPart:
         return self._open.flatten(0, 1)
 
     def _bias(self, blocked: torch.Tensor, heads: int) -> torch.Tensor:
-        return (blocked * BLOCKED).repeat(1, heads, 1, 1)
+        return torch.zeros(len(blocked), heads, 1, len(self._places)).masked_fill_(blocked, BLOCKED)
 
     def attend(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> torch.Tensor:
         """Keep the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
@@ -199,18 +207,28 @@ class DecodePlan:
             start = tokens.stop
         self._whole, self._own = parts[: len(whole)], parts[len(whole) :]
         self._first = sum(len(arena.rows) for arena in whole)
-        sharing = sequences[self._first :]
-        self._prefixes = [PrefixPart(arena, sharing) for arena in prefixes] if sharing else []
-        self._prefixes = [part for part in self._prefixes if part.width]
+        self._prefixes: list[PrefixPart] = []
+        if sharing := sequences[self._first :]:
+            self._share(sharing, prefixes)
+        self._asked: Asked | None = None
+        self._biases: dict[int | None, list[torch.Tensor]] = {}
+
+    def _share(self, sequences: Seq[Sequence], prefixes: Seq[Arena]) -> None:
+        """Find the cells of those that share their prompts."""
+        parts = (PrefixPart(arena, sequences) for arena in prefixes)
+        self._prefixes = [part for part in parts if part.width]
         offset = 0
         cell_of_token: dict[int, int] = {}
         for part in self._prefixes:
             cell_of_token |= {token: offset + cell for token, cell in part.cell_of_token.items()}
             offset += len(part.token_of_cell)
-        self._cell_of_token = torch.tensor([cell_of_token[token] for token in range(len(sharing))])
+        self._cell_of_token = torch.tensor([cell_of_token[token] for token in range(len(sequences))])
         self._in_order = _is_in_order(self._cell_of_token, offset)
-        self._asked: Asked | None = None
-        self._biases: dict[int | None, list[torch.Tensor]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a row has no room for another token."""
+        return any(part.is_full for part in (*self._whole, *self._own))
 
     def advance(self) -> None:
         """The same sequences in the same rows, each with one token more."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from itertools import groupby
 from operator import attrgetter
 
+import numpy as np
 import torch
 
 from loopwright.engines.torch.cache import KVCache, Row
@@ -43,7 +44,7 @@ class Forward:
         self._prompts.clear()
         self._whole, self._own = KVCache(self._layers), KVCache(self._layers)
         self._plan: DecodePlan | None = None
-        self._planned_for: tuple[object, ...] = ()
+        self._planned_for: object = None
 
     def keep(self, sequence: Sequence) -> None:
         """Keep what was computed for a request that ends, for prompts that begin like it."""
@@ -108,24 +109,24 @@ class Forward:
     def _decode_plan(self, sequences: Seq[Sequence]) -> DecodePlan | None:
         if not sequences:
             return None
+        if self._plan is not None and not self._plan.is_full and self._planned_for == self._layout(sequences):
+            # The same sequences in the same rows, each one token further.
+            self._plan.advance()
+            return self._plan
         self._add_rows(s for s in sequences if s.row is None)
         for sequence in sequences:
             row = _own(sequence)
             length = row.head + len(sequence.ids)
-            if length > row.arena.capacity:
-                row = (self._whole if row.head else self._own).reserve(row, length)
-            row.length = length
-            sequence.row = row
-        layout = (self._whole.layout, self._own.layout, self._prompts.rows.layout, *map(id, sequences))
-        if self._plan is not None and self._planned_for == layout:
-            # The same sequences in the same rows, each one token further.
-            self._plan.advance()
-        else:
-            whole, own = self._whole.arenas, self._own.arenas
-            ordered = decode_order([*whole, *own], sequences)
-            self._plan = DecodePlan(ordered, whole, own, self._prompts.rows.arenas)
-            self._planned_for = layout
+            sequence.row = (self._whole if row.head else self._own).reserve(row, length)
+            sequence.row.length = length
+        whole, own = self._whole.arenas, self._own.arenas
+        ordered = decode_order([*whole, *own], sequences)
+        self._plan = DecodePlan(ordered, whole, own, self._prompts.rows.arenas)
+        self._planned_for = self._layout(sequences)
         return self._plan
+
+    def _layout(self, sequences: Seq[Sequence]) -> object:
+        return self._whole.layout, self._own.layout, self._prompts.rows.layout, sequences
 
     def _add_rows(self, sequences: Iterable[Sequence]) -> None:
         """Rows with room for a few tokens, perhaps behind the prompt, which is copied once for all its neighbours."""
@@ -147,7 +148,8 @@ class Forward:
     ) -> torch.Tensor:
         """Logits after the tokens `keep`; None means all."""
         kept = None if keep is None or len(keep) == len(ids) else torch.tensor(keep)
-        return self._model.logits(torch.tensor(ids), positions, plan, kept)
+        # By way of numpy, which reads a list several times faster.
+        return self._model.logits(torch.as_tensor(np.array(ids)), positions, plan, kept)
 
 
 class StepPlan:
