@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.errors import RunError
+from loopwright.ports import GroupRow
 from loopwright.types import GroupStatus, Rollout, RolloutKey, Task
 
 
@@ -44,11 +46,25 @@ async def test_a_reopened_run_goes_on_where_it_was(path: Path) -> None:
         assert len(await storage.rollouts_of("train", 0)) == 2
 
 
-async def test_many_puts_at_once_share_commits(path: Path) -> None:
+async def test_puts_of_one_moment_share_a_commit(path: Path) -> None:
     async with SqliteStorage(path) as storage:
         row = await storage.draw("train", 0, TASK, 0)
-        await asyncio.gather(*(storage.put(row, make_rollout(0, member)) for member in range(200)))
+        said: list[str] = []
+        await storage._writer.do(lambda db: db.set_trace_callback(said.append))
+        said.clear()
+        # Whoever is slow to ask, as one who reads a task from a file, must not cost the others a commit.
+        await asyncio.gather(*(_put(storage, row, member) for member in range(200)))
+        assert said.count("COMMIT") == 1
         assert len(await storage.rollouts_of("train", 0)) == 200
+
+
+async def _put(storage: SqliteStorage, row: GroupRow, member: int) -> None:
+    await storage.put(row, _made_slowly(member))
+
+
+def _made_slowly(member: int) -> Rollout:
+    time.sleep(0.0002)
+    return make_rollout(0, member)
 
 
 async def test_a_refused_job_does_not_take_its_neighbours_down(path: Path) -> None:

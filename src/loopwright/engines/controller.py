@@ -162,12 +162,18 @@ class RolloutController:
 
     async def _admit(self, call: _Call) -> Supervised | None:
         """Wait for a place in the pool; None if the call has to end instead."""
-        with self._held.running():
-            await self._pool.until(lambda: call.ends or (self._lets_in(call) and bool(self._pool.running)))
+        if not (running := self._places_for(call)) and not call.ends:
+            with self._held.running():
+                await self._pool.until(lambda: call.ends or bool(self._places_for(call)))
+            running = self._places_for(call)
         if call.ends:
             return None
         call.begun = True
-        return self._router.choose(call.request.id, self._pool.running)
+        return self._router.choose(call.request.id, running)
+
+    def _places_for(self, call: _Call) -> Sequence[Supervised]:
+        """The engines that may answer it now."""
+        return self._pool.running if self._lets_in(call) else ()
 
     def _lets_in(self, call: _Call) -> bool:
         """A drain lets those finish that had begun, also when they have to begin again elsewhere."""

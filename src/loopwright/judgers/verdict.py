@@ -108,6 +108,8 @@ def finite(value: object) -> float | None:
 
 
 def _is_finite(number: object) -> bool:
+    if type(number) is float:
+        return math.isfinite(number)
     try:
         return isinstance(number, Real | np.bool_) and math.isfinite(number)
     except OverflowError:

@@ -113,8 +113,8 @@ class TokenChain:
 
 
 def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:
-    lengths = {name: len(stream) for name, stream in streams.items()}
-    if len(set(lengths.values())) > 1:
+    if len(set(map(len, streams.values()))) > 1:
+        lengths = {name: len(stream) for name, stream in streams.items()}
         raise ChainError(
             f"per-token streams must align, got lengths {lengths}",
             remedy="report exactly one logprob and one version for each sampled id",

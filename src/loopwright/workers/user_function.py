@@ -62,12 +62,14 @@ class UserFunction:
         # No more calls enter the pool than it has workers, so a deadline never counts time spent in its queue.
         self._slots = asyncio.Semaphore(workers)
         self._pool: ProcessPool | None = None
-        self._is_async = False
+        self._awaited: Callable[..., Any] | None = None
+        """The function, if it is async."""
 
     async def __aenter__(self) -> Self:
         function = load_function(self._blame.path, self._base)
         called = getattr(function, "__call__", None)  # noqa: B004
-        self._is_async = iscoroutinefunction(function) or iscoroutinefunction(called)
+        if iscoroutinefunction(function) or iscoroutinefunction(called):
+            self._awaited = function
         return self
 
     async def __aexit__(
@@ -78,8 +80,8 @@ class UserFunction:
 
     async def call(self, read: Callable[[Any], T], *args: Any) -> T:
         """`read(function(*args))`. Both run where the function does, so `read` must survive pickling."""
-        if self._is_async:
-            return await self._await(load_function(self._blame.path, self._base), read, args)
+        if self._awaited is not None:
+            return await self._await(self._awaited, read, args)
         async with self._slots:
             return await self._in_worker(read, args)
 

@@ -1,9 +1,10 @@
 """A SQLite connection that lives in a thread of its own, with group commit.
 
-Work that has been submitted is done, whether or not its caller still waits. All work that is waiting when the thread
-comes round goes into one transaction, and nobody hears of success before that transaction is committed. When it cannot
-be committed, everyone in it is told so, nothing of it is stored, and the thread goes on. When even that fails, the
-connection is of no use any more: everyone from then on is told why, so that nobody waits for ever.
+Work that was asked for is done, whether or not its caller still waits. What one turn of an event loop asks for goes
+into one transaction, with all else that waits when the thread comes round, and nobody hears of success before that
+transaction is committed. When it cannot be committed, everyone in it is told so, nothing of it is stored, and the
+thread goes on. When even that fails, the connection is of no use any more: everyone from then on is told why, so that
+nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class SqliteThread:
     def __init__(self, name: str, path: Path, opener: Opener) -> None:
         self._path = path
         self._opener = opener
-        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[list[_Job[Any]] | None] = SimpleQueue()
+        self._arrived: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
         self._opened: Future[None] = Future()
         self._accepting = False
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -60,6 +62,7 @@ class SqliteThread:
     async def stop(self) -> None:
         """Finish what was submitted, and close."""
         self._accepting = False
+        self._submit(asyncio.get_running_loop())
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -67,9 +70,19 @@ class SqliteThread:
         """The work's result, once it is committed."""
         if not self._accepting:
             raise RunError(f"{self._path} is not open", remedy="use the storage inside its `async with` block")
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(work, future))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        if loop not in self._arrived:
+            self._arrived[loop] = []
+            loop.call_soon(self._submit, loop)
+        self._arrived[loop].append(_Job(work, future))
         return await future
+
+    def _submit(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand over what one turn of an event loop has asked for, at once: a thread that woke up in between would take
+        the interpreter from those who are still to ask, and commit for each of them."""
+        if arrived := self._arrived.pop(loop, None):
+            self._jobs.put(arrived)
 
     def _run(self) -> None:
         with ExitStack() as stack:
@@ -96,11 +109,11 @@ class SqliteThread:
     def _next_batch(self) -> list[_Job[Any]]:
         """All jobs that wait, at least one; empty when the thread is to end."""
         batch: list[_Job[Any]] = []
-        job = self._jobs.get()
-        while job is not None:
-            batch.append(job)
+        jobs = self._jobs.get()
+        while jobs is not None:
+            batch += jobs
             try:
-                job = self._jobs.get_nowait()
+                jobs = self._jobs.get_nowait()
             except Empty:
                 return batch
         if batch:
