@@ -157,7 +157,7 @@ async def test_cancelling_a_call_frees_its_row_and_lets_the_others_finish(
     assert not engine._callers
     await engine.load(1)  # The last ones hold their rows until something happens.
     forward = engine._batch._forward
-    assert not (forward._own.arenas or forward._whole.arenas or forward._prompts.rows.arenas)
+    assert not [*forward._own.arenas, *forward._whole.arenas, *forward._prompts.rows.arenas]
 
 
 async def test_a_call_that_is_cancelled_at_once_never_starts(engine: TorchEngine) -> None:

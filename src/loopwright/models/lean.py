@@ -16,18 +16,10 @@ from torch import nn
 from torch.nn.functional import embedding, silu
 
 from loopwright.models.attention import AttentionPlan
-from loopwright.models.linear import Linear, Product, empty_columns
+from loopwright.models.linear import Linear, Product
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.rotary import Angles, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """How many heads a layer has, and the size of each."""
-
-    queries: int
-    keys: int
-    dim: int
+from loopwright.models.room import Heads, Room, Rooms
+from loopwright.models.rotary import Angles
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +41,6 @@ class LeanLayer:
     down: Product
 
 
-class _Room:
-    """Where a pass over so many tokens works: columns for products, and heads token by token for attention.
-
-    Every view of it is made once, for all layers and for the next passes over as many tokens: making one costs as much
-    as a small kernel. A plan too is asked with the same tensors again and again.
-    """
-
-    def __init__(self, tokens: int, heads: Heads, inner: int, like: torch.Tensor) -> None:
-        self.tokens = tokens
-        queries, keys, both = heads.queries, heads.keys, heads.queries + heads.keys
-        self.x = empty_columns(like.shape[1], tokens, like)
-        self.normed = empty_columns(like.shape[1], tokens, like)
-        self.gate = empty_columns(inner, tokens, like)
-        self.up = empty_columns(inner, tokens, like)
-        self.projected = empty_columns((both + keys) * heads.dim, tokens, like)
-        sizes = [n * heads.dim for n in (queries, keys, keys)]
-        self.query, self.key, self.value = torch.split(self.projected, sizes)
-        self._lying = self.projected.t().view(tokens, both + keys, heads.dim)
-        self._heads = self._lying.contiguous()
-        self._has_to_be_turned = self._heads is not self._lying
-        self.query_heads, self.key_heads, _ = torch.split(self._heads, [queries, keys, keys], dim=1)
-        self.turn = Turn(self._heads[:, :both])
-        self.asked = tuple(
-            x.transpose(0, 1)[None]
-            for x in (self.turn.turned[:, :queries], self.turn.turned[:, queries:], self._heads[:, both:])
-        )
-
-    def by_token(self) -> None:
-        """Lay out what was projected token by token: attention reads the numbers of one head side by side."""
-        if self._has_to_be_turned:
-            self._heads.copy_(self._lying)
-
-
 class LeanForward:
     """A `PackedForward`. Whether it computes what a model does is for `models.recognise` to prove."""
 
@@ -100,13 +59,13 @@ class LeanForward:
         self.layers = layers
         self._norm = norm
         self._head = head
-        self._room = self._room_for(0)
+        self._rooms = Rooms(heads, table.shape[1], len(layers[0].gate.weight), table.detach())
 
     @torch.inference_mode()
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
     ) -> torch.Tensor:
-        room = self._room = self._room if self._room.tokens == len(ids) else self._room_for(len(ids))
+        room = self._rooms.of(len(ids))
         x = room.x.copy_(embedding(ids, self._table).t())
         room.turn.by(*self._angles.at(positions))
         for number, layer in enumerate(self.layers):
@@ -121,7 +80,7 @@ class LeanForward:
         logits: torch.Tensor = self._head(self._norm.into(torch.empty_like(kept), kept).t())
         return logits
 
-    def _project(self, layer: LeanLayer, room: _Room) -> None:
+    def _project(self, layer: LeanLayer, room: Room) -> None:
         """Queries, keys and values, turned by their positions."""
         normed = layer.attention_norm.into(room.normed, room.x)
         layer.query.into(room.query, normed)
@@ -132,6 +91,3 @@ class LeanForward:
             layer.query_norm.into(room.query_heads, room.query_heads)
             layer.key_norm.into(room.key_heads, room.key_heads)
         room.turn.turn()
-
-    def _room_for(self, tokens: int) -> _Room:
-        return _Room(tokens, self.heads, len(self.layers[0].gate.weight), self._table)

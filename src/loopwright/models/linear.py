@@ -19,11 +19,9 @@ FEATURES_FIRST = range(5, 129)
 """Numbers of rows which had better lie in memory feature by feature."""
 
 
-def empty_columns(features: int, tokens: int, like: torch.Tensor) -> torch.Tensor:
-    """[features, tokens], laid out in memory as suits the product with a weight."""
-    if tokens in FEATURES_FIRST:
-        return like.new_empty((features, tokens))
-    return like.new_empty((tokens, features)).t()
+def as_columns(memory: torch.Tensor, tokens: int) -> torch.Tensor:
+    """All of `memory` as [features, tokens], laid out as suits the product with a weight."""
+    return memory.view(-1, tokens) if tokens in FEATURES_FIRST else memory.view(tokens, -1).t()
 
 
 class Linear(nn.Module):

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from loopwright.models.forward import ModuleForward, PackedForward
-from loopwright.models.lean import Heads, LeanForward, LeanLayer
+from loopwright.models.lean import LeanForward, LeanLayer
 from loopwright.models.linear import Linear, Product
 from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.room import Heads
 from loopwright.models.rotary import Angles
 
 BASE = {"embed_tokens", "layers", "norm", "rotary_emb"}

@@ -41,13 +41,14 @@ class Angles:
 
 
 class Turn:
-    """Turns the heads in one tensor [tokens, heads, dim] by their positions: pairs are half a head apart."""
+    """Turns the heads in one tensor [tokens, heads, dim] by their positions, into another: pairs are half a head
+    apart."""
 
-    def __init__(self, heads: torch.Tensor) -> None:
+    def __init__(self, heads: torch.Tensor, turned: torch.Tensor) -> None:
         self._heads = heads
+        self._turned = turned
         self._low, self._high = heads.chunk(2, dim=-1)
-        self.turned = torch.empty_like(heads)
-        self._turned_low, self._turned_high = self.turned.chunk(2, dim=-1)
+        self._turned_low, self._turned_high = turned.chunk(2, dim=-1)
 
     def by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """From now on by these angles."""
@@ -55,6 +56,6 @@ class Turn:
         self._sin_low, self._sin_high = sin.chunk(2, dim=-1)
 
     def turn(self) -> None:
-        torch.mul(self._heads, self._cos, out=self.turned)
+        torch.mul(self._heads, self._cos, out=self._turned)
         self._turned_low.addcmul_(self._high, self._sin_low, value=-1)
         self._turned_high.addcmul_(self._low, self._sin_high)

@@ -30,7 +30,7 @@ class Chooser:
     """Chooses for the same requests token after token: what their settings ask for is prepared once."""
 
     def __init__(self, samplings: Seq[Sampling], positions: Seq[int], numbers: torch.Tensor | None = None) -> None:
-        """`positions` are those of the next tokens, `numbers` the random ones of the first of them: [tokens, rows, 1]."""
+        """`positions` are those of the next tokens; `numbers` [tokens, rows, 1] are their random ones, if known."""
         self._samplings = samplings
         temperatures = [s.temperature for s in samplings]
         self._all_greedy = not any(temperatures)

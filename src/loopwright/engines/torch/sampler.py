@@ -1,7 +1,7 @@
 """A token for each sequence of a batch, and whether it was its last.
 
-Most steps sample for the sequences of the step before: what they ask for is prepared once, and each of them is looked at
-only when one may have ended.
+Most steps sample for the sequences of the step before: what they ask for is prepared once, and each of them is looked
+at only when one may have ended.
 """
 
 from __future__ import annotations

@@ -1,0 +1,80 @@
+"""Where a lean forward pass works.
+
+Every view is made once, for all layers and for every later pass over as many tokens: making one costs as much as a
+small kernel. A plan too is asked with the same tensors again and again. Only one pass is under way at a time, so passes
+of all sizes work in the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from loopwright.models.linear import as_columns
+from loopwright.models.rotary import Turn
+
+KEPT = 256
+"""The largest room that is kept, in tokens. Passes over more are made of prompts, and rarely as long as another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How many heads a layer has, and the size of each."""
+
+    queries: int
+    keys: int
+    dim: int
+
+
+class Room:
+    """For so many tokens: columns for products, and heads token by token for attention."""
+
+    def __init__(self, tokens: int, heads: Heads, sizes: Sequence[int], memory: torch.Tensor) -> None:
+        """`memory` has room for all `sizes`, which are numbers per token."""
+        parts = memory[: tokens * sum(sizes)].split([tokens * size for size in sizes])
+        self.x, self.normed, self.gate, self.up, self.projected = (as_columns(part, tokens) for part in parts[:5])
+        queries, keys, both = heads.queries, heads.keys, heads.queries + heads.keys
+        self.query, self.key, self.value = self.projected.split([n * heads.dim for n in (queries, keys, keys)])
+        self._lying = self.projected.t().view(tokens, -1, heads.dim)
+        self._has_to_be_turned = not self._lying.is_contiguous()
+        self._heads = parts[5].view(self._lying.shape) if self._has_to_be_turned else self._lying
+        self.query_heads, self.key_heads, values = self._heads.split([queries, keys, keys], dim=1)
+        turned = parts[6].view(tokens, both, heads.dim)
+        self.turn = Turn(self._heads[:, :both], turned)
+        self.asked = tuple(x.transpose(0, 1)[None] for x in (*turned.split([queries, keys], dim=1), values))
+
+    def by_token(self) -> None:
+        """Lay out what was projected token by token: attention reads the numbers of one head side by side."""
+        if self._has_to_be_turned:
+            self._heads.copy_(self._lying)
+
+
+class Rooms:
+    """The rooms of one model."""
+
+    def __init__(self, heads: Heads, hidden: int, inner: int, like: torch.Tensor) -> None:
+        projected, turned = (heads.queries + 2 * heads.keys) * heads.dim, (heads.queries + heads.keys) * heads.dim
+        self._sizes = (hidden, hidden, inner, inner, projected, projected, turned)
+        self._heads = heads
+        self._like = like
+        self._memory = like.new_empty(0)
+        self._kept: dict[int, Room] = {}
+
+    def of(self, tokens: int) -> Room:
+        """The room for so many tokens. What is in it lasts until the next one is asked for."""
+        if (room := self._kept.get(tokens)) is not None:
+            return room
+        if tokens > KEPT:
+            return self._made(tokens, self._memory_for(tokens))
+        if len(self._memory) < tokens * sum(self._sizes):
+            self._memory, self._kept = self._memory_for(1 << (tokens - 1).bit_length()), {}
+        room = self._kept[tokens] = self._made(tokens, self._memory)
+        return room
+
+    def _made(self, tokens: int, memory: torch.Tensor) -> Room:
+        return Room(tokens, self._heads, self._sizes, memory)
+
+    def _memory_for(self, tokens: int) -> torch.Tensor:
+        return self._like.new_empty(tokens * sum(self._sizes))
