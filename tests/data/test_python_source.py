@@ -122,3 +122,13 @@ def test_the_example_never_trains_on_what_it_is_tested_on():
 
     assert len(held_out) == 200
     assert not pairs(train) & pairs(held_out)
+
+
+def test_the_example_is_tested_on_what_it_was_trained_for():
+    """Sums in either order. Small models learn one of them first, and only to be asked for the other would tell little."""
+
+    def rising(path):
+        sums = [task.id.split("+") for task in PythonSource.open(path, {}, EXAMPLES).tasks]
+        return sum(int(a) < int(b) for a, b in sums if a != b) / len(sums)
+
+    assert rising("arithmetic.py:heldout_tasks") == pytest.approx(rising("arithmetic.py:train_tasks"), abs=0.05)
