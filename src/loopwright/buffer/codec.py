@@ -53,7 +53,7 @@ def encode_chains(chains: Sequence[TokenChain]) -> bytes:
 
 def _encode_chain(chain: TokenChain) -> bytes:
     # Without a sign, what is negative is large.
-    width = 2 if len(chain) and chain.ids.view(np.uint32).max() < 2**16 else 4
+    width = 2 if len(chain) and np.maximum.reduce(chain.ids.view(np.uint32)) < 2**16 else 4
     runs = _runs(chain.versions[chain.mask])
     return b"".join(
         (
@@ -71,8 +71,10 @@ def _runs(versions: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
     """How many tokens in a row have which version: hardly ever more than a handful of runs."""
     if not len(versions):
         return []
-    changes = (versions[1:] != versions[:-1]).nonzero()[0] + 1
-    edges = [0, *changes.tolist(), len(versions)]
+    changed = versions[1:] != versions[:-1]
+    if not np.count_nonzero(changed):
+        return [(len(versions), int(versions[0]))]
+    edges = [0, *(changed.nonzero()[0] + 1).tolist(), len(versions)]
     return [(end - start, int(versions[start])) for start, end in pairwise(edges)]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from loopwright.buffer.codec import (
     decode_chains,
     decode_reward,
@@ -67,4 +69,4 @@ def _episode(row: RolloutRow) -> Episode | None:
 def newest_version(rollout: Rollout) -> int:
     """The version of the newest sampled token, or -1: weights that a resumed run must still have to train on it."""
     chains = rollout.episode.chains if rollout.episode else ()
-    return max((int(chain.versions.max(initial=-1)) for chain in chains), default=-1)
+    return max((int(np.maximum.reduce(chain.versions, initial=-1)) for chain in chains), default=-1)

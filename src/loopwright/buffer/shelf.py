@@ -104,8 +104,12 @@ class Shelf:
         self.hold(group)
 
     def put(self, group: Holding, rollout: Rollout) -> None:
+        is_new, bound = rollout.key.member not in group.members, self._bounds.of(group.row.draw)
         group.put(rollout)
-        self._bounds.set(group.row.draw, group.bound)
+        oldest = rollout.oldest_version
+        # One more member can only lower the bound: to look at all of them each time would cost their square.
+        if not is_new or bound is None or (oldest is not None and oldest < bound):
+            self._bounds.set(group.row.draw, group.bound)
 
     def move(self, group: Holding, status: GroupStatus) -> None:
         """Move a group that is PENDING, or that `pop` gave, to where it stands now."""
@@ -173,6 +177,9 @@ class _Bounds:
     @property
     def lowest(self) -> int | None:
         return min(self._groups, default=None)
+
+    def of(self, draw: int) -> int | None:
+        return self._of.get(draw)
 
     def set(self, draw: int, bound: int | None) -> None:
         before = self._of.pop(draw, None)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from itertools import islice
+from types import TracebackType
 
 from loopwright.ports import Lockstep
 from loopwright.types import RolloutKey
@@ -53,23 +54,23 @@ class Slots:
         """So many agents will ask for a slot as soon as their tasks run."""
         self._announced += agents
 
-    @asynccontextmanager
-    async def slot(self, key: RolloutKey) -> AsyncIterator[None]:
+    def slot(self, key: RolloutKey) -> AbstractAsyncContextManager[None]:
         """Wait for a slot and keep it. Raises NotStartedError when production is interrupted first."""
+        return _Slot(self, key)
+
+    async def take(self, key: RolloutKey) -> None:
         self._announced = max(0, self._announced - 1)
         await self._turn()
+        self._running[key] = self._count()
+
+    def release(self, key: RolloutKey) -> None:
         self._count()
-        self._running[key] = asyncio.get_running_loop().time()
-        try:
-            yield
-        finally:
-            self._count()
-            del self._running[key]
-            self._wake_next()
-            if self._lockstep is not None:
-                self._to_come -= 1
-                self._expect()
-            self._on_release()
+        del self._running[key]
+        self._wake_next()
+        if self._lockstep is not None:
+            self._to_come -= 1
+            self._expect()
+        self._on_release()
 
     @contextmanager
     def wave(self, agents: int) -> Iterator[None]:
@@ -146,12 +147,30 @@ class Slots:
         self._reserved += admitted
         return True
 
-    def _count(self) -> None:
+    def _count(self) -> float:
+        """Count the slots that were in use until now, which it returns."""
         now = asyncio.get_running_loop().time()
         if self._counted_until is not None:
             self._busy_seconds += len(self._running) * (now - self._counted_until)
         self._counted_until = now
+        return now
 
     def _expect(self) -> None:
         if self._lockstep is not None:
             self._lockstep.expect(min(self._to_come, self.size))
+
+
+class _Slot:
+    """One agent's place among `slots`. No generator behind it: an agent may be as short as one small answer."""
+
+    def __init__(self, slots: Slots, key: RolloutKey) -> None:
+        self._slots = slots
+        self._key = key
+
+    async def __aenter__(self) -> None:
+        await self._slots.take(self._key)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._slots.release(self._key)

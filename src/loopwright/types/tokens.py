@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -80,6 +80,8 @@ class TokenChain:
     versions: IntArray
     start: ChainStart = ChainStart.FIRST
     trained: bool = True
+    oldest_version: int | None = field(init=False)
+    """The version of the oldest sampled token, or None when nothing was sampled."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32)):
@@ -90,11 +92,14 @@ class TokenChain:
                 "a sampled token has no finite logprob",
                 remedy="the engine must report the logprob of every token that it samples",
             )
-        if np.count_nonzero((self.versions >= 0) != self.mask) or self.versions.min(initial=-1) < -1:
+        if np.count_nonzero((self.versions >= 0) != self.mask) or self.sampled < np.count_nonzero(self.versions != -1):
             raise ChainError(
                 "versions must be >= 0 where the mask is 1, and -1 elsewhere",
                 remedy="stamp each token's version where it is sampled",
             )
+        # Without a sign, the -1 of what was not sampled is the largest number there is.
+        oldest = int(np.minimum.reduce(self.versions.view(np.uint32), initial=NO_VERSION))
+        object.__setattr__(self, "oldest_version", None if oldest == NO_VERSION else oldest)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -103,13 +108,6 @@ class TokenChain:
     def sampled(self) -> int:
         """How many tokens of the chain were sampled."""
         return int(np.count_nonzero(self.mask))
-
-    @property
-    def oldest_version(self) -> int | None:
-        """The version of the oldest sampled token, or None when nothing was sampled."""
-        # Without a sign, the -1 of what was not sampled is the largest number there is.
-        oldest = int(self.versions.view(np.uint32).min(initial=NO_VERSION))
-        return None if oldest == NO_VERSION else oldest
 
 
 def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:

@@ -284,7 +284,8 @@ class Recorder:
         turns = list(self._path(last))
         ids = np.concatenate([part for turn in turns for part in (turn.context, turn.ids)])
         mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
-        versions = np.full(len(ids), -1, np.int32)
+        versions = np.empty(len(ids), np.int32)
+        versions.fill(-1)
         start, end = ChainStart.FIRST, 0
         for turn in turns:
             begin = end + len(turn.context)
