@@ -35,16 +35,18 @@ def test_angles_are_the_models_own_far_behind_the_first_table_too(kind: str) -> 
         theirs = rotary(kind)(like, given[None])
         assert torch.allclose(cos, theirs[0][0, :, None], atol=1e-6)
         assert torch.allclose(sin, theirs[1][0, :, None], atol=1e-6)
+        angles.into(both := torch.empty(len(positions), 1, 2 * DIM), given)
+        assert torch.equal(both, torch.cat([cos, sin], dim=-1))
 
 
 def test_heads_are_turned_as_transformers_does() -> None:
     tokens, heads = 5, 3
     x = torch.randn(tokens, heads, DIM, generator=torch.Generator().manual_seed(0))
-    turn = Turn(x, turned := torch.empty_like(x))
+    turn = Turn(x, turned := torch.empty_like(x), torch.empty(tokens, 1, 2 * DIM))
     angles = Angles(rotary("default"), x)
     for start in (0, 20):
         positions = torch.arange(start, start + tokens)
-        turn.by(*angles.at(positions))
+        angles.into(turn.angles, positions)
         turn.turn()
         cos, sin = rotary("default")(x, positions[None])
         theirs, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)

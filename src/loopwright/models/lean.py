@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import silu
 
 from loopwright.models.attention import AttentionPlan
 from loopwright.models.linear import Linear, Product
@@ -66,8 +66,8 @@ class LeanForward:
         self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
     ) -> torch.Tensor:
         room = self._rooms.of(len(ids))
-        x = room.x.copy_(embedding(ids, self._table).t())
-        room.turn.by(*self._angles.at(positions))
+        x = room.x.copy_(self._table.index_select(0, ids).t())
+        self._angles.into(room.turn.angles, positions)
         for number, layer in enumerate(self.layers):
             self._project(layer, room)
             query, key, value = room.asked

@@ -69,17 +69,18 @@ class RmsNorm(nn.Module):
 class ColumnNorm:
     """The same over the features of columns [features, tokens], without gradients. It reads the norm's weight."""
 
-    __slots__ = ("_eps", "_share", "_weight")
+    __slots__ = ("_eps", "_shares", "_weight")
 
     def __init__(self, norm: RmsNorm) -> None:
         self._weight = norm.weight.detach()[:, None]
-        self._eps = torch.tensor(norm.eps, device=norm.weight.device)
-        self._share = 1 / len(norm.weight)
+        self._eps = self._weight.new_tensor(norm.eps)
+        self._shares = torch.full_like(self._weight, 1 / len(self._weight)).t()
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Write the norm of `x` to `out`."""
-        squares = torch.linalg.vecdot(x, x, dim=0)
-        torch.mul(x, torch.add(self._eps, squares, alpha=self._share).rsqrt_(), out=out)
+        """Write the norm of `x` to `out`, which is not `x` itself."""
+        squares = torch.mul(x, x, out=out)
+        # The mean as a product, which adds the epsilon too.
+        torch.mul(x, torch.addmm(self._eps, self._shares, squares).rsqrt_(), out=out)
         return out.mul_(self._weight)
 
 

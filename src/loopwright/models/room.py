@@ -42,7 +42,7 @@ class Room:
         self._heads = parts[5].view(self._lying.shape) if self._has_to_be_turned else self._lying
         self.query_heads, self.key_heads, values = self._heads.split([queries, keys, keys], dim=1)
         turned = parts[6].view(tokens, both, heads.dim)
-        self.turn = Turn(self._heads[:, :both], turned)
+        self.turn = Turn(self._heads[:, :both], turned, parts[7].view(tokens, 1, -1))
         self.asked = tuple(x.transpose(0, 1)[None] for x in (*turned.split([queries, keys], dim=1), values))
 
     def by_token(self) -> None:
@@ -56,7 +56,7 @@ class Rooms:
 
     def __init__(self, heads: Heads, hidden: int, inner: int, like: torch.Tensor) -> None:
         projected, turned = (heads.queries + 2 * heads.keys) * heads.dim, (heads.queries + heads.keys) * heads.dim
-        self._sizes = (hidden, hidden, inner, inner, projected, projected, turned)
+        self._sizes = (hidden, hidden, inner, inner, projected, projected, turned, 2 * heads.dim)
         self._heads = heads
         self._like = like
         self._memory = like.new_empty(0)

@@ -24,16 +24,25 @@ class Angles:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, [tokens, 1, dim] each."""
-        if self._table is None:
-            found = self._compute(positions)
-        else:
-            longest = int(positions.max())
-            if longest >= len(self._table):
-                # A power of two: however it grew, every number comes out of the same vector instructions.
-                self._table = self._compute(torch.arange(1 << longest.bit_length(), device=positions.device))
-            found = self._table.index_select(0, positions)
-        cos, sin = found.chunk(2, dim=-1)
+        cos, sin = self._found(positions).chunk(2, dim=-1)
         return cos, sin
+
+    def into(self, out: torch.Tensor, positions: torch.Tensor) -> None:
+        """Write cosines and, behind them, sines to `out` [tokens, 1, 2 * dim]."""
+        self._found(positions, out)
+
+    def _found(self, positions: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self._table is None:
+            computed = self._compute(positions)
+            return computed if out is None else out.copy_(computed)
+        try:
+            # It checks its indices: to look for the longest first would cost as much again.
+            return torch.index_select(self._table, 0, positions, out=out)
+        except IndexError:
+            # A power of two: however it grew, every number comes out of the same vector instructions.
+            size = 1 << int(positions.max()).bit_length()
+            self._table = self._compute(torch.arange(size, device=positions.device))
+            return torch.index_select(self._table, 0, positions, out=out)
 
     def _compute(self, positions: torch.Tensor) -> torch.Tensor:
         cos, sin = self._rotary(self._like, positions[None])
@@ -41,18 +50,16 @@ class Angles:
 
 
 class Turn:
-    """Turns the heads in one tensor [tokens, heads, dim] by their positions, into another: pairs are half a head
-    apart."""
+    """Turns the heads in one tensor [tokens, heads, dim], into another, by `angles`, where `Angles.into` has written:
+    pairs are half a head apart."""
 
-    def __init__(self, heads: torch.Tensor, turned: torch.Tensor) -> None:
+    def __init__(self, heads: torch.Tensor, turned: torch.Tensor, angles: torch.Tensor) -> None:
+        self.angles = angles
         self._heads = heads
         self._turned = turned
         self._low, self._high = heads.chunk(2, dim=-1)
         self._turned_low, self._turned_high = turned.chunk(2, dim=-1)
-
-    def by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """From now on by these angles."""
-        self._cos = cos
+        self._cos, sin = angles.chunk(2, dim=-1)
         self._sin_low, self._sin_high = sin.chunk(2, dim=-1)
 
     def turn(self) -> None:

@@ -49,7 +49,7 @@ class Chooser:
         return Chooser(
             [self._samplings[row] for row in rows],
             [self._positions[row] + self._chosen for row in rows],
-            numbers[:, rows] if len(numbers) else None,
+            numbers.index_select(1, torch.tensor(rows, device=numbers.device)) if len(numbers) else None,
         )
 
     def choose(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
