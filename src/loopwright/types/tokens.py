@@ -48,10 +48,6 @@ class ChainStart(StrEnum):
     """The history is a recorded one, but the chat template would write it differently now."""
 
 
-NO_VERSION = 2**32 - 1
-"""-1, read without its sign."""
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One model call: the ids that the engine received, and what it sampled."""
@@ -92,14 +88,14 @@ class TokenChain:
                 "a sampled token has no finite logprob",
                 remedy="the engine must report the logprob of every token that it samples",
             )
-        if np.count_nonzero((self.versions >= 0) != self.mask) or self.sampled < np.count_nonzero(self.versions != -1):
+        sampled = self.versions[self.mask]
+        oldest = int(np.minimum.reduce(sampled)) if len(sampled) else None
+        if (oldest is not None and oldest < 0) or np.count_nonzero(self.versions != -1) != len(sampled):
             raise ChainError(
                 "versions must be >= 0 where the mask is 1, and -1 elsewhere",
                 remedy="stamp each token's version where it is sampled",
             )
-        # Without a sign, the -1 of what was not sampled is the largest number there is.
-        oldest = int(np.minimum.reduce(self.versions.view(np.uint32), initial=NO_VERSION))
-        object.__setattr__(self, "oldest_version", None if oldest == NO_VERSION else oldest)
+        object.__setattr__(self, "oldest_version", oldest)
 
     def __len__(self) -> int:
         return len(self.ids)
