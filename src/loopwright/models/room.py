@@ -33,17 +33,17 @@ class Room:
 
     def __init__(self, tokens: int, heads: Heads, sizes: Sequence[int], memory: torch.Tensor) -> None:
         """`memory` has room for all `sizes`, which are numbers per token."""
-        parts = memory[: tokens * sum(sizes)].split([tokens * size for size in sizes])
+        parts = torch.split(memory[: tokens * sum(sizes)], [tokens * size for size in sizes])
         self.x, self.normed, self.gate, self.up, self.projected = (as_columns(part, tokens) for part in parts[:5])
         queries, keys, both = heads.queries, heads.keys, heads.queries + heads.keys
-        self.query, self.key, self.value = self.projected.split([n * heads.dim for n in (queries, keys, keys)])
+        self.query, self.key, self.value = torch.split(self.projected, [n * heads.dim for n in (queries, keys, keys)])
         self._lying = self.projected.t().view(tokens, -1, heads.dim)
         self._has_to_be_turned = not self._lying.is_contiguous()
         self._heads = parts[5].view(self._lying.shape) if self._has_to_be_turned else self._lying
-        self.query_heads, self.key_heads, values = self._heads.split([queries, keys, keys], dim=1)
+        self.query_heads, self.key_heads, values = torch.split(self._heads, [queries, keys, keys], dim=1)
         turned = parts[6].view(tokens, both, heads.dim)
         self.turn = Turn(self._heads[:, :both], turned, parts[7].view(tokens, 1, -1))
-        self.asked = tuple(x.transpose(0, 1)[None] for x in (*turned.split([queries, keys], dim=1), values))
+        self.asked = tuple(x.transpose(0, 1)[None] for x in (*torch.split(turned, [queries, keys], dim=1), values))
 
     def by_token(self) -> None:
         """Lay out what was projected token by token: attention reads the numbers of one head side by side."""

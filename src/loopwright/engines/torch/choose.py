@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loopwright.engines.torch.lists import tensor_of
 from loopwright.errors import EngineError
 from loopwright.types import Sampling
 
@@ -49,7 +50,7 @@ class Chooser:
         return Chooser(
             [self._samplings[row] for row in rows],
             [self._positions[row] + self._chosen for row in rows],
-            numbers.index_select(1, torch.tensor(rows, device=numbers.device)) if len(numbers) else None,
+            numbers.index_select(1, tensor_of(rows).to(numbers.device)) if len(numbers) else None,
         )
 
     def choose(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from loopwright.engines.torch.cache import Arena
+from loopwright.engines.torch.lists import tensor_of
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.models.attention import BLOCKED
 
@@ -62,7 +63,7 @@ class OwnPart:
         self._tokens = tokens
         self._rows = [s.row for s in sequences if s.row is not None]
         lengths = [row.length for row in self._rows]
-        self._newest = torch.tensor(lengths)[:, None, None, None] - 1
+        self._newest = tensor_of(lengths)[:, None, None, None] - 1
         self._longest = max(lengths)
         self._asked: Asked | None = None
         self._open: torch.Tensor | None = None
@@ -198,7 +199,7 @@ class DecodePlan:
 
     def __init__(self, sequences: list[Sequence], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
         self.sequences = sequences
-        self.positions = torch.tensor([s.position for s in sequences])
+        self.positions = tensor_of([s.position for s in sequences])
         parts: list[OwnPart] = []
         start = 0
         for arena in (*whole, *own):
