@@ -35,14 +35,21 @@ class Angles:
         if self._table is None:
             computed = self._compute(positions)
             return computed if out is None else out.copy_(computed)
+        if not positions.is_cpu:  # where an index that is too large ends the process
+            self._reach(positions)
         try:
-            # It checks its indices: to look for the longest first would cost as much again.
+            # On a CPU it checks its indices: to look for the longest first would cost as much again.
             return torch.index_select(self._table, 0, positions, out=out)
         except IndexError:
-            # A power of two: however it grew, every number comes out of the same vector instructions.
-            size = 1 << int(positions.max()).bit_length()
-            self._table = self._compute(torch.arange(size, device=positions.device))
+            self._reach(positions)
             return torch.index_select(self._table, 0, positions, out=out)
+
+    def _reach(self, positions: torch.Tensor) -> None:
+        """Let the table hold them all."""
+        longest = int(positions.max())
+        if self._table is not None and longest >= len(self._table):
+            # A power of two: however it grew, every number comes out of the same vector instructions.
+            self._table = self._compute(torch.arange(1 << longest.bit_length(), device=positions.device))
 
     def _compute(self, positions: torch.Tensor) -> torch.Tensor:
         cos, sin = self._rotary(self._like, positions[None])
