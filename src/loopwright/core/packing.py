@@ -95,7 +95,7 @@ def _cut(row: Packed, max_tokens: int) -> list[Packed]:
 
 def _context(chain: TokenChain) -> int:
     """Tokens before the first sampled one."""
-    return int(chain.mask.argmax()) if chain.mask.any() else len(chain)
+    return int(chain.mask.argmax()) if chain.sampled else len(chain)
 
 
 def _start(chain: TokenChain) -> bytes:

@@ -18,6 +18,9 @@ from loopwright.learn.accumulate import add_product
 CHUNK = 2**23
 """Logits computed at a time: few enough to stay in a cache, enough for the matrix product's full speed."""
 
+ROWS = 512
+"""Rows of logits computed at a time, at most: those of a small vocabulary then stay in the core's own cache."""
+
 KEPT = 2**27
 """Softmax weights kept for backward, in all: half a gigabyte."""
 
@@ -77,7 +80,7 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 def _spans(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[slice]:
-    size = max(64, CHUNK // len(head))
+    size = min(ROWS, max(64, CHUNK // len(head)))
     return (slice(start, min(start + size, len(hidden))) for start in range(0, len(hidden), size))
 
 

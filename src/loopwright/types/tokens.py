@@ -76,6 +76,8 @@ class TokenChain:
     versions: IntArray
     start: ChainStart = ChainStart.FIRST
     trained: bool = True
+    sampled: int = field(init=False)
+    """How many of its tokens were sampled."""
     oldest_version: int | None = field(init=False)
     """The version of the oldest sampled token, or None when nothing was sampled."""
 
@@ -95,15 +97,11 @@ class TokenChain:
                 "versions must be >= 0 where the mask is 1, and -1 elsewhere",
                 remedy="stamp each token's version where it is sampled",
             )
+        object.__setattr__(self, "sampled", len(sampled))
         object.__setattr__(self, "oldest_version", oldest)
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def sampled(self) -> int:
-        """How many tokens of the chain were sampled."""
-        return int(np.count_nonzero(self.mask))
 
 
 def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:
