@@ -125,7 +125,7 @@ def test_the_example_never_trains_on_what_it_is_tested_on():
 
 
 def test_the_example_is_tested_on_what_it_was_trained_for():
-    """Sums in either order. Small models learn one of them first, and only to be asked for the other would tell little."""
+    """Sums in either order. Small models learn one first, and to be asked for the other alone would tell little."""
 
     def rising(path):
         sums = [task.id.split("+") for task in PythonSource.open(path, {}, EXAMPLES).tasks]

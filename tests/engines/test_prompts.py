@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,6 +105,27 @@ def test_answers_that_leave_the_batch_idle_are_copied_when_somebody_comes(
     assert sorted(kept) == ["0", "1"]
     assert not any(sequence.row or sequence.prefix.row for sequence in after)
     check(plain, *before, *after)
+
+
+def test_answers_that_cannot_be_copied_are_forgotten_and_harm_nobody(
+    loaded: LoadedModel, plain: PlainModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(self: Forward, sequence: engine_sequence.Sequence) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    before = ask(batch, TASK, HEAD)
+    memory = weakref.ref(before[0].row.arena) if before[0].row else None
+    with monkeypatch.context() as patch:
+        patch.setattr(Forward, "keep", no_memory)
+        after = [batch.submit(GenerateRequest("next", HEAD, Sampling(max_new_tokens=5)))]
+    while not batch.idle:
+        batch.step()
+    check(plain, *before, *after)
+    before.clear()
+    gc.collect()
+    assert memory is not None
+    assert memory() is None
 
 
 def test_an_aborted_answer_goes_on_from_what_was_computed(loaded: LoadedModel, computed: list[int]) -> None:

@@ -27,7 +27,7 @@ def transcript_of(messages: object, *, verb: str) -> tuple[Message, ...]:
 
 
 def _check_storable(number: int, message: Message, verb: str) -> None:
-    if all(type(name) is str and type(value) is str for name, value in message.items()):
+    if type(message) is dict and all(type(name) is str and type(text) is str for name, text in message.items()):
         return  # as most messages are: JSON holds every text
     try:
         _JSON.encode(dict(message))

@@ -67,7 +67,7 @@ def _numbers(groups: Sequence[Group], tally: Tally, stock: Stock) -> dict[str, f
         numbers["groups/size"] = statistics.fmean(len(group.rollouts) for group in groups)
         numbers["groups/size_min"] = float(min(len(group.rollouts) for group in groups))
     if rewards := [reward for group in groups for reward in group.rewards]:
-        numbers |= {"reward/mean": statistics.fmean(rewards), "reward/std": float(np.std(rewards))}
+        numbers |= {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
     if tally.rewards:
         numbers["reward/drawn"] = statistics.fmean(tally.rewards)
         numbers["groups/filtered_share"] = filtered / (completed + filtered)

@@ -58,12 +58,12 @@ class Slots:
         """Wait for a slot and keep it. Raises NotStartedError when production is interrupted first."""
         return _Slot(self, key)
 
-    async def take(self, key: RolloutKey) -> None:
+    async def _take(self, key: RolloutKey) -> None:
         self._announced = max(0, self._announced - 1)
         await self._turn()
         self._running[key] = self._count()
 
-    def release(self, key: RolloutKey) -> None:
+    def _release(self, key: RolloutKey) -> None:
         self._count()
         del self._running[key]
         self._wake_next()
@@ -168,9 +168,9 @@ class _Slot:
         self._key = key
 
     async def __aenter__(self) -> None:
-        await self._slots.take(self._key)
+        await self._slots._take(self._key)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._slots.release(self._key)
+        self._slots._release(self._key)

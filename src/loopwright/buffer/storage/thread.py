@@ -1,6 +1,6 @@
 """A SQLite connection that lives in a thread of its own, with group commit.
 
-Work that was asked for is done, whether or not its caller still waits. What one turn of an event loop asks for goes
+Work that was asked for is done, whether or not its caller still waits. What one turn of the event loop asks for goes
 into one transaction, with all else that waits when the thread comes round, and nobody hears of success before that
 transaction is committed. When it cannot be committed, everyone in it is told so, nothing of it is stored, and the
 thread goes on. When even that fails, the connection is of no use any more: everyone from then on is told why, so that
@@ -41,13 +41,13 @@ Outcome = Callable[[asyncio.Future[T]], None]
 
 
 class SqliteThread:
-    """Runs work on one connection, in the order in which it was submitted."""
+    """Runs work on one connection, in the order in which it was asked for, in the event loop that started it."""
 
     def __init__(self, name: str, path: Path, opener: Opener) -> None:
         self._path = path
         self._opener = opener
         self._jobs: SimpleQueue[list[_Job[Any]] | None] = SimpleQueue()
-        self._arrived: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
+        self._arrived: list[_Job[Any]] = []
         self._opened: Future[None] = Future()
         self._accepting = False
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -60,9 +60,9 @@ class SqliteThread:
         self._accepting = True
 
     async def stop(self) -> None:
-        """Finish what was submitted, and close."""
+        """Finish what was asked for, and close."""
         self._accepting = False
-        self._submit(asyncio.get_running_loop())
+        self._submit()
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -72,17 +72,17 @@ class SqliteThread:
             raise RunError(f"{self._path} is not open", remedy="use the storage inside its `async with` block")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        if loop not in self._arrived:
-            self._arrived[loop] = []
-            loop.call_soon(self._submit, loop)
-        self._arrived[loop].append(_Job(work, future))
+        if not self._arrived:
+            loop.call_soon(self._submit)
+        self._arrived.append(_Job(work, future))
         return await future
 
-    def _submit(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand over what one turn of an event loop has asked for, at once: a thread that woke up in between would take
+    def _submit(self) -> None:
+        """Hand over what one turn of the event loop has asked for, at once: a thread that woke up in between would take
         the interpreter from those who are still to ask, and commit for each of them."""
-        if arrived := self._arrived.pop(loop, None):
-            self._jobs.put(arrived)
+        if self._arrived:
+            self._jobs.put(self._arrived)
+            self._arrived = []
 
     def _run(self) -> None:
         with ExitStack() as stack:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from loopwright.engines.torch.forward import Forward
-from loopwright.engines.torch.sampler import Sampler
+from loopwright.engines.torch.next_token import NextToken
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.engines.torch.stopping import Stopping
 from loopwright.models.load import LoadedModel
@@ -33,7 +33,8 @@ class Batch:
         self._device: AbstractContextManager[Any] = nullcontext() if device.type == "cpu" else device
         self._max_batch = max_batch
         self._max_context = loaded.max_context
-        self._sampler = Sampler(Stopping(loaded.tokenizer))
+        self._stopping = Stopping(loaded.tokenizer)
+        self._next_token = NextToken(self._stopping)
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._ended: list[Sequence] = []
         """Those with whose end the batch became idle. They hold their rows until somebody comes, and only then is what
@@ -46,15 +47,22 @@ class Batch:
 
     def submit(self, request: GenerateRequest) -> Sequence:
         """Queue a request. A prompt that is already here is shared, whoever brought it."""
-        while self._ended:
-            self.drop(self._ended[-1])
-            self._ended.pop()
+        self._keep_ended()
         prefix = self._prefixes.setdefault(request.prompt_ids, Prefix(request.prompt_ids))
         prefix.users += 1
         room = self._max_context - len(request.prompt_ids)
         sequence = Sequence(request, prefix, limit=min(request.sampling.max_new_tokens, room))
         self.waiting.append(sequence)
         return sequence
+
+    def _keep_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        try:
+            for sequence in reversed(ended):
+                self.drop(sequence)
+        except (RuntimeError, MemoryError):
+            # For want of memory. Nobody else is here: only what might have been of use to others is lost.
+            self.reset()
 
     @torch.inference_mode()
     def drop(self, sequence: Sequence) -> None:
@@ -78,6 +86,7 @@ class Batch:
         """Forget every request and all that is cached."""
         self.waiting, self.live, self._ended = [], [], []
         self._prefixes = {}
+        self._next_token = NextToken(self._stopping)
         self._forward.forget()
 
     @torch.inference_mode()
@@ -120,8 +129,8 @@ class Batch:
 
     def _sample(self, sequences: list[Sequence], logits: list[torch.Tensor]) -> None:
         if sequences:
-            self._sampler = self._sampler.of(sequences)
-            self._sampler.sample(logits[0] if len(logits) == 1 else torch.cat(logits), self.version)
+            self._next_token = self._next_token.of(sequences)
+            self._next_token.sample(logits[0] if len(logits) == 1 else torch.cat(logits), self.version)
 
 
 def _place(sequence: Sequence) -> int:

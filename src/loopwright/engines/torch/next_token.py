@@ -16,7 +16,7 @@ from loopwright.engines.torch.stopping import Stopping
 from loopwright.types import FinishReason
 
 
-class Sampler:
+class NextToken:
     """Samples for the same sequences token after token."""
 
     def __init__(self, stopping: Stopping, sequences: Seq[Sequence] = (), chooser: Chooser | None = None) -> None:
@@ -29,14 +29,14 @@ class Sampler:
         self._sure = min((s.limit - len(s.ids) for s in sequences), default=0)
         """Tokens that every sequence has room for."""
 
-    def of(self, sequences: Seq[Sequence]) -> Sampler:
-        """The sampler for these sequences, which are mostly those of this one, or some of them."""
+    def of(self, sequences: Seq[Sequence]) -> NextToken:
+        """That for these sequences, which are mostly those of this one, or some of them."""
         if sequences == self._sequences:
             return self
         place = {id(s): i for i, s in enumerate(self._sequences)}
         known = [place[id(s)] for s in sequences if id(s) in place]
         chooser = self._chooser.only(known) if len(known) == len(sequences) else None
-        return Sampler(self._stopping, sequences, chooser)
+        return NextToken(self._stopping, sequences, chooser)
 
     def sample(self, logits: torch.Tensor, version: int) -> None:
         """Give each sequence the token that its row of `logits` chooses, stamped with the version."""
