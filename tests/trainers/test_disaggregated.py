@@ -370,6 +370,15 @@ async def test_weights_that_cannot_be_published_end_the_run_but_the_step_is_save
     assert run.checkpoints.latest().step == 2
 
 
+async def test_what_broke_first_is_told_also_if_the_checkpoint_after_it_fails(tmp_path):
+    run = Apart(tmp_path)
+    run.wire.broken_at = 2
+    (tmp_path / "checkpoints").write_text("no folder")
+    with pytest.raises(EngineError, match="the weights file is gone") as caught:
+        await run.trainer().train()
+    assert "the checkpoint of step 2 could not be written" in caught.value.__notes__[0]
+
+
 @pytest.mark.parametrize("error", [LearnerError("the loss is NaN", remedy="lower learner.lr"), MemoryError("no room")])
 async def test_a_train_step_that_went_wrong_is_not_saved(tmp_path, error):
     """Whatever went wrong: some of its updates may have been made."""

@@ -14,6 +14,8 @@ INTERRUPTED = 130
 def show_error(error: LoopwrightError) -> None:
     """What is wrong, in red, and what to do."""
     typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
+    for note in getattr(error, "__notes__", ()):
+        typer.echo(f"  {note}", err=True)
     typer.echo(f"  -> {error.remedy}", err=True)
 
 

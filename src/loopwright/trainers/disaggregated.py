@@ -70,10 +70,10 @@ class DisaggregatedTrainer:
                 reached = await self._begin() and await self._train()
         except CheckpointError:
             raise
-        except Exception:
+        except Exception as error:
             # Unless it broke in the middle of a step, the learner is sound, and what it has learned is kept.
             if not self._is_mid_step:
-                await self._checkpoint()
+                await self._checkpoint_after(error)
             raise
         if not reached:
             await self._checkpoint()
@@ -192,6 +192,13 @@ class DisaggregatedTrainer:
 
     async def _continue(self) -> None:
         await self._watchdog.wait("production to go on", self._manager.continue_(self._learner.version))
+
+    async def _checkpoint_after(self, error: Exception) -> None:
+        """A full disk, say, breaks this too. What broke first is the cause, and stays the error that is told."""
+        try:
+            await self._checkpoint()
+        except CheckpointError as another:
+            error.add_note(f"besides, {another.message}")
 
     async def _checkpoint(self) -> None:
         await self._upkeep.checkpoint(await self._manager.save())
