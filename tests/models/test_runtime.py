@@ -9,12 +9,11 @@ import sys
 import pytest
 
 FAULTS = """
-import resource, sys, torch
+import resource, torch
 from loopwright.models.runtime import configure
-if sys.argv[1] == "configured":
-    configure(threads=1, deterministic=False)
+configure(threads=1, deterministic=False)
 def step():
-    tensors = [torch.zeros(2_000_000) for _ in range(6)]
+    tensors = [torch.zeros(size) for size in (500_000, 2_000_000, 4_000_000) for _ in range(4)]
 for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -24,11 +23,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(how: str) -> int:
-    command = [sys.executable, "-c", FAULTS, how]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets options of glibc")
 def test_the_memory_of_a_step_is_used_again_by_the_next() -> None:
-    assert faults("configured") < faults("left alone") / 10
+    """Each step fills 25,000 pages. Left alone, glibc mostly gives them back in between: 234,000 faults."""
+    command = [sys.executable, "-c", FAULTS]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert int(told) < 1_000
