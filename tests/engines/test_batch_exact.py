@@ -18,6 +18,7 @@ from loopwright.engines.torch import forward as forward_module
 from loopwright.engines.torch import prompts as prompts_module
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.sequence import Sequence
+from loopwright.models import prepacked as prepacked_module
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel, load_model
@@ -43,24 +44,32 @@ class World:
 MADE_HERE = {"qwen2": tiny_qwen2, "qwen3": tiny_qwen3}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3", "sliding", "by its modules"])
+@pytest.fixture(scope="module", params=["llama", "prepacked", "qwen2", "qwen3", "sliding", "by its modules"])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    kind = "sliding" if request.param == "by its modules" else request.param
+    kind = {"by its modules": "sliding", "prepacked": "qwen2"}.get(request.param, request.param)
     if kind in MADE_HERE:
         folder = MADE_HERE[kind](tmp_path_factory.mktemp(kind), initializer_range=0.4)
     else:
         folder = request.getfixturevalue(f"tiny_{kind}_folder")
-    loaded = load_model(str(folder), cache=folder, max_context=MAX_CONTEXT)
-    assert isinstance(loaded.forward, LeanForward)
-    if request.param == "by its modules":
-        loaded = replace(loaded, forward=ModuleForward(loaded.model))
     with pytest.MonkeyPatch.context() as patch:
+        if request.param == "prepacked":
+            # Small weights too, for whole batches and those that lack a few.
+            patch.setattr(prepacked_module, "SMALLEST", 1)
+            patch.setattr(prepacked_module, "ROWS", MAX_BATCH)
+            patch.setattr(prepacked_module, "PAYS", range(2, MAX_BATCH + 1))
+        loaded = load_model(str(folder), cache=folder, max_context=MAX_CONTEXT)
+        assert isinstance(loaded.forward, LeanForward)
+        if request.param == "by its modules":
+            loaded = replace(loaded, forward=ModuleForward(loaded.model))
         # Rows so small that short sequences outgrow several, and prompts that need more than one forward pass.
         patch.setattr(cache_module, "SMALLEST_ROW", 4)
         patch.setattr(forward_module, "FIRST_ROW", 4)
         # Shorter prompts are copied into the rows of their sequences, longer ones shared, often in one batch.
         patch.setattr(forward_module, "WORTH_SHARING", 10 * NUMBERS_PER_KEY)
+        patch.setattr(forward_module, "WORTH_KEEPING_APART", 20 * NUMBERS_PER_KEY)
         patch.setattr(decode_module, "STRIDE", 3)
+        # Both ways to write keys.
+        patch.setattr(decode_module, "MANY", 2 * NUMBERS_PER_KEY)
         patch.setattr(prompts_module, "PASS_TOKENS", 48)
         # Every kept token is used, and every beginning that several prompts share is computed once.
         patch.setattr(prompts_module, "WORTH_COPYING", 1)

@@ -18,12 +18,19 @@ class PackedForward(Protocol):
         """[tokens, vocabulary] after the tokens `keep`; None means all."""
         ...
 
+    def outdate(self) -> None:
+        """Other weights came: to be told before the next pass."""
+        ...
+
 
 class ModuleForward:
     """The model's own forward."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
+
+    def outdate(self) -> None:
+        """It reads its parameters in every pass."""
 
     @torch.no_grad()
     def logits(

@@ -1,9 +1,9 @@
 """The forward pass of a Llama-like model without its modules.
 
 Calling modules costs a small model more than its arithmetic, and a larger one still a good part of it: a rotary
-embedding alone is a dozen kernels per layer. This pass reads the very parameters of the model, so there is no second
-copy and every update is seen, and it overwrites what nobody needs any more. It knows no gradients: the learner, which
-needs what is overwritten here, has layers of its own.
+embedding alone is a dozen kernels per layer. This pass reads the very parameters of the model, or what was prepacked
+of them, and overwrites what nobody needs any more. It knows no gradients: the learner, which needs what is overwritten
+here, has layers of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.functional import silu
 
 from loopwright.models.attention import AttentionPlan
-from loopwright.models.linear import Linear, Product
 from loopwright.models.norm import ColumnNorm, RmsNorm
+from loopwright.models.product import Head, Product
 from loopwright.models.room import Heads, Room, Rooms
 from loopwright.models.rotary import Angles
 
@@ -27,18 +27,20 @@ class LeanLayer:
     """The parts of one layer, in the order of their use."""
 
     attention_norm: ColumnNorm
-    query: Product
-    key: Product
-    value: Product
+    projection: Product
+    """To queries, keys and values."""
     query_norm: RmsNorm | None
     key_norm: RmsNorm | None
     scaling: float
     window: int | None
     output: Product
     feed_forward_norm: ColumnNorm
-    gate: Product
-    up: Product
+    gate_and_up: Product
     down: Product
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.projection, self.output, self.gate_and_up, self.down
 
 
 class LeanForward:
@@ -48,18 +50,27 @@ class LeanForward:
         self,
         table: nn.Parameter,
         angles: Angles,
-        heads: Heads,
+        rooms: Rooms,
         layers: Sequence[LeanLayer],
         norm: ColumnNorm,
-        head: Linear,
+        head: Head,
     ) -> None:
         self._table = table
         self._angles = angles
-        self.heads = heads
+        self._rooms = rooms
         self.layers = layers
         self._norm = norm
         self._head = head
-        self._rooms = Rooms(heads, table.shape[1], len(layers[0].gate.weight), table.detach())
+
+    @property
+    def heads(self) -> Heads:
+        return self._rooms.heads
+
+    def outdate(self) -> None:
+        self._head.outdate()
+        for layer in self.layers:
+            for product in layer.products:
+                product.outdate()
 
     @torch.inference_mode()
     def logits(
@@ -74,18 +85,14 @@ class LeanForward:
             seen = plan.attend(number, query, key, value, scaling=layer.scaling, window=layer.window)
             layer.output.add_to(x, seen.reshape(len(ids), -1).t())
             normed = layer.feed_forward_norm.into(room.normed, x)
-            gate = silu(layer.gate.into(room.gate, normed), inplace=True)
-            layer.down.add_to(x, gate.mul_(layer.up.into(room.up, normed)))
+            gate, up = layer.gate_and_up.near(room.gate_and_up, normed)
+            layer.down.add_to(x, torch.mul(silu(gate, inplace=True), up, out=room.gated))
         kept = x if keep is None else x[:, keep]
-        logits: torch.Tensor = self._head(self._norm.into(torch.empty_like(kept), kept).t())
-        return logits
+        return self._head(self._norm.into(torch.empty_like(kept), kept))
 
     def _project(self, layer: LeanLayer, room: Room) -> None:
         """Queries, keys and values, turned by their positions."""
-        normed = layer.attention_norm.into(room.normed, room.x)
-        layer.query.into(room.query, normed)
-        layer.key.into(room.key, normed)
-        layer.value.into(room.value, normed)
+        layer.projection.into(room.projected, layer.attention_norm.into(room.normed, room.x))
         room.by_token()
         if layer.query_norm is not None and layer.key_norm is not None:
             layer.query_norm.into(room.query_heads, room.query_heads)

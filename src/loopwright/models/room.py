@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from loopwright.models.linear import as_columns
+from loopwright.models.prepacked import pays
+from loopwright.models.product import FEATURES_FIRST, Columns
 from loopwright.models.rotary import Turn
 
 KEPT = 256
@@ -31,13 +32,17 @@ class Heads:
 class Room:
     """For so many tokens: columns for products, and heads token by token for attention."""
 
-    def __init__(self, tokens: int, heads: Heads, sizes: Sequence[int], memory: torch.Tensor) -> None:
+    def __init__(
+        self, tokens: int, heads: Heads, sizes: Sequence[int], memory: torch.Tensor, *, features_first: bool
+    ) -> None:
         """`memory` has room for all `sizes`, which are numbers per token."""
         parts = torch.split(memory[: tokens * sum(sizes)], [tokens * size for size in sizes])
-        self.x, self.normed, self.gate, self.up, self.projected = (as_columns(part, tokens) for part in parts[:5])
+        columns = [x.view(-1, tokens) if features_first else x.view(tokens, -1).t() for x in parts[:5]]
+        self.x, self.normed, gate_and_up, self.gated, projected = columns
         queries, keys, both = heads.queries, heads.keys, heads.queries + heads.keys
-        self.query, self.key, self.value = torch.split(self.projected, [n * heads.dim for n in (queries, keys, keys)])
-        self._lying = self.projected.t().view(tokens, -1, heads.dim)
+        self.gate_and_up = Columns(gate_and_up, gate_and_up.chunk(2))
+        self.projected = Columns(projected, torch.split(projected, [n * heads.dim for n in (queries, keys, keys)]))
+        self._lying = projected.t().view(tokens, -1, heads.dim)
         self._has_to_be_turned = not self._lying.is_contiguous()
         self._heads = parts[5].view(self._lying.shape) if self._has_to_be_turned else self._lying
         self.query_heads, self.key_heads, values = torch.split(self._heads, [queries, keys, keys], dim=1)
@@ -54,10 +59,11 @@ class Room:
 class Rooms:
     """The rooms of one model."""
 
-    def __init__(self, heads: Heads, hidden: int, inner: int, like: torch.Tensor) -> None:
+    def __init__(self, heads: Heads, hidden: int, inner: int, like: torch.Tensor, *, prepacked: bool) -> None:
         projected, turned = (heads.queries + 2 * heads.keys) * heads.dim, (heads.queries + heads.keys) * heads.dim
-        self._sizes = (hidden, hidden, inner, inner, projected, projected, turned, 2 * heads.dim)
-        self._heads = heads
+        self._sizes = (hidden, hidden, 2 * inner, inner, projected, projected, turned, 2 * heads.dim)
+        self.heads = heads
+        self._prepacked = prepacked
         self._like = like
         self._memory = like.new_empty(0)
         self._kept: dict[int, Room] = {}
@@ -74,7 +80,9 @@ class Rooms:
         return room
 
     def _made(self, tokens: int, memory: torch.Tensor) -> Room:
-        return Room(tokens, self._heads, self._sizes, memory)
+        meets_prepacked = self._prepacked and pays(tokens)
+        features_first = tokens in FEATURES_FIRST and not meets_prepacked
+        return Room(tokens, self.heads, self._sizes, memory, features_first=features_first)
 
     def _memory_for(self, tokens: int) -> torch.Tensor:
         return self._like.new_empty(tokens * sum(self._sizes))

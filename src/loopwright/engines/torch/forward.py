@@ -29,6 +29,9 @@ WORTH_SHARING = 4096
 """Numbers that a layer's keys of a prompt have. A smaller prompt is copied into the rows of its sequences: reading it
 once for each of them costs less than the calls that merge its attention with theirs."""
 
+WORTH_KEEPING_APART = 2**15
+"""The same for a prompt that one request alone has: it costs no more to read in another place, only a copy."""
+
 
 class Forward:
     """Runs the model. Rows of the cache belong to prefixes and sequences, and are given back with `release`."""
@@ -70,6 +73,7 @@ class Forward:
 
     def recompute(self, prefixes: Iterable[Prefix], sequences: Iterable[Sequence]) -> None:
         """Compute again, under other weights, all that is alive."""
+        self._model.outdate()
         alive = [prefix for prefix in prefixes if prefix.row is not None]
         self._prompts.outdate(alive)
         for part in self._prompts.in_passes(alive):
@@ -133,7 +137,7 @@ class Forward:
         behind: list[tuple[Row, Row]] = []
         for prefix, members in groupby(sequences, key=attrgetter("prefix")):
             prompt = _computed(prefix)
-            shared = prompt.held(0)[0].numel() > WORTH_SHARING
+            shared = prompt.held(0)[0].numel() > (WORTH_SHARING if prefix.users > 1 else WORTH_KEEPING_APART)
             for sequence in members:
                 room = min(sequence.limit, FIRST_ROW)
                 sequence.row = self._own.add(room) if shared else self._whole.add(prompt.length + room)
