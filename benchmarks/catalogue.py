@@ -38,6 +38,12 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Buffer("buffer", "45 KB samples put and got, one by one and 64 at once: committed to SQLite, beside TransferQueue"),
     GatewayCalls("gateway", "a recorded model call: 512-token prompts, 128-token answers, beside LiteLLM's proxy"),
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
+    Decode(
+        "decode-groups",
+        "the same in groups: 8 prompts x 8 samples, as the rollouts of a training",
+        prompts=8,
+        samples=8,
+    ),
     Makespan(
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",

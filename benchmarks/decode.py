@@ -1,7 +1,8 @@
 """Sampling alone: our engine beside transformers' `generate`, in the same environment.
 
-Every sequence has a prompt of its own, so that nothing is gained by sharing, and nobody stops early. The time to the
-first tokens is measured apart: the rest is decoding proper.
+Either every sequence has a prompt of its own, so that nothing is gained by sharing, or they come in groups, as the
+rollouts of a training do. Nobody stops early. The time to the first tokens is measured apart: the rest is decoding
+proper.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ GENERATE = Peer("transformers", "benchmarks.workers.transformers_decode")
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """`sequences` answers of `new_tokens` after random prompts of `prompt_tokens`."""
+    """`samples` answers of `new_tokens` to each of so many random `prompts` of `prompt_tokens`."""
 
     name: str
     what: str
-    sequences: int = 64
+    prompts: int = 64
+    samples: int = 1
     prompt_tokens: int = 39
     new_tokens: int = 32
     threads: int = 2
@@ -62,22 +64,25 @@ class Decode:
             "model": str(model),
             "folder": str(folder),
             "threads": self.threads,
-            "prompts": [choose(ORDINARY, k=self.prompt_tokens) for _ in range(self.sequences)],
+            "prompts": [choose(ORDINARY, k=self.prompt_tokens) for _ in range(self.prompts)],
+            "samples": self.samples,
             "new_tokens": self.new_tokens,
         }
-        prompts = self.sequences * self.prompt_tokens
-        rows: Work = {
-            Phase.PREFILL: Rows(prompts, self.sequences),
-            Phase.DECODE: Rows(self.sequences, self.sequences),
-        }
+        sequences = self.prompts * self.samples
+        rows: Work = {Phase.PREFILL: self._prefill, Phase.DECODE: Rows(sequences, sequences)}
         return Prepared(ours=spec, peer=spec, limit=ProductsPlan(read_layers(model), rows, self.threads))
+
+    @property
+    def _prefill(self) -> Rows:
+        """Each prompt once, however many samples it has."""
+        return Rows(self.prompts * self.prompt_tokens, self.prompts)
 
     def round(self, answer: Mapping[str, Any], pace: Pace) -> Round:
         first = answer["first_token_seconds"]
-        tokens, later = self.sequences * self.new_tokens, self.sequences * (self.new_tokens - 1)
-        prefill: Work = {Phase.PREFILL: Rows(self.sequences * self.prompt_tokens, self.sequences)}
+        sequences = self.prompts * self.samples
+        tokens, later = sequences * self.new_tokens, sequences * (self.new_tokens - 1)
         decoding = pace.seconds({Phase.DECODE: Rows(later, later)})
-        limit = pace.seconds(prefill) + decoding
+        limit = pace.seconds({Phase.PREFILL: self._prefill}) + decoding
         return {
             "tokens_per_second": tokens / answer["seconds"],
             "decode_tokens_per_second": later / (answer["seconds"] - first),

@@ -19,21 +19,22 @@ async def main(port: Port) -> None:
     with ComputeThread() as compute:
         await compute.run(configure, threads=spec["threads"], deterministic=False)
         loaded = await compute.run(load_model, spec["model"], cache=Path(spec["folder"]))
-        async with TorchEngine(loaded, compute, max_batch=len(spec["prompts"])) as engine:
+        prompts = [tuple(ids) for ids in spec["prompts"] for _ in range(spec["samples"])]
+        async with TorchEngine(loaded, compute, max_batch=len(prompts)) as engine:
             port.ready("loopwright", "torch", "transformers")
             for round, watch in enumerate(port.rounds()):
-                await _generate(engine, spec["prompts"], spec["new_tokens"], round)
+                await _generate(engine, prompts, spec["new_tokens"], round)
                 taken = watch.stop()
                 first = Stopwatch()
-                await _generate(engine, spec["prompts"], 1, round)
+                await _generate(engine, prompts, 1, round)
                 port.answer(taken, first_token_seconds=first.stop()["seconds"])
 
 
-async def _generate(engine: Any, prompts: list[list[int]], new_tokens: int, round: int) -> None:
+async def _generate(engine: Any, prompts: list[tuple[int, ...]], new_tokens: int, round: int) -> None:
     from loopwright.types import GenerateRequest, Sampling
 
     requests = [
-        GenerateRequest(f"{i:04d}", tuple(ids), Sampling(max_new_tokens=new_tokens, seed=round * len(prompts) + i))
+        GenerateRequest(f"{i:04d}", ids, Sampling(max_new_tokens=new_tokens, seed=round * len(prompts) + i))
         for i, ids in enumerate(prompts)
     ]
     generations = await asyncio.gather(*(engine.generate(request) for request in requests))

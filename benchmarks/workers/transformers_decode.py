@@ -22,18 +22,19 @@ def main(port: Port) -> None:
     prompts = torch.tensor(spec["prompts"])
     port.ready("torch", "transformers")
     for watch in port.rounds():
-        _generate(model, prompts, spec["new_tokens"])
+        _generate(model, prompts, spec["samples"], spec["new_tokens"])
         taken = watch.stop()
         first = Stopwatch()
-        _generate(model, prompts, 1)
+        _generate(model, prompts, spec["samples"], 1)
         port.answer(taken, first_token_seconds=first.stop()["seconds"])
 
 
-def _generate(model: Any, prompts: Any, new_tokens: int) -> None:
+def _generate(model: Any, prompts: Any, samples: int, new_tokens: int) -> None:
     output = model.generate(
         input_ids=prompts,
         attention_mask=prompts.new_ones(prompts.shape),
         do_sample=True,
+        num_return_sequences=samples,
         temperature=1.0,
         top_k=0,
         top_p=1.0,

@@ -93,6 +93,9 @@ def test_a_decode_round():
     assert figures["decode_tokens_per_second"] == pytest.approx(64 * 31 / 4)
     assert figures["limit_decode_tokens_per_second"] == pytest.approx(1000)
     assert figures["limit_share"] == pytest.approx((64 * 39 + 64 * 31) / 1000 / 5)
+    grouped = find("decode-groups").round(answer, Pace(dict.fromkeys(Phase, 0.001), dict.fromkeys(Phase, 0.0)))
+    assert grouped["tokens_per_second"] == figures["tokens_per_second"]
+    assert grouped["limit_share"] == pytest.approx((8 * 39 + 64 * 31) / 1000 / 5)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)

@@ -23,8 +23,8 @@ STRIDE = 16
 """Keys are looked at in multiples of this, so that views of them serve so many steps."""
 
 MANY = 8192
-"""Numbers in the new keys of a layer from which on indexing writes them faster than `scatter_`: 12,288 in 0.1 ms instead
-of 0.2. With 2,048, where the call itself counts, it is 13 us instead of 8."""
+"""Numbers in the new keys of a layer from which on indexing writes them faster than `scatter_`: 12,288 in 0.1 ms
+instead of 0.2. With 2,048, where the call itself counts, it is 13 us instead of 8."""
 
 
 class Asked:
