@@ -27,7 +27,6 @@ class Buffers:
         self.x, self.y = torch.randn(rows, inputs), torch.randn(rows, outputs)
         self.to_x, self.to_y = torch.empty(rows, inputs), torch.empty(rows, outputs)
         self.to_weight = torch.empty(outputs, inputs)
-        self.columns, self.to_columns = self.x.t().contiguous(), torch.empty(outputs, rows)
 
 
 class Products:
@@ -37,24 +36,34 @@ class Products:
         buffers = {weight.shape: Buffers(*weight.shape, rows=rows) for weight in weights}
         self._rows = rows
         self._layers = [(weight, buffers[weight.shape]) for weight in weights]
-        has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        self._packed = [torch.ops.mkl._mkl_reorder_linear_weight(weight, rows) for weight in weights if has_mkl]
 
-    @property
     def ways_forward(self) -> list[Callable[[], None]]:
-        return [self.forward, self.turned_round, *([self.prepacked] if self._packed else [])]
+        has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        return [self.forward, self._turned_round(), *([self._prepacked()] if has_mkl else [])]
 
     def forward(self) -> None:
         for weight, buffer in self._layers:
             torch.mm(buffer.x, weight.t(), out=buffer.to_y)
 
-    def turned_round(self) -> None:
-        for weight, buffer in self._layers:
-            torch.mm(weight, buffer.columns, out=buffer.to_columns)
+    def _turned_round(self) -> Callable[[], None]:
+        shapes = {weight.shape: buffer for weight, buffer in self._layers}
+        columns = {shape: (one.x.t().contiguous(), one.to_y.t().contiguous()) for shape, one in shapes.items()}
 
-    def prepacked(self) -> None:
-        for (weight, buffer), packed in zip(self._layers, self._packed, strict=True):
-            torch.ops.mkl._mkl_linear(buffer.x, packed, weight, None, self._rows)
+        def run() -> None:
+            for weight, _ in self._layers:
+                x, to_y = columns[weight.shape]
+                torch.mm(weight, x, out=to_y)
+
+        return run
+
+    def _prepacked(self) -> Callable[[], None]:
+        packs = [torch.ops.mkl._mkl_reorder_linear_weight(weight, self._rows) for weight, _ in self._layers]
+
+        def run() -> None:
+            for (weight, buffer), packed in zip(self._layers, packs, strict=True):
+                torch.ops.mkl._mkl_linear(buffer.x, packed, weight, None, self._rows)
+
+        return run
 
     def forward_and_backward(self) -> None:
         self.forward()
@@ -82,7 +91,7 @@ def main(port: Port) -> None:
 def _seconds(weights: Sequence[torch.Tensor], rows: int, *, trains: bool) -> float:
     """Of one pass."""
     products = Products(weights, rows)
-    return min(map(_mean_seconds, [products.forward_and_backward] if trains else products.ways_forward))
+    return min(map(_mean_seconds, [products.forward_and_backward] if trains else products.ways_forward()))
 
 
 def _mean_seconds(run: Callable[[], Any]) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_model import PlainModel, Sample, put
@@ -53,12 +54,15 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         folder = request.getfixturevalue(f"tiny_{kind}_folder")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "prepacked":
+            if not torch.backends.mkl.is_available():
+                pytest.skip("weights are packed for MKL")
             # Small weights too, for whole batches and those that lack a few.
             patch.setattr(prepacked_module, "SMALLEST", 1)
             patch.setattr(prepacked_module, "ROWS", MAX_BATCH)
-            patch.setattr(prepacked_module, "PAYS", range(2, MAX_BATCH + 1))
+            patch.setattr(forward_module, "PAYS", range(2, MAX_BATCH + 1))
         loaded = load_model(str(folder), cache=folder, max_context=MAX_CONTEXT)
         assert isinstance(loaded.forward, LeanForward)
+        assert (loaded.forward.prepacked() is not None) == (request.param == "prepacked")
         if request.param == "by its modules":
             loaded = replace(loaded, forward=ModuleForward(loaded.model))
         # Rows so small that short sequences outgrow several, and prompts that need more than one forward pass.

@@ -18,13 +18,11 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from loopwright.models import prepacked
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.linear import Linear
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.plans import Chunk, ChunkPlan
-from loopwright.models.prepacked import PAYS
 from loopwright.models.product import FEATURES_FIRST
 from loopwright.models.recognise import fastest_forward
 from loopwright.testing.tiny import SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
@@ -86,26 +84,6 @@ def test_a_model_like_llama_is_served_and_every_update_is_seen(make: Callable[[P
     for tokens in (1, FEATURES_FIRST.start, 17, FEATURES_FIRST.stop - 1, FEATURES_FIRST.stop):
         shake(loaded.model)
         assert torch.allclose(logits(loaded.forward, tokens), logits(own, tokens), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("make", [tiny_llama, biased_llama, tiny_qwen2, tiny_qwen3, mistral])
-def test_prepacked_weights_compute_the_same_and_hear_of_every_update(
-    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepacked, "SMALLEST", 1)
-    loaded = loaded_from(make(tmp_path))
-    own = ModuleForward(loaded.model)
-
-    def is_right(tokens: int) -> bool:
-        return torch.allclose(logits(loaded.forward, tokens), logits(own, tokens), rtol=1e-4, atol=1e-4)
-
-    for tokens in (PAYS.start - 1, PAYS.start, PAYS.stop - 1, PAYS.stop):
-        assert is_right(tokens)
-        shake(loaded.model)
-        # Who has not been told goes on with the weights of before: so it is the copy that computes.
-        assert is_right(tokens) == (tokens not in PAYS)
-        loaded.forward.outdate()
-        assert is_right(tokens)
 
 
 @pytest.mark.parametrize("make", [smollm3, mixture])

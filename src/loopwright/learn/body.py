@@ -70,11 +70,11 @@ class LeanBody:
         self.head: torch.Tensor = model.get_output_embeddings().weight
         self._table = base.embed_tokens
         self._angles = Angles(base.rotary_emb, base.embed_tokens.weight)
-        self._dim = lean.heads.dim
+        self._dim = lean.model.sizes.heads.dim
         self._norm = base.norm
         self._layers = [
             (_attention_half(module, layer.scaling, layer.window), _feed_forward_half(module))
-            for module, layer in zip(base.layers, lean.layers, strict=True)
+            for module, layer in zip(base.layers, lean.model.layers, strict=True)
         ]
 
     def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:

@@ -18,8 +18,9 @@ class PackedForward(Protocol):
         """[tokens, vocabulary] after the tokens `keep`; None means all."""
         ...
 
-    def outdate(self) -> None:
-        """Other weights came: to be told before the next pass."""
+    def prepacked(self) -> PackedForward | None:
+        """One that is faster for the numbers of tokens of `models.prepacked`. It computes from a copy of the parameters
+        as they are at its first pass. None if nothing is gained."""
         ...
 
 
@@ -29,8 +30,8 @@ class ModuleForward:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def outdate(self) -> None:
-        """It reads its parameters in every pass."""
+    def prepacked(self) -> None:
+        return None
 
     @torch.no_grad()
     def logits(

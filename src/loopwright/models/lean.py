@@ -1,25 +1,27 @@
 """The forward pass of a Llama-like model without its modules.
 
 Calling modules costs a small model more than its arithmetic, and a larger one still a good part of it: a rotary
-embedding alone is a dozen kernels per layer. This pass reads the very parameters of the model, or what was prepacked
-of them, and overwrites what nobody needs any more. It knows no gradients: the learner, which needs what is overwritten
+embedding alone is a dozen kernels per layer. This pass reads the very parameters of the model, so every update is seen,
+and it overwrites what nobody needs any more. It knows no gradients: the learner, which needs what is overwritten
 here, has layers of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn.functional import silu
 
 from loopwright.models.attention import AttentionPlan
+from loopwright.models.linear import Linear
 from loopwright.models.norm import ColumnNorm, RmsNorm
+from loopwright.models.prepacked import PrepackedHead, PrepackedProduct, is_worth_it
 from loopwright.models.product import Head, Product
-from loopwright.models.room import Heads, Room, Rooms
 from loopwright.models.rotary import Angles
+from loopwright.models.workspace import Sizes, Workspace, Workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,62 +41,71 @@ class LeanLayer:
     down: Product
 
     @property
-    def products(self) -> tuple[Product, ...]:
-        return self.projection, self.output, self.gate_and_up, self.down
+    def linears(self) -> list[Linear]:
+        products = self.projection, self.output, self.gate_and_up, self.down
+        return [linear for product in products for linear in product.layers]
+
+    def prepacked(self) -> LeanLayer:
+        return replace(
+            self,
+            projection=PrepackedProduct(*self.projection.layers),
+            output=PrepackedProduct(*self.output.layers),
+            gate_and_up=PrepackedProduct(*self.gate_and_up.layers),
+            down=PrepackedProduct(*self.down.layers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeanModel:
+    """The parts of a model."""
+
+    table: nn.Parameter
+    angles: Angles
+    sizes: Sizes
+    layers: Sequence[LeanLayer]
+    norm: ColumnNorm
+    head: Head
 
 
 class LeanForward:
     """A `PackedForward`. Whether it computes what a model does is for `models.recognise` to prove."""
 
-    def __init__(
-        self,
-        table: nn.Parameter,
-        angles: Angles,
-        rooms: Rooms,
-        layers: Sequence[LeanLayer],
-        norm: ColumnNorm,
-        head: Head,
-    ) -> None:
-        self._table = table
-        self._angles = angles
-        self._rooms = rooms
-        self.layers = layers
-        self._norm = norm
-        self._head = head
-
-    @property
-    def heads(self) -> Heads:
-        return self._rooms.heads
-
-    def outdate(self) -> None:
-        self._head.outdate()
-        for layer in self.layers:
-            for product in layer.products:
-                product.outdate()
+    def __init__(self, model: LeanModel, workspaces: Workspaces | None = None) -> None:
+        self.model = model
+        self._workspaces = workspaces or Workspaces(model.sizes, model.table.detach())
+        linears = [linear for layer in model.layers for linear in layer.linears]
+        self._gains = is_worth_it([*linears, model.head.layer], typical=linears[-1])
 
     @torch.inference_mode()
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
     ) -> torch.Tensor:
-        room = self._rooms.of(len(ids))
-        x = room.x.copy_(self._table.index_select(0, ids).t())
-        self._angles.into(room.turn.angles, positions)
-        for number, layer in enumerate(self.layers):
-            self._project(layer, room)
-            query, key, value = room.asked
+        model, space = self.model, self._workspaces.of(len(ids))
+        x = space.x.copy_(model.table.index_select(0, ids).t())
+        model.angles.into(space.turn.angles, positions)
+        for number, layer in enumerate(model.layers):
+            self._project(layer, space)
+            query, key, value = space.asked
             seen = plan.attend(number, query, key, value, scaling=layer.scaling, window=layer.window)
             layer.output.add_to(x, seen.reshape(len(ids), -1).t())
-            normed = layer.feed_forward_norm.into(room.normed, x)
-            gate, up = layer.gate_and_up.near(room.gate_and_up, normed)
-            layer.down.add_to(x, torch.mul(silu(gate, inplace=True), up, out=room.gated))
+            normed = layer.feed_forward_norm.into(space.normed, x)
+            gate, up = layer.gate_and_up.results((space.gate, space.up), normed)
+            layer.down.add_to(x, torch.mul(silu(gate, inplace=True), up, out=space.gate))
         kept = x if keep is None else x[:, keep]
-        return self._head(self._norm.into(torch.empty_like(kept), kept))
+        return model.head(model.norm.into(torch.empty_like(kept), kept))
 
-    def _project(self, layer: LeanLayer, room: Room) -> None:
+    def prepacked(self) -> LeanForward | None:
+        if not self._gains:
+            return None
+        layers = [layer.prepacked() for layer in self.model.layers]
+        model = replace(self.model, layers=layers, head=PrepackedHead(self.model.head.layer))
+        return LeanForward(model, Workspaces(model.sizes, model.table.detach(), features_first=()))
+
+    def _project(self, layer: LeanLayer, space: Workspace) -> None:
         """Queries, keys and values, turned by their positions."""
-        layer.projection.into(room.projected, layer.attention_norm.into(room.normed, room.x))
-        room.by_token()
+        layer.projection.into(space.projected, layer.attention_norm.into(space.normed, space.x))
+        space.by_token()
         if layer.query_norm is not None and layer.key_norm is not None:
-            layer.query_norm.into(room.query_heads, room.query_heads)
-            layer.key_norm.into(room.key_heads, room.key_heads)
-        room.turn.turn()
+            layer.query_norm.into(space.query_heads, space.query_heads)
+            layer.key_norm.into(space.key_heads, space.key_heads)
+        space.turn.turn()

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import torch
 
 from loopwright.models.linear import Linear
-from loopwright.models.prepacked import Prepacked, pays
 
 FEATURES_FIRST = range(5, 129)
-"""Numbers of tokens whose columns had better lie feature by feature, unless they meet a prepacked weight."""
+"""Numbers of tokens whose columns had better lie feature by feature."""
 
 
 class Columns(NamedTuple):
@@ -26,46 +25,28 @@ class Columns(NamedTuple):
 
 
 class Product:
-    """Linear layers that read the same columns. It reads their parameters; a prepacked copy of them has to be
-    told when they change."""
+    """Linear layers that read the same columns, and their parameters as they are."""
 
-    __slots__ = ("_parameters", "_prepacked")
-
-    def __init__(self, *layers: Linear, prepack: bool) -> None:
+    def __init__(self, *layers: Linear) -> None:
+        self.layers = layers
         self._parameters = [
             (layer.weight.detach(), None if layer.bias is None else layer.bias.detach()[:, None]) for layer in layers
         ]
-        self._prepacked = Prepacked(layers) if prepack else None
-
-    def outdate(self) -> None:
-        if self._prepacked is not None:
-            self._prepacked.outdate()
 
     def into(self, out: Columns, x: torch.Tensor) -> None:
         """Write the results to `out`."""
-        if self._prepacked is not None and pays(x.shape[1]):
-            out.whole.t().copy_(self._prepacked(x.t()))
-        else:
-            self._write(out, x)
+        self.results(out.parts, x)
 
-    def near(self, out: Columns, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The results, in `out` or, where that would mean to copy them, outside of it."""
-        if self._prepacked is not None and pays(x.shape[1]):
-            return torch.split(self._prepacked(x.t()).t(), [len(part) for part in out.parts])
-        self._write(out, x)
-        return out.parts
-
-    def _write(self, out: Columns, x: torch.Tensor) -> None:
-        for (weight, bias), part in zip(self._parameters, out.parts, strict=True):
+    def results(self, parts: Sequence[torch.Tensor], x: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The result of each layer, in `parts` unless it has to be elsewhere anyway."""
+        for (weight, bias), part in zip(self._parameters, parts, strict=True):
             torch.mm(weight, x, out=part)
             if bias is not None:
                 part.add_(bias)
+        return parts
 
     def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
         """Add the result of the only layer to `total`."""
-        if self._prepacked is not None and pays(x.shape[1]):
-            total.t().add_(self._prepacked(x.t()))
-            return
         ((weight, bias),) = self._parameters
         total.addmm_(weight, x)
         if bias is not None:
@@ -75,19 +56,10 @@ class Product:
 class Head:
     """The last product, whose result is wanted token by token."""
 
-    __slots__ = ("_layer", "_prepacked")
-
-    def __init__(self, layer: Linear, *, prepack: bool) -> None:
-        self._layer = layer
-        self._prepacked = Prepacked([layer]) if prepack else None
-
-    def outdate(self) -> None:
-        if self._prepacked is not None:
-            self._prepacked.outdate()
+    def __init__(self, layer: Linear) -> None:
+        self.layer = layer
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[features, tokens] -> [tokens, vocabulary]."""
-        if self._prepacked is not None and pays(x.shape[1]):
-            return self._prepacked(x.t())
-        result: torch.Tensor = self._layer(x.t())
+        result: torch.Tensor = self.layer(x.t())
         return result

@@ -14,14 +14,13 @@ import torch
 from torch import nn
 
 from loopwright.models.forward import ModuleForward, PackedForward
-from loopwright.models.lean import LeanForward, LeanLayer
+from loopwright.models.lean import LeanForward, LeanLayer, LeanModel
 from loopwright.models.linear import Linear
 from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.plans import Chunk, ChunkPlan
-from loopwright.models.prepacked import is_worth_it
 from loopwright.models.product import Head, Product
-from loopwright.models.room import Heads, Rooms
 from loopwright.models.rotary import Angles
+from loopwright.models.workspace import Heads, Sizes
 
 BASE = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -101,13 +100,17 @@ def _lean(model: Any, asked: list[Asked]) -> LeanForward | None:
     (query, key, value) = shapes.pop()
     if key != value or query[-1] != key[-1]:
         return None
-    prepack = is_worth_it([module.weight for module in model.modules() if isinstance(module, Linear)])
-    layers = [_layer(layer, one, prepack) for layer, one in zip(base.layers, asked, strict=True)]
     heads, table = Heads(queries=query[1], keys=key[1], dim=query[-1]), base.embed_tokens.weight
-    inner = len(base.layers[0].mlp.gate_proj.weight)
-    rooms = Rooms(heads, table.shape[1], inner, table.detach(), prepacked=prepack)
-    last = ColumnNorm(base.norm), Head(head, prepack=prepack)
-    return LeanForward(table, Angles(base.rotary_emb, table), rooms, layers, *last)
+    return LeanForward(
+        LeanModel(
+            table=table,
+            angles=Angles(base.rotary_emb, table),
+            sizes=Sizes(heads, hidden=table.shape[1], inner=len(base.layers[0].mlp.gate_proj.weight)),
+            layers=[_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)],
+            norm=ColumnNorm(base.norm),
+            head=Head(head),
+        )
+    )
 
 
 def _looks_like_llama(model: Any) -> bool:
@@ -126,17 +129,17 @@ def _children(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
 
 
-def _layer(layer: Any, asked: Asked, prepack: bool) -> LeanLayer:
+def _layer(layer: Any, asked: Asked) -> LeanLayer:
     attention, feed_forward = layer.self_attn, layer.mlp
     return LeanLayer(
         attention_norm=ColumnNorm(layer.input_layernorm),
-        projection=Product(attention.q_proj, attention.k_proj, attention.v_proj, prepack=prepack),
+        projection=Product(attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=getattr(attention, "q_norm", None),
         key_norm=getattr(attention, "k_norm", None),
         scaling=asked.scaling,
         window=asked.window,
-        output=Product(attention.o_proj, prepack=prepack),
+        output=Product(attention.o_proj),
         feed_forward_norm=ColumnNorm(layer.post_attention_layernorm),
-        gate_and_up=Product(feed_forward.gate_proj, feed_forward.up_proj, prepack=prepack),
-        down=Product(feed_forward.down_proj, prepack=prepack),
+        gate_and_up=Product(feed_forward.gate_proj, feed_forward.up_proj),
+        down=Product(feed_forward.down_proj),
     )

@@ -39,7 +39,7 @@ class Batch:
         self._ended: list[Sequence] = []
         """Those with whose end the batch became idle. They hold their rows until somebody comes, and only then is what
         was computed for them copied: other weights, which would outdate it, often come first."""
-        self._forward = Forward(loaded, cache_tokens)
+        self._forward = Forward(loaded, max_batch=max_batch, cache_tokens=cache_tokens)
 
     @property
     def idle(self) -> bool:
@@ -118,6 +118,10 @@ class Batch:
             self._release(self._ended.pop())
         with self._device:
             self._forward.recompute(self._prefixes.values(), self.live)
+
+    def rest(self) -> None:
+        """Nobody will ask for a while: give back memory that is quickly filled again."""
+        self._forward.unpack()
 
     def _admit(self) -> list[Sequence]:
         free = self._max_batch - len(self.live)

@@ -173,7 +173,8 @@ class TorchEngine:
             self._compute.post(self._step)
         # Without a pause there is nothing to wait for either: a resume has overtaken it.
         draining = self._paused is PauseMode.DRAIN and self._batch.live
-        if not draining:
+        if not draining and self._waiting_for_quiet:
+            self._batch.rest()
             for loop, quiet in self._waiting_for_quiet:
                 self._announce(loop, quiet.set)
             self._waiting_for_quiet.clear()

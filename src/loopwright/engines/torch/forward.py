@@ -19,8 +19,10 @@ from loopwright.engines.torch.lists import tensor_of
 from loopwright.engines.torch.prompts import Prompts
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.models.attention import AttentionPlan
+from loopwright.models.forward import PackedForward
 from loopwright.models.load import LoadedModel
 from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.prepacked import PAYS
 
 FIRST_ROW = 64
 """Tokens that a new sequence gets room for, unless its limit is smaller. It doubles whenever it is full."""
@@ -30,24 +32,31 @@ WORTH_SHARING = 4096
 once for each of them costs less than the calls that merge its attention with theirs."""
 
 WORTH_KEEPING_APART = 2**15
-"""The same for a prompt that one request alone has: it costs no more to read in another place, only a copy."""
+"""The same for a prompt that one request alone has when it begins to decode: to read it in its row costs no more, and
+copying it once costs less than merging at each token. A sibling that comes later shares the prompt with others."""
 
 
 class Forward:
     """Runs the model. Rows of the cache belong to prefixes and sequences, and are given back with `release`."""
 
-    def __init__(self, loaded: LoadedModel, cache_tokens: int) -> None:
+    def __init__(self, loaded: LoadedModel, *, max_batch: int, cache_tokens: int) -> None:
         self._model = loaded.forward
+        self._decodes_many = max_batch >= PAYS.start
         self._layers = loaded.model.config.num_hidden_layers
         self._prompts = Prompts(self._layers, cache_tokens)
         self.forget()
 
     def forget(self) -> None:
         """Start with an empty cache: after a failure it may hold anything, NaN included."""
+        self.unpack()
         self._prompts.clear()
         self._whole, self._own = KVCache(self._layers), KVCache(self._layers)
         self._plan: DecodePlan | None = None
         self._planned_for: object = None
+
+    def unpack(self) -> None:
+        """Let go of the copy of the weights. The next large batch makes another, of what they are then."""
+        self._prepacked = self._model.prepacked() if self._decodes_many else None
 
     def keep(self, sequence: Sequence) -> None:
         """Keep what was computed for a request that ends, for prompts that begin like it."""
@@ -73,7 +82,7 @@ class Forward:
 
     def recompute(self, prefixes: Iterable[Prefix], sequences: Iterable[Sequence]) -> None:
         """Compute again, under other weights, all that is alive."""
-        self._model.outdate()
+        self.unpack()
         alive = [prefix for prefix in prefixes if prefix.row is not None]
         self._prompts.outdate(alive)
         for part in self._prompts.in_passes(alive):
@@ -148,11 +157,20 @@ class Forward:
             arena.begin([row for _, row in pairs], prompt)
 
     def _run(
-        self, ids: Seq[int], positions: torch.Tensor, plan: AttentionPlan, keep: Seq[int] | None = None
+        self,
+        ids: Seq[int],
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        keep: Seq[int] | None = None,
     ) -> torch.Tensor:
         """Logits after the tokens `keep`; None means all."""
         kept = None if keep is None or len(keep) == len(ids) else tensor_of(keep)
-        return self._model.logits(tensor_of(ids), positions, plan, kept)
+        return self._model_for(len(ids), plan).logits(tensor_of(ids), positions, plan, kept)
+
+    def _model_for(self, tokens: int, plan: AttentionPlan) -> PackedForward:
+        """Prompts pack nothing: one alone would not be worth it."""
+        decodes_many = isinstance(plan, DecodePlan) and tokens in PAYS
+        return self._prepacked if self._prepacked is not None and decodes_many else self._model
 
 
 class StepPlan:

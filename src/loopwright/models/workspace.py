@@ -7,17 +7,16 @@ of all sizes work in the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from loopwright.models.prepacked import pays
 from loopwright.models.product import FEATURES_FIRST, Columns
 from loopwright.models.rotary import Turn
 
 KEPT = 256
-"""The largest room that is kept, in tokens. Passes over more are made of prompts, and rarely as long as another."""
+"""Tokens of the largest workspace that is kept. Passes over more are made of prompts, and rarely as long as another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Heads:
     dim: int
 
 
-class Room:
+class Workspace:
     """For so many tokens: columns for products, and heads token by token for attention."""
 
     def __init__(
@@ -38,9 +37,8 @@ class Room:
         """`memory` has room for all `sizes`, which are numbers per token."""
         parts = torch.split(memory[: tokens * sum(sizes)], [tokens * size for size in sizes])
         columns = [x.view(-1, tokens) if features_first else x.view(tokens, -1).t() for x in parts[:5]]
-        self.x, self.normed, gate_and_up, self.gated, projected = columns
+        self.x, self.normed, self.gate, self.up, projected = columns
         queries, keys, both = heads.queries, heads.keys, heads.queries + heads.keys
-        self.gate_and_up = Columns(gate_and_up, gate_and_up.chunk(2))
         self.projected = Columns(projected, torch.split(projected, [n * heads.dim for n in (queries, keys, keys)]))
         self._lying = projected.t().view(tokens, -1, heads.dim)
         self._has_to_be_turned = not self._lying.is_contiguous()
@@ -56,33 +54,47 @@ class Room:
             self._heads.copy_(self._lying)
 
 
-class Rooms:
-    """The rooms of one model."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a model: its heads, and how many features stand before and inside of a feed-forward layer."""
 
-    def __init__(self, heads: Heads, hidden: int, inner: int, like: torch.Tensor, *, prepacked: bool) -> None:
+    heads: Heads
+    hidden: int
+    inner: int
+
+    @property
+    def per_token(self) -> tuple[int, ...]:
+        """Numbers in each part of a workspace."""
+        heads = self.heads
         projected, turned = (heads.queries + 2 * heads.keys) * heads.dim, (heads.queries + heads.keys) * heads.dim
-        self._sizes = (hidden, hidden, 2 * inner, inner, projected, projected, turned, 2 * heads.dim)
-        self.heads = heads
-        self._prepacked = prepacked
-        self._like = like
-        self._memory = like.new_empty(0)
-        self._kept: dict[int, Room] = {}
+        return self.hidden, self.hidden, self.inner, self.inner, projected, projected, turned, 2 * heads.dim
 
-    def of(self, tokens: int) -> Room:
-        """The room for so many tokens. What is in it lasts until the next one is asked for."""
-        if (room := self._kept.get(tokens)) is not None:
-            return room
+
+class Workspaces:
+    """Those of one forward. Columns of as many tokens as `features_first` has lie feature by feature."""
+
+    def __init__(self, sizes: Sizes, like: torch.Tensor, features_first: Container[int] = FEATURES_FIRST) -> None:
+        self._sizes = sizes
+        self._per_token = sum(sizes.per_token)
+        self._like = like
+        self._features_first = features_first
+        self._memory = like.new_empty(0)
+        self._kept: dict[int, Workspace] = {}
+
+    def of(self, tokens: int) -> Workspace:
+        """The workspace for so many tokens. What is in it lasts until the next one is asked for."""
+        if (space := self._kept.get(tokens)) is not None:
+            return space
         if tokens > KEPT:
             return self._made(tokens, self._memory_for(tokens))
-        if len(self._memory) < tokens * sum(self._sizes):
+        if len(self._memory) < tokens * self._per_token:
             self._memory, self._kept = self._memory_for(1 << (tokens - 1).bit_length()), {}
-        room = self._kept[tokens] = self._made(tokens, self._memory)
-        return room
+        space = self._kept[tokens] = self._made(tokens, self._memory)
+        return space
 
-    def _made(self, tokens: int, memory: torch.Tensor) -> Room:
-        meets_prepacked = self._prepacked and pays(tokens)
-        features_first = tokens in FEATURES_FIRST and not meets_prepacked
-        return Room(tokens, self.heads, self._sizes, memory, features_first=features_first)
+    def _made(self, tokens: int, memory: torch.Tensor) -> Workspace:
+        sizes, features_first = self._sizes, tokens in self._features_first
+        return Workspace(tokens, sizes.heads, sizes.per_token, memory, features_first=features_first)
 
     def _memory_for(self, tokens: int) -> torch.Tensor:
-        return self._like.new_empty(tokens * sum(self._sizes))
+        return self._like.new_empty(tokens * self._per_token)

@@ -1,0 +1,119 @@
+"""Prepacked weights are those of the version that samples, whatever happened to the others; who does not need them
+packs none, and nobody keeps them while others compute."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from plain_model import PlainModel, Sample, put
+
+from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.errors import EngineError
+from loopwright.models import prepacked
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.prepacked import PAYS, ROWS, Prepacked
+from loopwright.types import GenerateRequest, PauseMode, Sampling
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="weights are packed for MKL")
+
+
+@dataclass
+class World:
+    loaded: LoadedModel
+    plain: PlainModel
+    packed: int = 0
+
+
+@pytest.fixture
+def world(tiny_llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(prepacked, "SMALLEST", 1)
+    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
+    made = World(loaded, PlainModel(tiny_llama_folder, 2))
+    pack = Prepacked._pack
+
+    def counted(self: Prepacked) -> tuple[torch.Tensor, torch.Tensor | None]:
+        made.packed += 1
+        return pack(self)
+
+    monkeypatch.setattr(Prepacked, "_pack", counted)
+    return made
+
+
+def requests(count: int, prompt: int = 5) -> list[GenerateRequest]:
+    return [
+        GenerateRequest(str(i), tuple(range(i + 1, i + 1 + prompt)), Sampling(max_new_tokens=3, seed=i))
+        for i in range(count)
+    ]
+
+
+def sampled_right(world: World, batch: Batch, version: int) -> None:
+    sequences = [batch.submit(request) for request in requests(ROWS)]
+    while not batch.idle:
+        batch.step()
+    world.plain.check(Sample(s.request, s.ids, s.logprobs, [version] * len(s.ids)) for s in sequences)
+
+
+def test_a_new_engine_reads_the_weights_as_they_are(world: World) -> None:
+    sampled_right(world, Batch(world.loaded, max_batch=ROWS), 0)
+    assert world.packed
+    put(world.loaded.model, world.plain.versions[1])
+    sampled_right(world, Batch(world.loaded, max_batch=ROWS), 1)
+
+
+def test_an_engine_that_begins_anew_reads_them_again(world: World) -> None:
+    batch = Batch(world.loaded, max_batch=ROWS)
+    sampled_right(world, batch, 0)
+    put(world.loaded.model, world.plain.versions[1])
+    batch.reset()
+    sampled_right(world, batch, 1)
+
+
+def test_a_small_engine_packs_nothing(world: World) -> None:
+    sampled_right(world, Batch(world.loaded, max_batch=PAYS.start - 1), 0)
+    assert not world.packed
+
+
+def test_prompts_pack_nothing(world: World) -> None:
+    batch = Batch(world.loaded, max_batch=ROWS)
+    batch.submit(requests(1, prompt=ROWS)[0])
+    batch.step()
+    assert not world.packed
+
+
+async def test_after_a_load_that_failed_half_way_all_batches_see_the_same_weights(world: World) -> None:
+    weights = dict(world.plain.versions[1])
+    unfit = next(reversed(weights))
+
+    class Unreadable:
+        shape = weights[unfit].shape
+
+    with ComputeThread() as compute:
+        async with TorchEngine(world.loaded, compute, max_batch=ROWS) as engine:
+            await _sample(engine)
+            before = world.packed
+            with pytest.raises((EngineError, TypeError)):
+                await engine.load(1, {**weights, unfit: Unreadable()})
+            await _sample(engine)
+    assert world.packed == 2 * before
+
+
+async def test_while_an_engine_rests_it_holds_no_copy(world: World) -> None:
+    with ComputeThread() as compute:
+        async with TorchEngine(world.loaded, compute, max_batch=ROWS) as engine:
+            await _sample(engine)
+            held = [engine._batch._forward._prepacked]
+            for mode in PauseMode:
+                await engine.pause(mode)
+                held.append(engine._batch._forward._prepacked)
+                await engine.resume()
+    assert len(set(map(id, held))) == len(held)
+
+
+async def _sample(engine: TorchEngine) -> None:
+    await asyncio.gather(*map(engine.generate, requests(ROWS)))
