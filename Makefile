@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+# Without bytecode, each worker compiles all tests again, and each process that a test starts the package.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check test-full lint setup clean parity bench clients
 
