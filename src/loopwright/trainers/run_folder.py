@@ -24,6 +24,10 @@ from loopwright.trainers.durable import draft_of, write_whole
 
 HEADER = "# The config of this Loopwright run. Written by Loopwright; edit your own config file instead.\n"
 
+# libyaml, where PyYAML was built with it: ten times as fast as Python.
+_FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FastDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -146,8 +150,8 @@ class RunFolder:
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as it will be read back, so that a tuple and a list compare equal."""
-    plain = yaml.safe_load(yaml.safe_dump(dict(config), sort_keys=False))
-    return dict(plain)
+    text = yaml.dump(dict(config), Dumper=_FastDumper, sort_keys=False)
+    return dict(yaml.load(text, Loader=_FastLoader))
 
 
 def _require_run_or_empty(folder: RunFolder) -> None:
