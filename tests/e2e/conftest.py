@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+import loopwright.build.run
 from loopwright.testing.tiny import tiny_llama
 
 TASKS = """
@@ -30,6 +33,16 @@ async def judge(task, episode):
 """
 
 WriteConfig = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def little_collections() -> Iterator[None]:
+    """A run begins with a search for garbage in all that the process holds. Here that is every library which any test
+    imports, and takes longer than the run."""
+    little = SimpleNamespace(collect=partial(gc.collect, 0), freeze=gc.freeze, unfreeze=gc.unfreeze)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loopwright.build.run, "gc", little)
+        yield
 
 
 @pytest.fixture(scope="session")

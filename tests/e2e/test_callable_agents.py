@@ -78,7 +78,7 @@ def write(write_config: Any, tmp_path: Path) -> Any:
     def write(function: str, **changes: Any) -> Path:
         (tmp_path / "agents.py").write_text(AGENTS)
         agent = {"kind": "callable", "path": f"agents.py:{function}", "judger": "vowels", **changes.pop("more", {})}
-        return Path(write_config(agent=agent, eval=None, trainer__steps=2, **changes))
+        return Path(write_config(**{"agent": agent, "eval": None, "trainer__steps": 2, **changes}))
 
     return write
 
@@ -129,7 +129,8 @@ async def test_what_an_agent_fails_of_is_told(write: Any, function: str, cause: 
 
 
 async def test_time_is_an_agents_budget(write: Any) -> None:
-    trained = await rollouts(write("slow", produce__agent_timeout_seconds=5.0, trainer__groups_per_step=1))
+    once = {"trainer__steps": 1, "trainer__groups_per_step": 1}
+    trained = await rollouts(write("slow", produce__agent_timeout_seconds=4.0, **once))
     assert {rollout.episode.stop for rollout in trained if rollout.episode} == {StopReason.BUDGET}
 
 
