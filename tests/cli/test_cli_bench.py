@@ -36,6 +36,7 @@ def test_without_a_name_all_are_listed(run):
         "buffer",
         "gateway",
         "decode",
+        "decode-groups",
         "makespan",
         "manager",
     ]
