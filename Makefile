@@ -17,7 +17,7 @@ test: check .clients/.ready  ## Everything, with real components
 	$(BIN)/pytest -m real
 
 check: lint  ## Lint, types, layers and the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 test-full: test .peers/vllm/.ready  ## Long runs: trainings and kills. Run it before an issue is resolved
 	$(BIN)/pytest -m long

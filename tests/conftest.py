@@ -24,6 +24,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("loopwright", deadline=None, derandomize=True)
 settings.load_profile("loopwright")
 
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, because many tests wait; few, because each spends seconds on imports first."""
+    return min(4, (os.cpu_count() or 1) + 1)
+
+
 SPREAD = 0.4
 """Initial weights this wide give logits that differ clearly, so that rounding never decides which token is next."""
 
