@@ -21,15 +21,17 @@ agent: {kind: single_turn, judger: mine}
 judgers: {mine: {kind: native, path: "mine.py:judge"}}
 trainer: {run_dir: runs/x, steps: 10}
 """
+# What is not async runs in a process of its own, which takes half a second to start.
 JUDGERS = """
 from loopwright import Scored
 
-def judge(task, episode): return episode.answer == str(task.truth)
-def rank(task, episodes): return list(range(len(episodes)))
+async def judge(task, episode): return episode.answer == str(task.truth)
+def plain(task, episode): return episode.answer == str(task.truth)
+async def rank(task, episodes): return list(range(len(episodes)))
 async def patient(task, episode): return Scored(0.25, {"style": 1.0})
-def wordy(task, episode): return "good"
-def empty(task, episode): return None
-def nan(task, episode): return float("nan")
+async def wordy(task, episode): return "good"
+async def empty(task, episode): return None
+async def nan(task, episode): return float("nan")
 def broken(task, episode):
     return task.truth["answer"]
 def quits(task, episode): raise SystemExit("bye")
@@ -39,8 +41,8 @@ def hangs(task, episode):
     time.sleep(600)
 async def broken_later(task, episode): return broken(task, episode)
 def keep(group): return True
-def chars(tasks): return sum(len(r.episode.answer) for t in tasks for r in t.rollouts)
-def divides(tasks): return 1 / sum(t.failed for t in tasks)
+async def chars(tasks): return sum(len(r.episode.answer) for t in tasks for r in t.rollouts)
+async def divides(tasks): return 1 / sum(t.failed for t in tasks)
 SEVEN = 7
 class Loop:
     def __init__(self, turns): self.turns = turns
@@ -117,8 +119,9 @@ def test_a_malformed_line_of_every_data_file_is_reported(run, file, deep):
     assert err.count("held.jsonl:1: there is neither messages nor prompt") == 1
 
 
-def test_deep_shows_a_task_and_calls_the_judger(run, file):
-    code, out, err = run("check", "--deep", file)
+@pytest.mark.parametrize("judger", ["judge", "plain"])
+def test_deep_shows_a_task_and_calls_the_judger(run, file, judger):
+    code, out, err = run("check", "--deep", file, f"judgers.mine.path=mine.py:{judger}")
     assert (code, err) == (0, "")
     assert "2 tasks; the first is first:" in out
     assert "user: 2+2?" in out

@@ -47,13 +47,16 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def measured(write_config: WriteConfig, tmp_path: Path) -> Path:
-    """A config whose evaluation has four samples per task and every metric of ours."""
+    """A config whose evaluation has four samples per task and every metric of ours.
+
+    The metric is async like the judger, because a function that is not runs in a process of its own.
+    """
     file = write_config(
         eval__samples=4, eval__metrics=["accuracy", "pass@2", "majority@3", "mine.py:chars"], eval__correct_at=0.5
     )
     (tmp_path / "judger.py").write_text(JUDGER)
     (tmp_path / "mine.py").write_text(
-        "def chars(tasks):\n    return sum(len(r.episode.answer) for t in tasks for r in t.rollouts)\n"
+        "async def chars(tasks):\n    return sum(len(r.episode.answer) for t in tasks for r in t.rollouts)\n"
     )
     return file
 
@@ -176,7 +179,7 @@ def test_the_table_has_every_metric_and_failures_apart(
 def test_metrics_that_cannot_be_computed_are_errors_at_the_end(
     write_config: WriteConfig, command: Command, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text("def broken(tasks):\n    return tasks.mean\n")
+    (tmp_path / "mine.py").write_text("async def broken(tasks):\n    return tasks.mean\n")
     file = write_config(eval__samples=2, eval__metrics=["majority@2", "mine.py:broken"], eval__greedy=False)
     code, out, err = command("eval", file)
     assert code == 1
@@ -192,7 +195,7 @@ def test_metrics_that_cannot_be_computed_are_errors_at_the_end(
 async def test_a_metric_that_fails_does_not_stop_training(
     write_config: WriteConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "mine.py").write_text("def broken(tasks):\n    return tasks.mean\n")
+    (tmp_path / "mine.py").write_text("async def broken(tasks):\n    return tasks.mean\n")
     folder = await train(write_config(eval__metrics=["mine.py:broken"], trainer__steps=1))
     assert folder.export.is_dir()
     last = read_jsonl(folder.metrics)[-1]
@@ -372,6 +375,7 @@ async def test_tensorboard_shows_every_step_once_also_after_a_resume(write_confi
     assert [step for step, _ in scalars(folder, "eval/eval/greedy/reward")] == [0, 2, 3, 4]
 
 
+@pytest.mark.real
 async def test_the_example_of_a_metric_measures(write_config: WriteConfig) -> None:
     example = Path(__file__).parents[2] / "examples" / "custom_metric.py"
     folder = await train(write_config(eval__metrics=[f"{example}:brevity"], trainer__steps=1))

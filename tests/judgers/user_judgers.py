@@ -128,15 +128,15 @@ def ranks_too_few(task: Task, episodes: Sequence[Episode]) -> list[float]:
     return [1.0]
 
 
-def ranks_with_one_number(task: Task, episodes: Sequence[Episode]) -> float:
+async def ranks_with_one_number(task: Task, episodes: Sequence[Episode]) -> float:
     return 1.0
 
 
-def ranks_with_nan(task: Task, episodes: Sequence[Episode]) -> list[float]:
+async def ranks_with_nan(task: Task, episodes: Sequence[Episode]) -> list[float]:
     return [math.nan for _ in episodes]
 
 
-def ranks_as_text(task: Task, episodes: Sequence[Episode]) -> str:
+async def ranks_as_text(task: Task, episodes: Sequence[Episode]) -> str:
     return "12"
 
 

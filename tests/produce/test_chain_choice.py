@@ -36,10 +36,10 @@ def longest(chains):
 async def separate(chains):
     return [chain for chain in chains if chain.start == "separate"]
 
-def nothing(chains):
+async def nothing(chains):
     return []
 
-def numbers(chains):
+async def numbers(chains):
     return [0]
 
 def broken(chains):
