@@ -264,6 +264,7 @@ async def live(storage: SqliteStorage) -> None:
     await train(storage, 1, 1)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("moment", ["before a file has its name", "before the database lets go", "between two files"])
 async def test_kill_9_in_the_middle_of_it_loses_nothing(path: Path, tmp_path: Path, moment: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}

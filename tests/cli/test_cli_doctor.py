@@ -36,6 +36,7 @@ def program(monkeypatch, text: str) -> None:
 FOUND = 'print(\'{"version": "9.9", "threads": 1, "gpus": []}\', flush=True)\n'
 
 
+@pytest.mark.real
 def test_a_real_run_finds_torch_and_this_folder(run, tmp_path):
     code, out, _ = run("--json")
     report = json.loads(out)

@@ -188,6 +188,7 @@ def test_a_task_of_another_source_is_a_failure_not_a_zero() -> None:
         judge(Task.ask("sum", "1+1?", truth=2), answered("2"))
 
 
+@pytest.mark.real
 async def test_the_judger_runs_in_a_worker_and_is_built_in() -> None:
     (task,) = tasks_of("leg_counting", 1)
     async with open_judgers(["reasoning_gym", "mine"], {"mine": ReasoningGymConfig()}, Path(), {}) as judgers:

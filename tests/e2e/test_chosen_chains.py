@@ -113,6 +113,7 @@ async def test_only_the_main_conversation_is_trained_and_all_of_it_is_recorded(
     assert shown.count("not trained") == 3
 
 
+@pytest.mark.real
 async def test_a_function_of_the_users_chooses_what_is_trained(write: WriteConfig) -> None:
     for rollout in trained(await run(write("choices.py:sub_agents"))):
         assert rollout.episode is not None

@@ -111,6 +111,7 @@ def test_a_judger_that_always_fails_ends_in_the_budget_error_that_names_set_and_
     assert all(isinstance(r.reward, Failed) for r in stored.rollouts_in(GroupStatus.FAILED)), "no failure is a 0"
 
 
+@pytest.mark.real
 async def test_the_example_of_two_task_sets_trains_both(write_config: WriteConfig, tmp_path: Path) -> None:
     write_config()
     tiny = yaml.safe_load((tmp_path / "run.yaml").read_text())

@@ -63,6 +63,7 @@ def vowels(request: JudgeRequest) -> JudgeReply:
     return JudgeReply({"score": sum(letter in "aeiou" for letter in request.body["answer"]) / 4})
 
 
+@pytest.mark.real
 def test_a_run_whose_judge_went_away_goes_on_from_its_stored_episodes(
     write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def _mean(rollouts: dict[tuple[int, int], Rollout], draws: range) -> float:
     return sum(score for score in scores if score is not None) / len(scores)
 
 
+@pytest.mark.real
 def test_rankings_train_and_repeat_bit_for_bit(write_config: WriteConfig) -> None:
     def course(name: str, **more: Any) -> list[float]:
         file = write_config(

@@ -99,6 +99,7 @@ def test_a_library_that_hides_that_it_is_broken_is_a_failure_too(monkeypatch: py
         judge(Task.ask("t", "?", truth=7), said(r"\boxed{7}"))
 
 
+@pytest.mark.real
 async def test_it_runs_in_a_worker_with_a_deadline_past_which_there_is_no_score() -> None:
     config = MathAnswerConfig(timeout_seconds=2.0)
     async with open_judgers(["sums"], {"sums": config}, Path(), {}) as judgers:

@@ -23,6 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.real
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets options of glibc")
 def test_the_memory_of_a_step_is_used_again_by_the_next() -> None:
     """Each step fills 25,000 pages. Left alone, glibc mostly gives them back in between: 234,000 faults."""
