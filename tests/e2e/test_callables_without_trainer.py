@@ -100,7 +100,7 @@ def evaluated(folder: Path) -> dict[str, Rollout]:
 def test_every_way_to_fail_is_told_and_none_is_a_reward(
     write: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("eval", write("odd", produce__agent_timeout_seconds=8.0), "--json") == 0
+    assert command("eval", write("odd", produce__agent_timeout_seconds=5.0), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["metrics"]["eval/eval/sampled/scored"], found["metrics"]["eval/eval/sampled/failed"]) == (2, 3)
     made = evaluated(tmp_path / "run" / "evals" / "tiny")

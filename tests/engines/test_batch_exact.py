@@ -271,7 +271,7 @@ def live(world: World, events: list[Event], cache_tokens: int) -> None:
 
 
 @given(events=lives, cache_tokens=budgets)
-@lives_of(10)
+@lives_of(5)
 def test_every_token_is_exact_whatever_happens_around_it(world: World, events: list[Event], cache_tokens: int) -> None:
     live(world, events, cache_tokens)
 
