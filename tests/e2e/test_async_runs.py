@@ -63,7 +63,6 @@ def python_agent(tmp_path: Path, source: str, name: str = "agent.py") -> dict[st
     return {"kind": "python", "path": f"{name}:Agent", "judger": "vowels"}
 
 
-@pytest.mark.real
 @pytest.mark.parametrize("in_flight", ["drain", "abort"])
 async def test_a_colocated_run_may_start_more_groups_than_it_needs(
     write_config: WriteConfig, tmp_path: Path, in_flight: str
