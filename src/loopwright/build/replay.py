@@ -29,7 +29,7 @@ async def replay_step(loaded: Loaded, folder: RunFolder, step: int, *, cache: Pa
     with ComputeThread() as compute:
         model = await compute.run(_model, loaded, start, _elsewhere(recorded, checkpoints), cache)
         recipe = await compute.run(make_recipe, loaded, ingredients, model, cache)
-        learner = TorchLearner(model, recipe, compute)
+        learner = await compute.run(TorchLearner, model, recipe, compute)
         if start is not None:
             await learner.load(start.path)
         return await replay(learner, recorded, step, exact=loaded.config.trainer.deterministic)

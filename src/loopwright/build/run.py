@@ -151,7 +151,7 @@ async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begu
 
 
 async def _learner(bench: Workbench, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:
-    learner = TorchLearner(bench.model, recipe, bench.compute)
+    learner = await bench.compute.run(TorchLearner, bench.model, recipe, bench.compute)
     if latest is not None:
         await learner.load(latest.path)
     bench.model.tokenizer.save_pretrained(folder.tokenizer)

@@ -49,7 +49,7 @@ class _Micro:
 
 
 class TorchLearner:
-    """Trains the parameters of `loaded` in place, in the compute thread."""
+    """Trains the parameters of `loaded` in place, in the compute thread; made there too, because that computes."""
 
     def __init__(self, loaded: LoadedModel, recipe: Recipe, compute: ComputeThread) -> None:
         self._loaded = loaded
