@@ -37,12 +37,14 @@ class Processes:
     @asynccontextmanager
     async def launch(self) -> AsyncIterator[Worker]:
         async with engine_process(self._command, env=os.environ, log=self._log, start_seconds=120) as worker:
-            self.pids += [pid for pid in children() if pid not in self.pids]
+            self.pids += [pid for pid in engines() if pid not in self.pids]
             yield worker
 
 
-def children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+def engines() -> list[int]:
+    """Those that this process has started. It may have other children: workers that earlier tests left waiting."""
+    children = map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+    return [pid for pid in children if "engine" in command_line(pid).split("\0")]
 
 
 def command_line(pid: int) -> str:
@@ -74,7 +76,7 @@ async def test_a_killed_engine_costs_no_token(tiny_llama_folder: Path, tmp_path:
     assert len(processes.pids) == 2
     assert (got.ids, got.finish, got.versions) == (expected.ids, expected.finish, expected.versions)
     assert max(abs(a - b) for a, b in zip(got.logprobs, expected.logprobs, strict=True)) < 1e-4
-    assert children() == []
+    assert engines() == []
 
 
 async def test_tokens_before_and_after_an_update_and_a_death_are_exact_for_their_version(
@@ -112,7 +114,7 @@ async def test_the_key_is_on_no_command_line(tiny_llama_folder: Path, tmp_path: 
         log=tmp_path / "l",
     )
     async with launch() as worker:
-        (pid,) = children()
+        (pid,) = engines()
         headers = worker.engine._connections._headers  # type: ignore[attr-defined]
         key = headers.partition("Bearer ")[2].strip()
         assert key not in command_line(pid)
