@@ -95,7 +95,7 @@ class LeanForward:
         return model.head(model.norm.into(torch.empty_like(kept), kept))
 
     def prepacked(self) -> LeanForward | None:
-        """The same steps with prepacked products. What `models.recognise` computes is too short to try them: tests do."""
+        """The same steps with prepacked products. The probe of `models.recognise` is too short to reach them."""
         if not self._gains:
             return None
         layers = [layer.prepacked() for layer in self.model.layers]
