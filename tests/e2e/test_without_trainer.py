@@ -47,10 +47,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def measured(write_config: WriteConfig, tmp_path: Path) -> Path:
-    """A config whose evaluation has four samples per task and every metric of ours.
-
-    The metric is async like the judger, because a function that is not runs in a process of its own.
-    """
+    """A config whose evaluation has four samples per task and every metric of ours; async, so that none needs a process."""
     file = write_config(
         eval__samples=4, eval__metrics=["accuracy", "pass@2", "majority@3", "mine.py:chars"], eval__correct_at=0.5
     )
