@@ -47,7 +47,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def measured(write_config: WriteConfig, tmp_path: Path) -> Path:
-    """A config whose evaluation has four samples per task and every metric of ours; async, so that none needs a process."""
+    """A config whose evaluation has four samples per task and every metric of ours. Async ones need no process."""
     file = write_config(
         eval__samples=4, eval__metrics=["accuracy", "pass@2", "majority@3", "mine.py:chars"], eval__correct_at=0.5
     )
