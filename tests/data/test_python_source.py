@@ -30,6 +30,7 @@ def fails(size=2):
     yield {"prompt": "a"}
     raise RuntimeError("out of problems")
 
+def leaves(): raise SystemExit
 def nothing(): return []
 def number(): return 3
 def text(): return "abc"
@@ -81,6 +82,7 @@ def test_a_generator_of_records_and_tasks(folder):
     [
         ("fails", {}, "mine.py:fails raised at mine.py:16: RuntimeError: out of problems"),
         ("listed", {"sise": 3}, "unexpected keyword argument 'sise'"),
+        ("leaves", {}, "mine.py:leaves raised at mine.py:18: SystemExit"),
         ("nothing", {}, "mine.py:nothing returned no tasks"),
         ("number", {}, "it returned int"),
         ("text", {}, "it returned str"),

@@ -92,6 +92,9 @@ def to_record(row):
 def nothing(row):
     return None
 
+def leave(row):
+    raise SystemExit(0)
+
 async def late(row): ...
 """
 
@@ -111,6 +114,8 @@ def test_the_users_function_makes_a_task_or_a_record(tmp_path: Path) -> None:
 def test_what_the_users_function_does_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x:1: maps\.py:to_task raised at maps\.py:5: KeyError: 'n'"):
         by_function(tmp_path, "to_task").task({}, default_id="x:1", where="x:1")
+    with pytest.raises(DataError, match=r"x:1: maps\.py:leave raised at maps\.py:14: SystemExit: 0"):
+        by_function(tmp_path, "leave").task({}, default_id="x:1", where="x:1")
     with pytest.raises(DataError, match="x:1: a task must be an object, got null"):
         by_function(tmp_path, "nothing").task({}, default_id="x:1", where="x:1")
     with pytest.raises(DataError, match="not a plain function"):

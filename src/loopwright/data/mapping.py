@@ -52,7 +52,7 @@ class RowMap:
         if self.function is not None:
             try:
                 item = self.function(row)
-            except Exception as error:  # the boundary round the user's code
+            except (Exception, SystemExit) as error:  # the boundary round the user's code
                 problem = f"{where}: {self.path} raised at {user_line(error)}"
                 raise DataError(problem, remedy="mend the function, or the row", **facts) from error
         elif isinstance(row, Mapping):

@@ -35,7 +35,7 @@ class PythonSource:
             items = _listed(path, function(**args))
         except DataError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"{path} raised at {user_line(error)}", remedy="mend the function, or its args", function=path
             ) from error
