@@ -72,6 +72,30 @@ async def test_wrong_returns_and_raises_name_judger_path_and_value() -> None:
     assert "returned 1000000000" in errors["huge"].message
 
 
+async def test_whatever_else_the_users_code_raises_is_its_own_failure() -> None:
+    """A cancellation among it: taken for the run's own, it would end the run and name nobody."""
+    async with judger("wrong") as wrong, judger("cancels_async") as cancels_async:
+        said = {}
+        for name in ("cancels", "speechless", "unreadable"):
+            with pytest.raises(JudgeError) as caught:
+                await wrong.judge(TASK, episode(name))
+            said[name] = caught.value.message
+        with pytest.raises(JudgeError, match="raised CancelledError"):
+            await cancels_async.judge(TASK, episode())
+    assert "raised CancelledError" in said["cancels"]
+    assert "raised Speechless: its message cannot be shown" in said["speechless"]
+    assert "raised ValueError: no number" in said["unreadable"]
+
+
+async def test_cancelling_an_async_judger_is_no_failure_of_its_own() -> None:
+    async with judger("hangs_async") as hangs:
+        call = asyncio.create_task(hangs.judge(TASK, episode()))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
 async def test_a_function_past_its_deadline_is_killed_and_the_judger_goes_on() -> None:
     async with judger("hangs", timeout_seconds=1.0) as hangs:
         assert await hangs.judge(TASK, episode("quick")) == Scored(1.0)

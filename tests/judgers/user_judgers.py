@@ -84,6 +84,36 @@ async def raises_async(task: Task, episode: Episode) -> float:
     raise TimeoutError("the grader's own")
 
 
+async def cancels_async(task: Task, episode: Episode) -> float:
+    """Awaits what it has cancelled itself: the CancelledError is not for whoever awaits the judger."""
+    grading = asyncio.ensure_future(asyncio.sleep(60))
+    grading.cancel()
+    await grading
+    return 0.0
+
+
+def cancels(task: Task, episode: Episode) -> float:
+    return asyncio.run(cancels_async(task, episode))
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def speechless(task: Task, episode: Episode) -> float:
+    raise Speechless
+
+
+class Unreadable(float):
+    def __float__(self) -> float:
+        raise ValueError("no number")
+
+
+def unreadable(task: Task, episode: Episode) -> float:
+    return Unreadable(1.0)
+
+
 async def hangs_async(task: Task, episode: Episode) -> float:
     await asyncio.sleep(60)
     return 0.0

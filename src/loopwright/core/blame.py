@@ -17,8 +17,15 @@ def blame(error: BaseException, function: Callable[..., Any] | None = None) -> s
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in frames if code is not None and place[0].co_filename == code.co_filename] or frames
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    what = ": ".join(filter(None, (type(error).__name__, _words(error))))
     if not own:
         return what
     where, line = own[-1]
     return f"{what} ({Path(where.co_filename).name}:{line}, in {where.co_name})"
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the user's own code again
+        return "its message cannot be shown"

@@ -18,6 +18,7 @@ import numpy as np
 from loopwright.core.blame import blame
 from loopwright.errors import JudgeError
 from loopwright.types import Scored
+from loopwright.workers import WHY_WORKERS_DIE
 
 DRY_RUN = "`loopwright check --deep` calls your judger once and shows what it does"
 
@@ -80,7 +81,7 @@ class Signature:
     def died(self, how: BaseException) -> JudgeError:
         return self.error(
             f"took its worker process down ({type(how).__name__}: {how})",
-            remedy="look for os._exit, a crash in native code, or too little memory",
+            remedy=WHY_WORKERS_DIE,
             error="WorkerDied",
         )
 

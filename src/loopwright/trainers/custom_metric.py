@@ -14,7 +14,7 @@ from loopwright.config import CustomMetric, load_symbol
 from loopwright.core.blame import blame
 from loopwright.errors import ConfigError, MetricError
 from loopwright.types import TaskResult
-from loopwright.workers import UserFunction
+from loopwright.workers import WHY_WORKERS_DIE, UserFunction
 
 SIGNATURE = "`def metric(tasks: Sequence[TaskResult]) -> float | Mapping[str, float]`"
 
@@ -62,7 +62,7 @@ class _Blame:
     def died(self, how: BaseException) -> MetricError:
         return MetricError(
             f"metric {self.name!r} took its worker process down ({type(how).__name__}: {how})",
-            remedy="look for os._exit, a crash in native code, or too little memory",
+            remedy=WHY_WORKERS_DIE,
         )
 
 

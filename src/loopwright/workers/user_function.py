@@ -29,6 +29,11 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 """How long a worker may take to start, beyond the function's own deadline."""
 
+WHY_WORKERS_DIE = (
+    "look for os._exit, a crash in native code, or too little memory; if your own script starts the run, put that "
+    'behind `if __name__ == "__main__":`, because workers import the script'
+)
+
 
 class Blame(Protocol):
     """What is said of a function that went wrong. It travels to the worker, so it must survive pickling."""
@@ -90,11 +95,13 @@ class UserFunction:
         try:
             async with deadline:
                 value = await function(*args)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if deadline.expired():
                 raise self._blame.late(self._timeout) from error
+            if _stops_the_caller(error):
+                raise
             raise self._blame.raised(error, function) from error
-        return read(value)
+        return _read(value, read, self._blame, function)
 
     async def _in_worker(self, read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
         pool = await self._started_pool()
@@ -181,6 +188,28 @@ def call_in_worker(blame: Blame, base: Path, read: Callable[[Any], T], args: tup
     function = load_function(blame.path, base)
     try:
         value = function(*args)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A cancellation, too: nobody can cancel what a worker does, so it is of the function's own making.
         raise blame.raised(error, function) from None
-    return read(value)
+    return _read(value, read, blame, function)
+
+
+def _read(value: Any, read: Callable[[Any], T], blame: Blame, function: Callable[..., Any]) -> T:
+    """What `read` makes of it. A value may have code of its own, which may fail like the function itself."""
+    try:
+        return read(value)
+    except LoopwrightError:
+        raise
+    except Exception as error:
+        raise blame.raised(error, function) from None
+
+
+def _stops_the_caller(error: BaseException) -> bool:
+    """Whether it is meant for the task that awaits the function. A cancellation that nobody asked this task for came
+    from something that the function awaited, and is a failure like any other."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
