@@ -83,7 +83,7 @@ async def test_whatever_else_the_users_code_raises_is_its_own_failure() -> None:
         with pytest.raises(JudgeError, match="raised CancelledError"):
             await cancels_async.judge(TASK, episode())
     assert "raised CancelledError" in said["cancels"]
-    assert "raised Speechless: its message cannot be shown" in said["speechless"]
+    assert "raised SpeechlessError: its message cannot be shown" in said["speechless"]
     assert "raised ValueError: no number" in said["unreadable"]
 
 

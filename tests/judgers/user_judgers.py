@@ -96,13 +96,13 @@ def cancels(task: Task, episode: Episode) -> float:
     return asyncio.run(cancels_async(task, episode))
 
 
-class Speechless(Exception):
+class SpeechlessError(Exception):
     def __str__(self) -> str:
         raise ValueError("no words")
 
 
 def speechless(task: Task, episode: Episode) -> float:
-    raise Speechless
+    raise SpeechlessError
 
 
 class Unreadable(float):
