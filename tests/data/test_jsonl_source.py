@@ -60,6 +60,15 @@ def test_both_shapes_of_a_task(tmp_path):
         ('{"messages": ["hello"]}', "messages must be a list of objects"),
         ('{"messages": [{"content": "a"}]}', "a message has no role"),
         ('{"messages": [{"role": "user"}]}', "a message has no content"),
+        ('{"messages": [{"role": 3, "content": "a"}]}', "a message has no role"),
+        ('{"messages": [{"role": "user", "content": [1, 2]}]}', "content must be a list of objects, got a list with a"),
+        ('{"messages": [{"role": "user", "content": {"text": "a"}}]}', "a message has no content"),
+        ('{"messages": [{"role": "user", "content": 1, "tool_calls": [{}]}]}', "content must be a list of objects"),
+        ('{"messages": [{"role": "user", "content": "a", "tool_calls": 5}]}', "tool_calls must be a list of objects"),
+        ('{"messages": [{"role": "user", "tool_calls": ["f"]}]}', "tool_calls must be a list of objects"),
+        (r'{"prompt": "a\ud800"}', r"messages has '\ud800' in it, which is half of a character"),
+        (r'{"id": "\udc00", "prompt": "a"}', r"id has '\udc00' in it, which is half of a character"),
+        (r'{"prompt": "a", "tools": [{"name": "\ud800"}]}', r"tools has '\ud800' in it"),
         ('{"prompt": "a", "truth": NaN}', "this line is not valid JSON: NaN is no JSON value"),
         ('{"prompt": "a", "tools": {}}', "tools must be a list of objects"),
         ('{"prompt": "a", "metadata": 3}', "metadata must be an object"),
@@ -79,6 +88,11 @@ def test_a_malformed_line_is_named(tmp_path, line, words):
 def test_a_tool_call_needs_no_content(tmp_path):
     line = '{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]}'
     assert len(source_of(tmp_path, line)) == 1
+
+
+def test_templates_have_roles_and_contents_of_their_own(tmp_path):
+    line = r'{"messages": [{"role": "critic", "content": [{"text": "\ud83d\ude00"}], "tool_calls": null}]}'
+    assert source_of(tmp_path, line)[0].messages[0]["content"] == [{"text": "\U0001f600"}]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n  \n"])

@@ -6,6 +6,7 @@ task that passes is the same in a run that was resumed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -17,6 +18,8 @@ from loopwright.types import Message, Task
 PROMPT_KEYS = ("messages", "prompt", "instruction")
 TRUTH_KEYS = ("truth", "answer", "ground_truth")
 KNOWN_KEYS = {"id", "tools", "metadata", *PROMPT_KEYS, *TRUTH_KEYS}
+
+_UNESCAPED = json.JSONEncoder(ensure_ascii=False)
 
 Refuse = Callable[[str, str], NoReturn]
 """Raises a DataError from (what is wrong, what to do)."""
@@ -31,13 +34,16 @@ def task_from(record: object, *, default_id: str, where: str, **facts: Any) -> T
     if not isinstance(record, Mapping):
         refuse(f"a task must be an object, got {_kind(record)}", 'write {"prompt": "...", "truth": ...}')
     truth_key = _only(record, TRUTH_KEYS, refuse)
-    return Task(
+    task = Task(
         id=_id(record.get("id", default_id), refuse),
         messages=_messages(record, refuse),
         truth=record[truth_key] if truth_key else None,
         tools=tuple(_objects(record.get("tools", []), "tools", refuse)),
         metadata=_metadata(record, refuse),
     )
+    for part in ("id", "messages", "tools"):
+        _require_whole_characters(part, getattr(task, part), refuse)
+    return task
 
 
 def task_of(item: object, *, default_id: str, where: str, **facts: Any) -> Task:
@@ -88,17 +94,42 @@ def _messages(record: Mapping[str, Any], refuse: Refuse) -> tuple[Message, ...]:
     if not messages:
         refuse(f"{key} is empty", "give at least one message")
     for message in messages:
-        if not isinstance(message.get("role"), str):
-            refuse("a message has no role", 'write {"role": "user", "content": "..."}')
-        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
-            refuse("a message has no content", 'write {"role": "user", "content": "..."}')
+        _check_message(message, refuse)
     return tuple(messages)
 
 
+def _check_message(message: Message, refuse: Refuse) -> None:
+    """Of which roles and kinds of content there are, every chat template has its own idea."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(message.get("role"), str):
+        refuse("a message has no role", 'write {"role": "user", "content": "..."}')
+    if not isinstance(content, str | list) and not calls:
+        refuse("a message has no content", 'write {"role": "user", "content": "..."}')
+    if calls is not None:
+        _objects(calls, "tool_calls", refuse)
+    if content is not None and not isinstance(content, str):
+        _objects(content, "content", refuse)
+
+
 def _objects(value: object, name: str, refuse: Refuse) -> list[dict[str, Any]]:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, Mapping) for item in value):
-        refuse(f"{name} must be a list of objects, got {_kind(value)}", f"write {name} as [{{...}}, ...]")
+    def wrong(got: str) -> NoReturn:
+        refuse(f"{name} must be a list of objects, got {got}", f"write {name} as [{{...}}, ...]")
+
+    if not isinstance(value, list | tuple):
+        wrong(_kind(value))
+    for item in value:
+        if not isinstance(item, Mapping):
+            wrong(f"a list with {_kind(item)} in it")
     return [dict(item) for item in value]
+
+
+def _require_whole_characters(part: str, value: object, refuse: Refuse) -> None:
+    """JSON can spell half of a character (a lone surrogate); a tokenizer cannot read one."""
+    try:
+        _UNESCAPED.encode(value).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        refuse(f"{part} has {half} in it, which is half of a character", "replace it in the text")
 
 
 def _metadata(record: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
