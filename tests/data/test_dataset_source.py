@@ -50,6 +50,14 @@ def test_one_table_saved_to_disk(tmp_path: Path) -> None:
         source[2]
 
 
+def test_what_python_cannot_hold_is_named_with_its_row(tmp_path: Path) -> None:
+    questions = pa.array([b"fine", b"\xff"]).view(pa.string())
+    datasets.Dataset(pa.table({"question": questions})).save_to_disk(str(tmp_path / "one"))
+    source = open_source(DatasetData(path="one", columns=COLUMNS), tmp_path)
+    with pytest.raises(DataError, match="row 1 of split 'train': cannot be read: 'utf-8' codec"):
+        source[1]
+
+
 def test_a_snapshot_with_subsets_and_splits(tmp_path: Path) -> None:
     snapshot = tmp_path / "gsm"
     for subset, split, numbers in (("main", "train", (1, 2)), ("main", "test", (3,)), ("socratic", "train", (4,))):

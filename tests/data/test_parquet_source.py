@@ -15,6 +15,7 @@ from loopwright.config import Columns, ParquetData, RunConfig
 from loopwright.config.files import file_problems
 from loopwright.data import open_source
 from loopwright.data import parquet as parquet_module
+from loopwright.data.mapping import RowMap
 from loopwright.data.parquet import ParquetSource
 from loopwright.errors import DataError
 
@@ -116,6 +117,22 @@ def test_a_wrong_row_is_named_with_its_file_when_it_is_asked_for(tmp_path: Path)
         source[5]
     assert caught.value.message == f"{bad}: row 2: there is neither messages nor prompt"
     assert (caught.value.facts["file"], caught.value.facts["row"]) == (str(bad), 2)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([b"fine", b"\xff"]).view(pa.string()), "'utf-8' codec can't decode byte 0xff"),
+        (pa.array([0, 2**62], pa.timestamp("us")), "date value out of range"),
+    ],
+)
+def test_what_python_cannot_hold_is_named_with_its_row(tmp_path: Path, column: pa.Array, words: str) -> None:
+    pq.write_table(pa.table({"prompt": ["a", "b"], "extra": column}), tmp_path / "t.parquet")
+    source = ParquetSource.open("t.parquet", tmp_path, RowMap(function=lambda row: {"prompt": row["prompt"]}))
+    with pytest.raises(DataError) as caught:
+        source[1]
+    assert caught.value.message.startswith(f"{tmp_path / 't.parquet'}: row 1: cannot be read: {words}")
+    assert caught.value.facts["row"] == 1
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 
 from loopwright.config.problems import suggest
-from loopwright.data.mapping import RowMap
+from loopwright.data.mapping import RowMap, reading_row
 from loopwright.errors import DataError
 from loopwright.types import Task
 
@@ -55,13 +55,10 @@ class DatasetSource:
     def __getitem__(self, index: int) -> Task:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self.rows.task(
-            self.table[index],
-            default_id=f"{self.split}:{index}",
-            where=f"{self.folder}: row {index} of split {self.split!r}",
-            file=str(self.folder),
-            row=index,
-        )
+        where = f"{self.folder}: row {index} of split {self.split!r}"
+        with reading_row(where, file=str(self.folder), row=index):
+            row = self.table[index]
+        return self.rows.task(row, default_id=f"{self.split}:{index}", where=where, file=str(self.folder), row=index)
 
 
 def _saved(folder: Path, split: str) -> datasets.Dataset:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -75,6 +76,15 @@ class RowMap:
             aside = {name: rest.pop(name) for name in not_meant}
             rest["metadata"] = {**aside, **_metadata(rest.get("metadata", {}), refuse)}
         return {**rest, **parts}
+
+
+@contextmanager
+def reading_row(where: str, **facts: Any) -> Iterator[None]:
+    """Round the step from a table to Python, which cannot hold all that a table can: a date past the year 9999."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, LookupError, NotImplementedError) as error:
+        raise DataError(f"{where}: cannot be read: {error}", remedy="mend the row in its file", **facts) from error
 
 
 def _given(columns: Columns) -> dict[str, str]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loopwright.config.files import table_files
-from loopwright.data.mapping import RowMap
+from loopwright.data.mapping import RowMap, reading_row
 from loopwright.errors import DataError
 from loopwright.types import Task
 
@@ -69,15 +69,11 @@ class ParquetSource:
         place = int(np.searchsorted(self.ends, index, side="right"))
         group = self.groups[place]
         within = index - (int(self.ends[place - 1]) if place else 0)
-        (row,) = self._table(group).slice(within, 1).to_pylist()
-        number = group.first + within
-        return self.rows.task(
-            row,
-            default_id=f"{group.file.stem}:{number}",
-            where=f"{group.file}: row {number}",
-            file=str(group.file),
-            row=number,
-        )
+        table, number = self._table(group), group.first + within
+        named: dict[str, Any] = {"where": f"{group.file}: row {number}", "file": str(group.file), "row": number}
+        with reading_row(**named):
+            (row,) = table.slice(within, 1).to_pylist()
+        return self.rows.task(row, default_id=f"{group.file.stem}:{number}", **named)
 
     def _table(self, group: _RowGroup) -> Any:
         if group in self.cache:
