@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -120,6 +121,21 @@ async def test_a_group_that_is_too_old_when_it_is_completed_expires_at_once(stor
     await buffer.expire(3)
     await buffer.settle(slow.row, GroupStatus.COMPLETED)
     assert (buffer.ready("train", 3), buffer.count("train", GroupStatus.EXPIRED)) == (0, 1)
+
+
+async def test_a_group_expires_once_though_its_caller_is_cancelled_while_that_is_committed(storage: Storage) -> None:
+    buffer = StoredBuffer(storage, RETRY)
+    await complete(buffer, 0, 0)
+    expiring = asyncio.create_task(buffer.expire(3))
+    await asyncio.sleep(0)
+    expiring.cancel()
+    await asyncio.wait({expiring})
+    assert buffer.count("train", GroupStatus.EXPIRED) == 1
+    await buffer.expire(3)
+    assert (await storage.counts())["train"][GroupStatus.EXPIRED] == 1
+    again = await buffer.take_up("train", GroupStatus.EXPIRED, 3)
+    assert again is not None
+    assert again.row.expiries == 1
 
 
 async def test_only_retry_lets_groups_expire(storage: Storage) -> None:

@@ -84,6 +84,26 @@ async def test_a_run_that_is_to_stop_waits_no_longer_and_the_work_is_cancelled_f
     assert watchdog.is_stopping
 
 
+async def breaks_when_cancelled() -> None:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        raise ValueError("the disk is full") from None
+
+
+async def test_what_goes_wrong_while_work_is_cancelled_for_a_stop_is_raised():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_soon(stop.set)
+    with pytest.raises(ValueError, match="the disk is full"):
+        await Moving().watchdog(5.0, stop).wait_or_stop("forever", breaks_when_cancelled())
+
+
+async def test_what_goes_wrong_while_stalled_work_is_cancelled_is_told_besides():
+    with pytest.raises(StalledError) as caught:
+        await Moving().watchdog(0.02).wait("forever", breaks_when_cancelled())
+    assert caught.value.__notes__ == ["besides, ValueError: the disk is full"]
+
+
 async def test_a_stall_is_also_seen_by_a_wait_that_could_be_stopped():
     with pytest.raises(StalledError):
         await Moving().watchdog(0.02).wait_or_stop("forever", asyncio.sleep(30))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from loopwright.buffer.fresh import Fresh
 from loopwright.buffer.shelf import Holding, Shelf
 from loopwright.core.staleness import is_too_old, without_stale
+from loopwright.core.together import to_its_end
 from loopwright.errors import RunError
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy, Started, Storage
 from loopwright.types import Group, GroupStatus, Rollout, Scored, Stale, Task
@@ -119,17 +120,9 @@ class StoredBuffer:
     async def expire(self, step: int) -> None:
         self._due_step = max(self._due_step, step)
         due = {name: self._pop_expiring(shelf, step) for name, shelf in self._shelves.items()}
-        try:
-            named = [(name, group.row.draw) for name, groups in due.items() for group in groups]
-            if named:
-                await self._storage.mark(named, GroupStatus.EXPIRED)
-        except BaseException:
-            self._put_back(due)
-            raise
-        for name, groups in due.items():
-            for group in groups:
-                self._shelves[name].move(group, GroupStatus.EXPIRED)
-                self._fresh.pop(name, group.row.draw, {})
+        if any(due.values()):
+            # Once begun, it is done: the storage commits what its caller no longer waits for, and none expires twice.
+            await to_its_end(self._let_expire(due))
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:
         for name, count in wanted.items():
@@ -200,6 +193,18 @@ class StoredBuffer:
             if group.row.expiries >= self._policy.max_expiries:
                 shelf.put_back(group)
         return [group for group in too_old if group.row.expiries < self._policy.max_expiries]
+
+    async def _let_expire(self, due: Mapping[str, Sequence[Holding]]) -> None:
+        named = [(name, group.row.draw) for name, groups in due.items() for group in groups]
+        try:
+            await self._storage.mark(named, GroupStatus.EXPIRED)
+        except BaseException:
+            self._put_back(due)
+            raise
+        for name, groups in due.items():
+            for group in groups:
+                self._shelves[name].move(group, GroupStatus.EXPIRED)
+                self._fresh.pop(name, group.row.draw, {})
 
     def _put_back(self, popped: Mapping[str, Sequence[Holding]]) -> None:
         for name, groups in popped.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -40,7 +41,11 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await task
+        while not task.done():
+            # The caller is cancelled in any case: whoever is impatient cannot do more than that.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        task.result()
         raise
 
 
@@ -50,8 +55,15 @@ async def or_left_behind(work: Coroutine[Any, Any, T], what: str) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.cancel()
-        _, left = await asyncio.wait((task,), timeout=GRACE_SECONDS)
-        if left:
+        if (broken := await call_off(task)) is not None:
+            raise broken from broken.__cause__
+        if not task.done():
             log.warning("%s was cancelled, did not end within %g s, and is left behind", what, GRACE_SECONDS)
         raise
+
+
+async def call_off(task: asyncio.Future[Any]) -> BaseException | None:
+    """Cancel a task, wait for its end as long as its grace lasts, and say what went wrong with it, if anything did."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=GRACE_SECONDS)
+    return None if not task.done() or task.cancelled() else task.exception()

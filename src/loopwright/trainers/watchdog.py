@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
-from loopwright.core.together import GRACE_SECONDS
+from loopwright.core.together import call_off
 from loopwright.errors import StalledError
 
 T = TypeVar("T")
@@ -45,14 +45,22 @@ class Watchdog:
         return self._stop.is_set()
 
     async def wait(self, what: str, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. When nothing moves, it is cancelled; `what` names in the error what was waited for."""
+        """What `work` returns. When nothing moves, it is cancelled; `what` names in the error what was waited for.
+
+        What goes wrong while it is cancelled is told, too: a disk that is full, say, when it stores what it has.
+        """
         task = asyncio.ensure_future(work)
         try:
             await self._watch(task, what)
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait({task}, timeout=GRACE_SECONDS)
+        except asyncio.CancelledError:
+            if (broken := await call_off(task)) is not None:
+                raise broken from broken.__cause__
+            raise
+        except Exception as error:
+            if (broken := await call_off(task)) is not None:
+                error.add_note(f"besides, {type(broken).__name__}: {broken}")
+            raise
+        return task.result()
 
     async def wait_or_stop(self, what: str, work: Coroutine[Any, Any, T]) -> T | None:
         """The same, or None when the run is to end first: then `work` is cancelled, and waited for."""
