@@ -66,8 +66,10 @@ def test_an_empty_cell_of_a_table_is_no_value_but_a_null_in_json_is_one() -> Non
         ({"prompt": "?", "a": 3}, {"truth": "a.b"}, "there is no column 'a.b'", "there is no fields in 'a'"),
         ({"question": 3}, {"prompt": "question"}, "prompt must be text or messages, got a number", "write"),
         ({"p": "?", "prompt": 1, "metadata": 3}, {"prompt": "p"}, "metadata must be an object", "data.map"),
-        ({"prompt": "?", "raw": b"x"}, {}, "raw cannot be stored as JSON", "use strings"),
-        ({"prompt": "?", "due": datetime(2026, 1, 2)}, {}, "due cannot be stored as JSON", "or give a data.map"),
+        ({"prompt": "?", "raw": b"x"}, {}, "raw cannot be stored as JSON", "make the task with a data.map"),
+        ({"prompt": "?", "due": datetime(2026, 1, 2)}, {}, "due cannot be stored as JSON", "use strings"),
+        ({"prompt": "?", "tools": 3}, {}, "tools must be a list of objects", "make the task with a data.map"),
+        ({"prompt": "?", "metadata": 3}, {}, "metadata must be an object", "make the task with a data.map"),
         ({"prompt": "?", "answer": 1, "ground_truth": 1}, {}, "mean the same thing", "are meant in data.columns"),
     ],
 )

@@ -18,7 +18,8 @@ from loopwright.types import Task
 USUAL_NAMES = {"prompt": PROMPT_KEYS, "truth": TRUTH_KEYS, "id": ("id",)}
 """Under which names the parts of a task are looked for when the config does not name their columns."""
 
-WITHOUT_EDITING = "or leave the file as it is: name the columns that are meant in data.columns, or give a data.map"
+BY_MAP = "or leave the file as it is: make the task with a data.map"
+BY_COLUMNS = "or leave the file as it is: name the columns that are meant in data.columns, or give a data.map"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ class RowMap:
         except DataError as error:
             if self.function is not None:
                 raise
-            raise DataError(error.message, remedy=f"{error.remedy}; {WITHOUT_EDITING}", **error.facts) from error
+            # Columns that are not named stay in the metadata: that they cannot be stored, no naming of others mends.
+            without_editing = BY_MAP if "field" in error.facts else BY_COLUMNS
+            raise DataError(error.message, remedy=f"{error.remedy}; {without_editing}", **error.facts) from error
 
     def _renamed(self, row: Mapping[str, Any], refuse: Refuse) -> Mapping[str, Any]:
         """The row with its named columns as parts of a task; a usual name that is not meant becomes metadata."""

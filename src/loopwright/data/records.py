@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, NoReturn
 
 from loopwright.data.plain import plain
@@ -26,10 +27,13 @@ Refuse = Callable[[str, str], NoReturn]
 
 
 def task_from(record: object, *, default_id: str, where: str, **facts: Any) -> Task:
-    """Build a task; keys that a task does not know go into its metadata. `where` starts every message."""
+    """Build a task; keys that a task does not know go into its metadata. `where` starts every message.
 
-    def refuse(problem: str, remedy: str) -> NoReturn:
-        raise DataError(f"{where}: {problem}", remedy=remedy, **facts)
+    An error with the fact `field` is about what is kept under its own name, so that no other can be meant.
+    """
+
+    def refuse(problem: str, remedy: str, **more: Any) -> NoReturn:
+        raise DataError(f"{where}: {problem}", remedy=remedy, **facts, **more)
 
     if not isinstance(record, Mapping):
         refuse(f"a task must be an object, got {_kind(record)}", 'write {"prompt": "...", "truth": ...}')
@@ -38,8 +42,8 @@ def task_from(record: object, *, default_id: str, where: str, **facts: Any) -> T
         id=_id(record.get("id", default_id), refuse),
         messages=_messages(record, refuse),
         truth=record[truth_key] if truth_key else None,
-        tools=tuple(_objects(record.get("tools", []), "tools", refuse)),
-        metadata=_metadata(record, refuse),
+        tools=tuple(_objects(record.get("tools", []), "tools", partial(refuse, field="tools"))),
+        metadata=_metadata(record, partial(refuse, field="metadata")),
     )
     for part in ("id", "messages", "tools"):
         _require_whole_characters(part, getattr(task, part), refuse)
