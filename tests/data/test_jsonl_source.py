@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,11 @@ def test_a_malformed_line_is_named(tmp_path, line, words):
     assert caught.value.remedy
 
 
+def test_a_line_that_is_nested_without_end_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"train\.jsonl:1: this line is not valid JSON"):
+        source_of(tmp_path, '{"prompt": "a", "k": ' + "[" * 100_000)
+
+
 def test_a_tool_call_needs_no_content(tmp_path):
     line = '{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]}'
     assert len(source_of(tmp_path, line)) == 1
@@ -107,6 +113,18 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
     with pytest.raises(DataError, match=r"b\.jsonl:1: this line is not valid JSON"):
         JsonlSource.open(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "c"}\n{"prompt": "d"}\n', '{"prompt": "a"}\n{"pro'])
+def test_a_file_that_changes_or_goes_while_it_is_in_use(tmp_path, text):
+    source = source_of(tmp_path, '{"prompt": "a"}', '{"prompt": "b"}', "")
+    source.path.write_text(text)
+    os.utime(source.path, ns=(0, source.edition.modified_ns + 1))
+    with pytest.raises(DataError, match=r"train\.jsonl: was changed while its tasks are in use"):
+        source[1]
+    source.path.unlink()
+    with pytest.raises(DataError, match=r"train\.jsonl: cannot be read: No such file"):
+        source[1]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(tmp_path):
