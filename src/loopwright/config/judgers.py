@@ -32,7 +32,7 @@ class NativeJudgerConfig(Section):
 
 
 class IntegerAnswerConfig(Section):
-    """Built in: 1 if the last integer of the answer is the task's truth."""
+    """Built in: 1 if the last number of the answer is the task's truth, an integer."""
 
     kind: Literal["integer_answer"] = "integer_answer"
 

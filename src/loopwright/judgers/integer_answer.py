@@ -8,15 +8,20 @@ from typing import Any
 from loopwright.errors import JudgeError
 from loopwright.types import Episode, Scored, Task
 
-# A minus after a word or a bracket is a subtraction, not a sign. A number with a fraction is matched whole, so that the
-# digits behind its point are not taken for an integer.
+# A minus after a word or a bracket is a subtraction, not a sign. A number is matched whole, so that the digits of its
+# fraction or its exponent are not taken for an integer; a point after a word or another point ends a sentence.
 NUMBER = re.compile(
-    r"(?P<sign>(?<![\w)\]])[-−+])?(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?P<fraction>\.[0-9]+)?"
+    r"(?P<sign>(?<![\w)\]])[-−+])?"
+    r"(?:(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?P<fraction>\.[0-9]+)?|(?P<bare_fraction>(?<![\w.])\.[0-9]+))"
+    r"(?P<exponent>[eE][-+]?[0-9]+)?"
 )
+
+MAX_EXPONENT = 4
+"""Digits. Whoever means a number that is longer than 10,000 digits does not answer with an integer."""
 
 
 class IntegerAnswer:
-    """1.0 when the last integer of the answer is `task.truth`, else 0.0."""
+    """1.0 when the last number of the answer is the integer `task.truth`, else 0.0."""
 
     def __init__(self, name: str = "integer_answer") -> None:
         self._name = name
@@ -34,27 +39,35 @@ class IntegerAnswer:
                 judger=self._name,
                 error="WrongTruth",
             )
-        answer = last_integer(episode.answer)
+        answer = _last_integer(episode.answer)
         return Scored(1.0 if answer == truth else 0.0, answer=answer)
 
 
-def last_integer(text: str) -> str | None:
-    """The last integer in a text, in canonical spelling; 12.0 is one, 1.5 is not."""
-    found = [number for number in NUMBER.finditer(text) if not (number["fraction"] or "").strip(".0")]
-    return _canonical(found[-1]) if found else None
+def _last_integer(text: str) -> str | None:
+    """The last number in a text, in canonical spelling, if it is an integer."""
+    numbers = list(NUMBER.finditer(text))
+    return _canonical(numbers[-1]) if numbers else None
 
 
-def _canonical(number: re.Match[str]) -> str:
-    # Compared as text: a model can write more digits than Python is willing to read.
-    digits = number["digits"].replace(",", "").lstrip("0") or "0"
-    negative = number["sign"] in ("-", "−") and digits != "0"
-    return f"-{digits}" if negative else digits
+def _canonical(number: re.Match[str]) -> str | None:
+    """12.0 and 1.2e1 are the integer 12; 1.5 is none. By its text: a model can write more digits than Python reads."""
+    whole = (number["digits"] or "").replace(",", "")
+    exponent = (number["exponent"] or "e0")[1:]
+    if len(exponent.lstrip("+-")) > MAX_EXPONENT:
+        return None
+    digits = whole + (number["fraction"] or number["bare_fraction"] or "")[1:]
+    point = max(0, len(whole) + int(exponent))
+    if digits[point:].strip("0"):
+        return None
+    integer = digits[:point].ljust(point, "0").lstrip("0") or "0"
+    negative = number["sign"] in ("-", "−") and integer != "0"
+    return f"-{integer}" if negative else integer
 
 
 def _whole(truth: Any) -> str | None:
     if isinstance(truth, str):
         number = NUMBER.fullmatch(truth.strip())
-        return _canonical(number) if number and not (number["fraction"] or "").strip(".0") else None
+        return _canonical(number) if number else None
     if isinstance(truth, float) and truth.is_integer():
         return str(int(truth))
     return str(truth) if isinstance(truth, int) and not isinstance(truth, bool) else None
