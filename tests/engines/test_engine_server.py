@@ -25,6 +25,7 @@ from loopwright.errors import EngineError, EngineLostError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.models.weight_files import write_weights
+from loopwright.ports import OnPart
 from loopwright.serve.listen import listening
 from loopwright.types import GenerateRequest, Generation, PauseMode, Sampling
 
@@ -300,6 +301,26 @@ async def test_an_error_in_the_middle_of_a_stream_arrives_as_what_it_is(engine: 
         engine.dead.set()
         with pytest.raises(EngineError, match="the engine is dead"):
             await call
+
+
+async def test_an_error_after_nothing_but_a_beat_arrives_as_what_it_is_too() -> None:
+    class Failing(CountingEngine):
+        async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+            await self.dead.wait()
+            raise EngineError("out of memory", remedy="use less")
+
+    engine = Failing()
+    async with (
+        listening(engine_app(engine, beat_seconds=0.001), key=None) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
+        http.stream("POST", GENERATE, json=BODY | {"stream": True}) as answer,
+    ):
+        engine.dead.set()
+        text = (await answer.aread()).decode()
+    assert text.startswith(":"), "a beat came first"
+    events = [line for line in text.splitlines() if line.startswith("data: ")]
+    assert json.loads(events[0].removeprefix("data: "))["error"]["message"] == "out of memory"
+    assert events[1:] == ["data: [DONE]"]
 
 
 async def test_a_server_that_is_gone_is_a_lost_engine(engine: CountingEngine) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from loopwright.engines.http.wire import generation_to_json
-from loopwright.errors import EngineError
+from loopwright.errors import LoopwrightError
 from loopwright.ports import StreamingEngine
 from loopwright.serve.errors import error_body
 from loopwright.types import GenerateRequest, Generation
@@ -31,23 +31,31 @@ async def write_whole(engine: StreamingEngine, request: GenerateRequest, write: 
 
 
 async def write_parts(engine: StreamingEngine, request: GenerateRequest, beat_seconds: float, write: Write) -> None:
-    """The answer as server-sent events. The last tokens come in one event with the reason for the end."""
+    """The answer as server-sent events. The last tokens come in one event with the reason for the end. An error is an
+    event too, once anything was written, if only a beat: by then the status has been sent."""
+    begun = False
+
+    async def tell(words: bytes) -> None:
+        nonlocal begun
+        begun = True
+        await write(words)
+
     arrived: asyncio.Queue[Generation | None] = asyncio.Queue()
     generating = asyncio.ensure_future(engine.generate(request, arrived.put_nowait))
     generating.add_done_callback(lambda _: arrived.put_nowait(None))
     shown = 0
     try:
-        while (part := await _next(arrived, beat_seconds, write)) is not None:
+        while (part := await _next(arrived, beat_seconds, tell)) is not None:
             shown += len(part.ids)
-            await write(_event(generation_to_json(part, ended=False)))
-        await write(_event(generation_to_json(generating.result().since(shown))))
-    except EngineError as error:
-        if not shown:
+            await tell(_event(generation_to_json(part, ended=False)))
+        await tell(_event(generation_to_json(generating.result().since(shown))))
+    except LoopwrightError as error:
+        if not begun:
             raise
-        await write(_event(error_body(error)))
+        await tell(_event(error_body(error)))
     finally:
         generating.cancel()
-    await write(DONE)
+    await tell(DONE)
 
 
 async def _next(arrived: asyncio.Queue[Generation | None], seconds: float, write: Write) -> Generation | None:
