@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_model import PlainModel, Sample, put
@@ -19,10 +18,10 @@ from loopwright.engines.torch import forward as forward_module
 from loopwright.engines.torch import prompts as prompts_module
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.sequence import Sequence
-from loopwright.models import prepacked as prepacked_module
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.native.cells import STRIDE
 from loopwright.testing.tiny import SHAPE, tiny_qwen2, tiny_qwen3
 from loopwright.types import FinishReason, GenerateRequest, Sampling
 
@@ -45,28 +44,27 @@ class World:
 MADE_HERE = {"qwen2": tiny_qwen2, "qwen3": tiny_qwen3}
 
 
-@pytest.fixture(scope="module", params=["llama", "prepacked", "qwen2", "qwen3", "sliding", "by its modules"])
+BY_TORCH, BY_MODULES = " by torch", " by its modules"
+KINDS = ("llama", "qwen2", "qwen3", "sliding")
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *(kind + BY_TORCH for kind in KINDS), "sliding" + BY_MODULES])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    kind = {"by its modules": "sliding", "prepacked": "qwen2"}.get(request.param, request.param)
+    kind = request.param.removesuffix(BY_TORCH).removesuffix(BY_MODULES)
     if kind in MADE_HERE:
         folder = MADE_HERE[kind](tmp_path_factory.mktemp(kind), initializer_range=0.4)
     else:
         folder = request.getfixturevalue(f"tiny_{kind}_folder")
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "prepacked":
-            if not torch.backends.mkl.is_available():
-                pytest.skip("weights are packed for MKL")
-            # Small weights too, for whole batches and those that lack a few.
-            patch.setattr(prepacked_module, "SMALLEST", 1)
-            patch.setattr(prepacked_module, "ROWS", MAX_BATCH)
-            patch.setattr(forward_module, "PAYS", range(2, MAX_BATCH + 1))
         loaded = load_model(str(folder), cache=folder, max_context=MAX_CONTEXT)
         assert isinstance(loaded.forward, LeanForward)
-        assert (loaded.forward.prepacked() is not None) == (request.param == "prepacked")
-        if request.param == "by its modules":
+        if request.param.endswith(BY_TORCH):
+            loaded = replace(loaded, forward=LeanForward(loaded.forward.model))
+        elif request.param.endswith(BY_MODULES):
             loaded = replace(loaded, forward=ModuleForward(loaded.model))
+        assert (loaded.forward.native() is not None) == (request.param == kind)
         # Rows so small that short sequences outgrow several, and prompts that need more than one forward pass.
-        patch.setattr(cache_module, "SMALLEST_ROW", 4)
+        patch.setattr(cache_module, "SMALLEST_ROW", STRIDE if request.param == kind else 4)
         patch.setattr(forward_module, "FIRST_ROW", 4)
         # Shorter prompts are copied into the rows of their sequences, longer ones shared, often in one batch.
         patch.setattr(forward_module, "WORTH_SHARING", 10 * NUMBERS_PER_KEY)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from loopwright.models.attention import AttentionPlan
+from loopwright.models.native.step import NativeStep
 
 
 class PackedForward(Protocol):
@@ -18,9 +19,9 @@ class PackedForward(Protocol):
         """[tokens, vocabulary] after the tokens `keep`; None means all."""
         ...
 
-    def prepacked(self) -> PackedForward | None:
-        """One that is faster for the numbers of tokens of `models.prepacked`. It computes from a copy of the parameters
-        as they are at its first pass. None if nothing is gained."""
+    def native(self) -> NativeStep | None:
+        """Decode steps in C, if there are any for this model here. They compute from a copy of the parameters as they
+        are at the first one."""
         ...
 
 
@@ -30,7 +31,7 @@ class ModuleForward:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def prepacked(self) -> None:
+    def native(self) -> None:
         return None
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ here, has layers of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,8 +17,9 @@ from torch.nn.functional import silu
 
 from loopwright.models.attention import AttentionPlan
 from loopwright.models.linear import Linear
+from loopwright.models.native.library import Library
+from loopwright.models.native.step import NativeStep, serves
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.prepacked import PrepackedHead, PrepackedProduct, is_worth_it
 from loopwright.models.product import Head, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Sizes, Workspace, Workspaces
@@ -45,15 +46,6 @@ class LeanLayer:
         products = self.projection, self.output, self.gate_and_up, self.down
         return [linear for product in products for linear in product.layers]
 
-    def prepacked(self) -> LeanLayer:
-        return replace(
-            self,
-            projection=PrepackedProduct(*self.projection.layers),
-            output=PrepackedProduct(*self.output.layers),
-            gate_and_up=PrepackedProduct(*self.gate_and_up.layers),
-            down=PrepackedProduct(*self.down.layers),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class LeanModel:
@@ -70,11 +62,11 @@ class LeanModel:
 class LeanForward:
     """A `PackedForward`. Whether it computes what a model does is for `models.recognise` to prove."""
 
-    def __init__(self, model: LeanModel, workspaces: Workspaces | None = None) -> None:
+    def __init__(self, model: LeanModel, library: Library | None = None) -> None:
+        """With a `library` that serves it, it decodes by native steps."""
         self.model = model
-        self._workspaces = workspaces or Workspaces(model.sizes, model.table.detach())
-        linears = [linear for layer in model.layers for linear in layer.linears]
-        self._gains = is_worth_it([*linears, model.head.layer], typical=linears[-1])
+        self._workspaces = Workspaces(model.sizes, model.table.detach())
+        self._library = library if library is not None and serves(model, library) else None
 
     @torch.inference_mode()
     def logits(
@@ -94,13 +86,8 @@ class LeanForward:
         kept = x if keep is None else x[:, keep]
         return model.head(model.norm.into(torch.empty_like(kept), kept))
 
-    def prepacked(self) -> LeanForward | None:
-        """The same steps with prepacked products. The probe of `models.recognise` is too short to reach them."""
-        if not self._gains:
-            return None
-        layers = [layer.prepacked() for layer in self.model.layers]
-        model = replace(self.model, layers=layers, head=PrepackedHead(self.model.head.layer))
-        return LeanForward(model, Workspaces(model.sizes, model.table.detach(), features_first=()))
+    def native(self) -> NativeStep | None:
+        return None if self._library is None else NativeStep(self.model, self._library)
 
     def _project(self, layer: LeanLayer, space: Workspace) -> None:
         """Queries, keys and values, turned by their positions."""

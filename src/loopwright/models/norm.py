@@ -69,9 +69,10 @@ class RmsNorm(nn.Module):
 class ColumnNorm:
     """The same over the features of columns [features, tokens], without gradients. It reads the norm's weight."""
 
-    __slots__ = ("_eps", "_shares", "_weight")
+    __slots__ = ("_eps", "_shares", "_weight", "norm")
 
     def __init__(self, norm: RmsNorm) -> None:
+        self.norm = norm
         self._weight = norm.weight.detach()[:, None]
         self._eps = self._weight.new_tensor(norm.eps)
         self._shares = torch.full_like(self._weight, 1 / len(self._weight)).t()

@@ -16,6 +16,9 @@ from torch import nn
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import LeanForward, LeanLayer, LeanModel
 from loopwright.models.linear import Linear
+from loopwright.models.native.cells import Cells
+from loopwright.models.native.library import Library
+from loopwright.models.native.step import NativeStep
 from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.plans import Chunk, ChunkPlan
 from loopwright.models.product import Head, Product
@@ -66,18 +69,51 @@ class _Recording:
         return self._plan.attend(layer, query, key, value, scaling=scaling, window=window)
 
 
-def fastest_forward(model: Any) -> PackedForward:
-    """The lean forward if it computes what the model does, else the model's own."""
+def fastest_forward(model: Any, library: Library | None = None) -> PackedForward:
+    """The lean forward if it computes what the model does, else the model's own. It decodes by the `library` if that
+    computes the same too."""
     own = ModuleForward(model)
     theirs, logits = _probe(own, model)
-    lean = _lean(model, theirs)
-    if lean is None:
+    parts = _parts(model, theirs)
+    if parts is None:
         return own
+    lean = LeanForward(parts, library)
     mine, same_logits = _probe(lean, model)
     pairs = [(same_logits, logits)]
     for one, other in zip(mine, theirs, strict=True):
         pairs += zip(one.tensors, other.tensors, strict=True)
-    return lean if all(_is_same(one, other) for one, other in pairs) else own
+    if not all(_is_same(one, other) for one, other in pairs):
+        return own
+    native = lean.native()
+    if native is None or _is_same(_last_of_probe(native, model, mine), logits[-1:]):
+        return lean
+    return LeanForward(parts)
+
+
+def _last_of_probe(native: NativeStep, model: Any, asked: list[Asked]) -> torch.Tensor:
+    """The logits after the probe's last token, decoded behind the others: half of them a shared prompt."""
+    half, capacity = TOKENS // 2, 32
+    arenas: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+    for one in asked:
+        _, key, value = one.tensors
+        parts = slice(0, half), slice(half, TOKENS - 1)
+        arenas.append(
+            [
+                (_room(key[:, :, part].transpose(2, 3), capacity, 3), _room(value[:, :, part], capacity, 2))
+                for part in parts
+            ]
+        )
+    keys, values = ([[pair[side] for pair in layer] for layer in arenas] for side in (0, 1))
+    cells = Cells([(1, 0, TOKENS - half, 0, 0, half)], keys, values)
+    return native.logits(torch.tensor([TOKENS % model.config.vocab_size]), torch.tensor([TOKENS - 1]), cells)
+
+
+def _room(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[dim] = size
+    out = x.new_zeros(shape)
+    out.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return out
 
 
 def _probe(forward: PackedForward, model: Any) -> tuple[list[Asked], torch.Tensor]:
@@ -91,7 +127,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and float((one - other).abs().max()) <= SAME * float(other.abs().max())
 
 
-def _lean(model: Any, asked: list[Asked]) -> LeanForward | None:
+def _parts(model: Any, asked: list[Asked]) -> LeanModel | None:
     """The model's parts, if they are those of a Llama and nothing else."""
     base, head = model.base_model, model.get_output_embeddings()
     shapes = {tuple(tensor.shape for tensor in one.tensors) for one in asked}
@@ -101,15 +137,13 @@ def _lean(model: Any, asked: list[Asked]) -> LeanForward | None:
     if key != value or query[-1] != key[-1]:
         return None
     heads, table = Heads(queries=query[1], keys=key[1], dim=query[-1]), base.embed_tokens.weight
-    return LeanForward(
-        LeanModel(
-            table=table,
-            angles=Angles(base.rotary_emb, table),
-            sizes=Sizes(heads, hidden=table.shape[1], inner=len(base.layers[0].mlp.gate_proj.weight)),
-            layers=[_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)],
-            norm=ColumnNorm(base.norm),
-            head=Head(head),
-        )
+    return LeanModel(
+        table=table,
+        angles=Angles(base.rotary_emb, table),
+        sizes=Sizes(heads, hidden=table.shape[1], inner=len(base.layers[0].mlp.gate_proj.weight)),
+        layers=[_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)],
+        norm=ColumnNorm(base.norm),
+        head=Head(head),
     )
 
 

@@ -39,7 +39,7 @@ class Batch:
         self._ended: list[Sequence] = []
         """Those with whose end the batch became idle. They hold their rows until somebody comes, and only then is what
         was computed for them copied: other weights, which would outdate it, often come first."""
-        self._forward = Forward(loaded, max_batch=max_batch, cache_tokens=cache_tokens)
+        self._forward = Forward(loaded, cache_tokens=cache_tokens)
 
     @property
     def idle(self) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 SMALLEST_ROW = 32
-"""Rows double from here. Memory waste stays below 2x, and a run uses only a few arenas."""
+"""Rows double from here. Memory waste stays below 2x, and a run uses only a few arenas. Native steps want multiples."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 import torch
 
-from loopwright.engines.torch.cache import Arena
+from loopwright.engines.torch.cache import Arena, Row
+from loopwright.engines.torch.cells import cells_of
 from loopwright.engines.torch.lists import tensor_of
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.models.attention import BLOCKED
+from loopwright.models.native.cells import Cells
+from loopwright.models.workspace import Heads
 
 STRIDE = 16
 """Keys are looked at in multiples of this, so that views of them serve so many steps."""
@@ -62,11 +65,10 @@ class _Seen(NamedTuple):
 class OwnPart:
     """The rows of the sequences in one arena: packed token i of `tokens` belongs to row i."""
 
-    def __init__(self, arena: Arena, tokens: slice, sequences: Seq[Sequence]) -> None:
+    def __init__(self, arena: Arena, tokens: slice, rows: Seq[Row]) -> None:
         self._arena = arena
         self._tokens = tokens
-        self._rows = [s.row for s in sequences if s.row is not None]
-        lengths = [row.length for row in self._rows]
+        lengths = [row.length for row in rows]
         self._newest = tensor_of(lengths)[:, None, None, None] - 1
         self._every, self._place = torch.arange(len(lengths)), self._newest.view(-1)
         self._longest = max(lengths)
@@ -74,14 +76,7 @@ class OwnPart:
         self._open: torch.Tensor | None = None
         self._look()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a row has no room for another token."""
-        return self._longest == self._arena.capacity
-
     def advance(self) -> None:
-        for row in self._rows:
-            row.length += 1
         self._newest += 1
         self._longest += 1
         if self._longest > len(self._places):
@@ -204,16 +199,73 @@ class PrefixPart:
 
 class DecodePlan:
     """One step's attention. `sequences` are ordered as `decode_order` gives them: by arena, then by row. Those in
-    `whole` arenas have their prompts in their own rows; those in `own` arenas share them in `prefixes`."""
+    `whole` arenas have their prompts in their own rows; those in `own` arenas share them in `prefixes`.
+
+    Native steps are told where all keys lie. Whoever wants to `attend` by torch has it prepared first.
+    """
 
     def __init__(self, sequences: list[Sequence], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
         self.sequences = sequences
         self.positions = tensor_of([s.position for s in sequences])
+        self._rows = [s.row for s in sequences if s.row is not None]
+        self._room = min(row.arena.capacity - row.length for row in self._rows)
+        self._arenas = whole, own, prefixes
+        self._cells: Cells | None = None
+        self._parts: _Parts | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a row has no room for another token."""
+        return self._room == 0
+
+    def advance(self) -> None:
+        """The same sequences in the same rows, each with one token more."""
+        for row in self._rows:
+            row.length += 1
+        self._room -= 1
+        self.positions += 1
+        if self._cells is not None:
+            self._cells.advance()
+        if self._parts is not None:
+            self._parts.advance()
+
+    def prepare(self) -> None:
+        """Make all that attention by torch needs. Prompts that join later are not among those that are attended to."""
+        if self._parts is None:
+            self._parts = _Parts(self.sequences, self._rows, *self._arenas)
+
+    def cells(self, layers: int, heads: Heads) -> Cells:
+        """Where the keys of all sequences lie, with room for the newest ones."""
+        if self._cells is None:
+            self._cells = cells_of(self.sequences, layers, heads)
+        return self._cells
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        if self._parts is None:
+            raise RuntimeError("a step is computed by torch that was not prepared for it")
+        return self._parts.attend(layer, query, key, value, self.positions, scaling=scaling, window=window)
+
+
+class _Parts:
+    """The attention of one step by torch, part by part."""
+
+    def __init__(
+        self, sequences: Seq[Sequence], rows: Seq[Row], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]
+    ) -> None:
         parts: list[OwnPart] = []
         start = 0
         for arena in (*whole, *own):
             tokens = slice(start, start + len(arena.rows))
-            parts.append(OwnPart(arena, tokens, sequences[tokens]))
+            parts.append(OwnPart(arena, tokens, rows[tokens]))
             start = tokens.stop
         self._whole, self._own = parts[: len(whole)], parts[len(whole) :]
         self._first = sum(len(arena.rows) for arena in whole)
@@ -235,14 +287,7 @@ class DecodePlan:
         self._cell_of_token = torch.tensor([cell_of_token[token] for token in range(len(sequences))])
         self._in_order = _is_in_order(self._cell_of_token, offset)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a row has no room for another token."""
-        return any(part.is_full for part in (*self._whole, *self._own))
-
     def advance(self) -> None:
-        """The same sequences in the same rows, each with one token more."""
-        self.positions += 1
         for part in (*self._whole, *self._own):
             part.advance()
         self._biases.clear()
@@ -253,6 +298,7 @@ class DecodePlan:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        positions: torch.Tensor,
         *,
         scaling: float,
         window: int | None,
@@ -261,7 +307,7 @@ class DecodePlan:
             self._asked = Asked(query, key, value)
         asked = self._asked
         asked.read()
-        biases = iter(self._biases.get(window) or self._bias(window, asked))
+        biases = iter(self._biases.get(window) or self._bias(window, asked, positions))
         outputs = [part.attend(layer, asked, next(biases), scaling) for part in self._whole]
         if self._own:
             own = _joined([part.attend_in_part(layer, asked, next(biases), scaling) for part in self._own])
@@ -273,12 +319,12 @@ class DecodePlan:
         seen = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return seen.reshape(1, query.shape[2], query.shape[1], -1)
 
-    def _bias(self, window: int | None, asked: Asked) -> list[torch.Tensor]:
+    def _bias(self, window: int | None, asked: Asked, positions: torch.Tensor) -> list[torch.Tensor]:
         """Of each part, computed once per step and window, and shared by all layers."""
         _, heads, group, _ = asked.queries.shape
-        positions = self.positions[self._first :]
+        sharing = positions[self._first :]
         own = [part.bias(window, heads) for part in (*self._whole, *self._own)]
-        self._biases[window] = own + [part.bias(positions, window, heads, group) for part in self._prefixes]
+        self._biases[window] = own + [part.bias(sharing, window, heads, group) for part in self._prefixes]
         return self._biases[window]
 
 

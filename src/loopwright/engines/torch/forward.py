@@ -19,10 +19,8 @@ from loopwright.engines.torch.lists import tensor_of
 from loopwright.engines.torch.prompts import Prompts
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.models.attention import AttentionPlan
-from loopwright.models.forward import PackedForward
 from loopwright.models.load import LoadedModel
 from loopwright.models.plans import Chunk, ChunkPlan
-from loopwright.models.prepacked import PAYS
 
 FIRST_ROW = 64
 """Tokens that a new sequence gets room for, unless its limit is smaller. It doubles whenever it is full."""
@@ -39,9 +37,8 @@ copying it once costs less than merging at each token. A sibling that comes late
 class Forward:
     """Runs the model. Rows of the cache belong to prefixes and sequences, and are given back with `release`."""
 
-    def __init__(self, loaded: LoadedModel, *, max_batch: int, cache_tokens: int) -> None:
+    def __init__(self, loaded: LoadedModel, *, cache_tokens: int) -> None:
         self._model = loaded.forward
-        self._decodes_many = max_batch >= PAYS.start
         self._layers = loaded.model.config.num_hidden_layers
         self._prompts = Prompts(self._layers, cache_tokens)
         self.forget()
@@ -55,8 +52,8 @@ class Forward:
         self._planned_for: object = None
 
     def unpack(self) -> None:
-        """Let go of the copy of the weights. The next large batch makes another, of what they are then."""
-        self._prepacked = self._model.prepacked() if self._decodes_many else None
+        """Let go of the copy of the weights. The next step makes another, of what they are then."""
+        self._native = self._model.native()
 
     def keep(self, sequence: Sequence) -> None:
         """Keep what was computed for a request that ends, for prompts that begin like it."""
@@ -73,7 +70,9 @@ class Forward:
         Returns the sequences in the order of the logits' rows; a prefix keeps its own logits.
         """
         # Planned first: prompts that join have no keys yet that anybody could attend to.
-        decode = self._decode_plan(sequences)
+        decode, prefixes = self._decode_plan(sequences), list(prefixes)
+        if decode is not None and (prefixes or self._native is None):
+            decode.prepare()
         passes = self._prompts.in_passes(prefixes)
         logits = self._pass(decode, next(passes, []))
         for part in passes:
@@ -164,13 +163,10 @@ class Forward:
         keep: Seq[int] | None = None,
     ) -> torch.Tensor:
         """Logits after the tokens `keep`; None means all."""
+        if isinstance(plan, DecodePlan) and self._native is not None:
+            return self._native.logits(tensor_of(ids), positions, plan.cells(self._layers, self._native.heads))
         kept = None if keep is None or len(keep) == len(ids) else tensor_of(keep)
-        return self._model_for(len(ids), plan).logits(tensor_of(ids), positions, plan, kept)
-
-    def _model_for(self, tokens: int, plan: AttentionPlan) -> PackedForward:
-        """Prompts pack nothing: one alone would not be worth it."""
-        decodes_many = isinstance(plan, DecodePlan) and tokens in PAYS
-        return self._prepacked if self._prepacked is not None and decodes_many else self._model
+        return self._model.logits(tensor_of(ids), positions, plan, kept)
 
 
 class StepPlan:

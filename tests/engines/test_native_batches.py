@@ -1,26 +1,25 @@
-"""Prepacked weights are those of the version that samples, whatever happened to the others; who does not need them
-packs none, and nobody keeps them while others compute."""
+"""Native steps compute by the weights of the version that samples, whatever happened to the others; who does not need
+the copy makes none, and nobody keeps it while others compute."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch.batch import Batch
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineError
-from loopwright.models import prepacked
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
-from loopwright.models.prepacked import PAYS, ROWS, Prepacked
+from loopwright.models.native.step import NativeStep
 from loopwright.types import GenerateRequest, PauseMode, Sampling
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="weights are packed for MKL")
+ROWS = 20
 
 
 @dataclass
@@ -32,16 +31,15 @@ class World:
 
 @pytest.fixture
 def world(tiny_llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(prepacked, "SMALLEST", 1)
     loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
     made = World(loaded, PlainModel(tiny_llama_folder, 2))
-    pack = Prepacked._pack
+    pack = NativeStep._pack
 
-    def counted(self: Prepacked) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def counted(self: NativeStep) -> Any:
         made.packed += 1
         return pack(self)
 
-    monkeypatch.setattr(Prepacked, "_pack", counted)
+    monkeypatch.setattr(NativeStep, "_pack", counted)
     return made
 
 
@@ -74,11 +72,6 @@ def test_an_engine_that_begins_anew_reads_them_again(world: World) -> None:
     sampled_right(world, batch, 1)
 
 
-def test_a_small_engine_packs_nothing(world: World) -> None:
-    sampled_right(world, Batch(world.loaded, max_batch=PAYS.start - 1), 0)
-    assert not world.packed
-
-
 def test_prompts_pack_nothing(world: World) -> None:
     batch = Batch(world.loaded, max_batch=ROWS)
     batch.submit(requests(1, prompt=ROWS)[0])
@@ -107,12 +100,13 @@ async def test_while_an_engine_rests_it_holds_no_copy(world: World) -> None:
     with ComputeThread() as compute:
         async with TorchEngine(world.loaded, compute, max_batch=ROWS) as engine:
             await _sample(engine)
-            held = [engine._batch._forward._prepacked]
+            held = [engine._batch._forward._native]
             for mode in PauseMode:
                 await engine.pause(mode)
-                held.append(engine._batch._forward._prepacked)
+                held.append(engine._batch._forward._native)
                 await engine.resume()
     assert len(set(map(id, held))) == len(held)
+    assert None not in held
 
 
 async def _sample(engine: TorchEngine) -> None:

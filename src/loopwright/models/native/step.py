@@ -1,0 +1,138 @@
+"""Decode steps of a Llama-like model in one call of C each.
+
+Our own because a decode step in torch is hundreds of calls, and its products are slow for the rows of a batch: for 64
+of them, those of SmolLM2-135M take up to twice as long by `torch.mm` as by panels that were laid out beforehand. What
+is laid out is a copy of the weights as they are at the first step: it has to be thrown away when they change. Nothing
+else would tell, since a fused optimiser does not count a tensor's versions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from loopwright.models.linear import Linear
+from loopwright.models.native import structures
+from loopwright.models.native.cells import Cells
+from loopwright.models.native.library import Library
+from loopwright.models.norm import RmsNorm
+from loopwright.models.workspace import Heads
+
+if TYPE_CHECKING:
+    from loopwright.models.lean import LeanLayer, LeanModel
+
+LARGEST = 2**31
+"""Bytes of weights that are copied. A larger model needs its memory itself."""
+
+MOST_QUERIES = 64
+"""That may share a head of keys: GROUP in decode.c."""
+
+
+def serves(model: LeanModel, library: Library) -> bool:
+    """Whether the compiled step computes this model, and may have a copy of its weights."""
+    heads = model.sizes.heads
+    linears = [model.head.layer, *(linear for layer in model.layers for linear in layer.linears)]
+    return (
+        heads.dim % library.lanes == 0
+        and heads.queries % heads.keys == 0
+        and heads.queries // heads.keys <= MOST_QUERIES
+        and len(model.head.layer.weight) == len(model.table)
+        and sum(linear.weight.nbytes for linear in linears) <= LARGEST
+    )
+
+
+class NativeStep:
+    """Steps of one model, by its weights as they are at the first one."""
+
+    def __init__(self, model: LeanModel, library: Library) -> None:
+        self.layers = len(model.layers)
+        self.heads: Heads = model.sizes.heads
+        self._model = model
+        self._library = library
+        self._packed: structures.Model | None = None
+        self._held: list[torch.Tensor] = []
+        self._floats = torch.empty(0)
+        heads, sizes = model.sizes.heads, model.sizes
+        self._per_token = 2 * sizes.hidden + (2 * heads.queries + 2 * heads.keys) * heads.dim + sizes.inner
+
+    @torch.inference_mode()
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, cells: Cells) -> torch.Tensor:
+        """[sequences, vocabulary] after the newest tokens, whose keys and values are kept where `cells` say."""
+        tokens = len(ids)
+        packed = self._packed = self._packed or self._pack()
+        if len(self._floats) < tokens * self._per_token:
+            self._floats = torch.empty(tokens * self._per_token)
+        angles = torch.empty(tokens, 1, 2 * self.heads.dim)
+        self._model.angles.into(angles, positions)
+        ends, logits = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, packed.head.outputs)
+        batch = cells.batch
+        batch.ids, batch.angles = ids.data_ptr(), angles.data_ptr()
+        self._library.functions.loopwright_step(
+            ctypes.byref(packed),
+            ctypes.byref(batch),
+            *(ctypes.c_void_p(x.data_ptr()) for x in (self._floats, ends, logits)),
+            ctypes.c_int(torch.get_num_threads()),
+        )
+        return logits
+
+    def _pack(self) -> structures.Model:
+        model, heads, self._held = self._model, self.heads, []
+        layers = (structures.Layer * self.layers)(*map(self._layer, model.layers))
+        return structures.Model(
+            layers=self.layers,
+            hidden=model.sizes.hidden,
+            heads=heads.queries,
+            key_heads=heads.keys,
+            dim=heads.dim,
+            inner=model.sizes.inner,
+            layer=layers,
+            last=self._norm(model.norm.norm),
+            head=self._product([model.head.layer]),
+            table=model.table.data_ptr(),
+        )
+
+    def _layer(self, layer: LeanLayer) -> structures.Layer:
+        gate, up = layer.gate_and_up.layers
+        return structures.Layer(
+            before_attention=self._norm(layer.attention_norm.norm),
+            projection=self._product(layer.projection.layers),
+            query=self._norm(layer.query_norm),
+            key=self._norm(layer.key_norm),
+            output=self._product(layer.output.layers),
+            before_feed_forward=self._norm(layer.feed_forward_norm.norm),
+            gate=self._product([gate]),
+            up=self._product([up]),
+            down=self._product(layer.down.layers),
+            scaling=layer.scaling,
+            window=layer.window or 0,
+        )
+
+    def _norm(self, norm: RmsNorm | None) -> structures.Norm:
+        return structures.Norm() if norm is None else structures.Norm(norm.weight.data_ptr(), norm.eps)
+
+    def _product(self, layers: Sequence[Linear]) -> structures.Product:
+        """Layers that read the same rows, as one."""
+        weights = [layer.weight.detach() for layer in layers]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        (outputs, inputs), panel = weight.shape, self._library.panel
+        panels = torch.empty(-(-outputs // panel) * inputs * panel)
+        self._library.functions.loopwright_pack(
+            ctypes.c_void_p(weight.contiguous().data_ptr()),
+            ctypes.c_int64(outputs),
+            ctypes.c_int64(inputs),
+            ctypes.c_void_p(panels.data_ptr()),
+            ctypes.c_int(torch.get_num_threads()),
+        )
+        self._held.append(panels)
+        bias = None
+        if any(layer.bias is not None for layer in layers):
+            bias = torch.cat([_bias(layer) for layer in layers])
+            self._held.append(bias)
+        return structures.Product(panels.data_ptr(), None if bias is None else bias.data_ptr(), outputs, inputs)
+
+
+def _bias(layer: Linear) -> torch.Tensor:
+    return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()

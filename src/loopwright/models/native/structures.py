@@ -1,0 +1,58 @@
+"""The structures of decode.c, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_double, c_int64, c_void_p
+
+
+class Product(Structure):
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
+
+
+class Norm(Structure):
+    _fields_ = (("weight", c_void_p), ("epsilon", c_double))
+
+
+class Layer(Structure):
+    _fields_ = (
+        ("before_attention", Norm),
+        ("projection", Product),
+        ("query", Norm),
+        ("key", Norm),
+        ("output", Product),
+        ("before_feed_forward", Norm),
+        ("gate", Product),
+        ("up", Product),
+        ("down", Product),
+        ("scaling", c_double),
+        ("window", c_int64),
+    )
+
+
+class Model(Structure):
+    _fields_ = (
+        ("layers", c_int64),
+        ("hidden", c_int64),
+        ("heads", c_int64),
+        ("key_heads", c_int64),
+        ("dim", c_int64),
+        ("inner", c_int64),
+        ("layer", ctypes.POINTER(Layer)),
+        ("last", Norm),
+        ("head", Product),
+        ("table", c_void_p),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        ("tokens", c_int64),
+        ("arenas", c_int64),
+        ("ids", c_void_p),
+        ("angles", c_void_p),
+        ("cells", c_void_p),
+        ("capacities", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    )
