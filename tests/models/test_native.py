@@ -31,7 +31,8 @@ WIDTHS = {4: (2, 4), 8: (2, 6), 16: (3, 8)}
 def compiled(lanes: int) -> Library:
     """With all threads at work on steps of any size."""
     wide, rows = WIDTHS[lanes]
-    found = library(None, (*FLAGS, f"-DLANES={lanes}", f"-DWIDE={wide}", f"-DROWS={rows}", "-DSMALL_STEP=0", "-Wno-psabi"))
+    sizes = f"-DLANES={lanes}", f"-DWIDE={wide}", f"-DROWS={rows}", "-DSMALL_STEP=0"
+    found = library(None, (*FLAGS, *sizes, "-Wno-psabi"))
     assert isinstance(found, Library)
     assert (found.lanes, found.panel) == (lanes, lanes * wide)
     return found
