@@ -369,6 +369,18 @@ async def test_a_task_set_that_the_config_has_no_more_is_undone_too(storage: Sto
     }
 
 
+async def test_a_flush_changes_nothing_that_can_be_asked_for(storage: Storage) -> None:
+    await storage.flush()
+    await complete(storage, 0)
+    await consume(storage, 1, step=1)
+    before = await statuses(storage), [facts_of(rollout) for rollout in await storage.rollouts_of("train", 0)]
+    for _ in range(2):
+        await storage.flush()
+    after = await statuses(storage), [facts_of(rollout) for rollout in await storage.rollouts_of("train", 0)]
+    assert after == before
+    await complete(storage, 2)
+
+
 async def test_an_evaluation_is_stored_under_its_own_name(storage: Storage) -> None:
     with pytest.raises(RunError, match="does not belong to the evaluation of 'eval'"):
         await storage.put_eval(0, "eval", "greedy", [make_rollout(task_set="train")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sqlite3
@@ -21,7 +22,7 @@ from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, mak
 
 from loopwright.buffer.archive import Archive, GroupKey, Parcel
 from loopwright.buffer.reader import Evaluation, StoredRun
-from loopwright.buffer.storage import ledger
+from loopwright.buffer.storage import ledger, schema
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.errors import RunError
@@ -76,6 +77,32 @@ async def test_a_refused_job_does_not_take_its_neighbours_down(path: Path) -> No
         assert isinstance(outcomes[1], RunError)
         assert outcomes[2] is None
         assert len(await storage.rollouts_of("train", 0)) == 2
+
+
+async def test_a_flush_waits_for_the_disk_with_all_that_is_committed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_disk: list[bytes] = []
+    monkeypatch.setattr(schema.os, "fsync", lambda file: on_disk.append(os.pread(file, 1 << 30, 0)))
+    async with SqliteStorage(path) as storage:
+        row = await storage.draw("train", 0, TASK, 0)
+        await storage.put(row, make_rollout(0, 0))
+        assert on_disk == [], "a commit alone does not wait for it"
+        await storage.flush()
+        log = path.with_name(f"{path.name}-wal").read_bytes()
+    assert on_disk == [log]
+
+
+async def test_a_flush_that_fails_says_what_to_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with SqliteStorage(path) as storage:
+        monkeypatch.setattr(schema.os, "fsync", full)
+        with pytest.raises(RunError, match="No space left") as caught:
+            await storage.flush()
+        assert "free some disk space" in caught.value.remedy
+        await storage.draw("train", 0, TASK, 0)
 
 
 async def test_a_cancelled_caller_does_not_lose_the_write(path: Path) -> None:

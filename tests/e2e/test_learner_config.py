@@ -106,11 +106,13 @@ async def test_cispo_counts_what_it_clips_whatever_the_sign_of_the_advantage(
     assert 0 < shares["ppo_clip"] < shares["cispo"] <= 1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_reference_examples_and_importance_train_and_resume_bit_for_bit(
-    configured: WriteConfig, tiny_model: Path, tmp_path: Path
+    configured: WriteConfig, tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
     """Also: after a resume the reference is still the initial model, and not that of the checkpoint."""
     settings: dict[str, Any] = {
+        "model__dtype": dtype,
         "learner__kl": {"kind": "k3", "coefficient": 0.1},
         "learner__sft": {"path": "answers.jsonl", "coefficient": 0.5, "examples_per_step": 2},
         "learner__importance": {"kind": "mask", "level": "sequence", "cap": 1.5, "floor": 0.5},
@@ -129,7 +131,7 @@ async def test_reference_examples_and_importance_train_and_resume_bit_for_bit(
     async with open_run(load(broken), cache=tmp_path, stop=asyncio.Event()) as opened:
         kl = opened.learner._recipe.kl
         assert kl is not None
-        initial = load_model(str(tiny_model), cache=tmp_path).model
+        initial = load_model(str(tiny_model), cache=tmp_path, dtype=dtype).model
         assert torch.equal(kl.reference.head, initial.get_output_embeddings().weight)
         assert not torch.equal(kl.reference.head, opened.learner._model.get_output_embeddings().weight)
         await opened.train()

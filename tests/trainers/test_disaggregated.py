@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from loopwright.errors import BudgetError, EngineError, LearnerError, RunError, StalledError
-from loopwright.ports import StepReport
+from loopwright.buffer.storage.memory import MemoryStorage
+from loopwright.errors import BudgetError, CheckpointError, EngineError, LearnerError, RunError, StalledError
+from loopwright.ports import StepReport, Storage
 from loopwright.produce import Batch
 from loopwright.testing import ScriptedEngine
 from loopwright.trainers.checkpoint import Checkpoints
@@ -166,6 +167,24 @@ class Examiner:
         return EvalReport({"eval/eval/greedy/reward": 1.0})
 
 
+class Ledger(MemoryStorage):
+    """A storage that notes when it is forced to disk and when it may archive. Its disk may be full."""
+
+    def __init__(self, log: list[str], checkpoints: Checkpoints) -> None:
+        super().__init__()
+        self.log = log
+        self.checkpoints = checkpoints
+        self.full = False
+
+    async def flush(self) -> None:
+        if self.full:
+            raise RunError("rollouts.sqlite: no space left", remedy="free some disk space")
+        self.log.append(f"flush beside {self.checkpoints.steps()}")
+
+    async def archive(self, step: int) -> None:
+        self.log.append(f"archive {step} beside {self.checkpoints.steps()}")
+
+
 class Notes:
     """A tracker that remembers."""
 
@@ -199,6 +218,7 @@ class Apart:
     log: list[str] = field(default_factory=list)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     notes: Notes = field(default_factory=Notes)
+    storage: Storage = field(default_factory=MemoryStorage)
 
     def __post_init__(self) -> None:
         self.engine = ScriptedEngine(["1"])
@@ -221,6 +241,8 @@ class Apart:
             checkpoints=self.checkpoints,
             tracker=self.notes,
             watchdog=watchdog,
+            storage=self.storage,
+            archives=True,
         )
         manager: Any = self.production
         return DisaggregatedTrainer(
@@ -403,6 +425,39 @@ async def test_a_step_whose_groups_could_not_be_recorded_is_not_saved(tmp_path):
     assert run.log[-2:] == ["train 2", "shutdown"]
     assert run.checkpoints.latest().step == 1
     assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"production"}), "it is waited for even so"
+
+
+async def test_what_is_stored_of_a_step_is_on_disk_before_its_checkpoint(tmp_path):
+    """Or a power cut in between would leave a checkpoint whose groups are trained again."""
+    run = Apart(tmp_path, steps=2, checkpoint=1)
+    run.storage = Ledger(run.log, run.checkpoints)
+    await run.trainer().train()
+    kept = [line for line in run.log if line.startswith(("consume", "flush", "save", "archive"))]
+    assert kept == [
+        *["consume 1", "flush beside ()", "save 1", "archive 1 beside (1,)"],
+        *["consume 2", "flush beside (1,)", "save 2", "archive 2 beside (1, 2)"],
+    ]
+
+
+async def test_without_what_is_stored_of_a_step_there_is_no_checkpoint_of_it(tmp_path):
+    run = Apart(tmp_path, checkpoint=1)
+    run.storage = Ledger(run.log, run.checkpoints)
+    run.storage.full = True
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 1 could not be written.*no space left") as caught:
+        await run.trainer().train()
+    assert "free some disk space" in caught.value.remedy
+    assert run.checkpoints.latest() is None
+    assert run.log[-1] == "shutdown"
+
+
+async def test_a_storage_that_fails_after_something_else_did_does_not_hide_it(tmp_path):
+    run = Apart(tmp_path)
+    run.storage = Ledger(run.log, run.checkpoints)
+    run.storage.full = True
+    run.wire.broken_at = 2
+    with pytest.raises(EngineError, match="the weights file is gone") as caught:
+        await run.trainer().train()
+    assert "no space left" in caught.value.__notes__[0]
 
 
 async def test_a_step_counts_the_restarts_since_the_one_before(tmp_path):

@@ -29,12 +29,7 @@ from loopwright.gateway.upstream import sample
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.recorder import Prepared, Said
-from loopwright.types import (
-    FinishReason,
-    GenerateRequest,
-    Generation,
-    Parsed,
-)
+from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, Sampling
 
 NOTHING = Generation((), (), (), FinishReason.LENGTH)
 """What is sampled where no room is left."""
@@ -75,15 +70,16 @@ class Exchange:
         head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
         if listener is not None:
             listener.head(head)
+        # A call that waits for tokens is under way already: a second try at it must not become a sample of its own.
         with session.flight(history, ask.key, ask.id):
-            if call.samples == 1:
-                answers = [await self._one(session, call, prepared, head, 0, listener)]
-            else:
-                heads = [replace(head, id=sample_id(head.id, number)) for number in range(call.samples)]
-                answers = await together(
-                    self._one(session, call, prepared, one, number, listener) for number, one in enumerate(heads)
-                )
-            self._commit(session, prepared, call, answers)
+            await session.has_tokens()
+            _check_open(session)
+            room = self._max_context - len(prepared.prompt)
+            samplings = session.samplings(call.wishes, room, self.renderer.stop_token_ids, call.samples)
+            # Until they are committed: what was sampled counts as held or as recorded, at every moment.
+            with session.holding(sum(sampling.max_new_tokens for sampling in samplings)):
+                answers = await self._sampled(session, call, prepared, samplings, head, listener)
+                self._commit(session, prepared, call, answers)
         return [answer for answer, _ in answers]
 
     def count_tokens(self, session: Session, call: Call) -> int:
@@ -154,10 +150,35 @@ class Exchange:
             raise refused(Code.CONTEXT, message, remedy=remedy, param="messages")
         return prepared
 
+    async def _sampled(
+        self,
+        session: Session,
+        call: Call,
+        prepared: Prepared,
+        samplings: Sequence[Sampling],
+        head: Head,
+        listener: Listener | None,
+    ) -> list[tuple[Answer, Generation]]:
+        if len(samplings) == 1:
+            return [await self._one(session, call, prepared, samplings[0], head, 0, listener)]
+        return await together(
+            self._one(session, call, prepared, sampling, head, number, listener)
+            for number, sampling in enumerate(samplings)
+        )
+
     async def _one(
-        self, session: Session, call: Call, prepared: Prepared, head: Head, number: int, listener: Listener | None
+        self,
+        session: Session,
+        call: Call,
+        prepared: Prepared,
+        sampling: Sampling,
+        head: Head,
+        number: int,
+        listener: Listener | None,
     ) -> tuple[Answer, Generation]:
-        sampling = session.sampling(call.wishes, self._max_context - len(prepared.prompt), self.renderer.stop_token_ids)
+        """Sample number `number` of a call whose first sample has this head."""
+        if number:
+            head = replace(head, id=sample_id(head.id, number))
         if sampling.max_new_tokens == 0:
             return _answer(head, Parsed(), NOTHING), NOTHING
         request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
@@ -183,9 +204,8 @@ class Exchange:
             for answer, generation in answers
             if generation.ids
         ]
-        if session.state is not SessionState.OPEN:
-            # Who ended it has what was recorded: a turn that is added now would be in the store alone.
-            raise over(session)
+        # Who ended it has what was recorded: a turn that is added now would be in the store alone.
+        _check_open(session)
         turns = [session.recorder.plan(prepared, one, sample) for sample, one in enumerate(said)]
         self._store.add(session.id, turns)
         for turn in turns:
@@ -195,6 +215,11 @@ class Exchange:
     def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
         pieces = self.renderer.pieces(generation.ids)
         return tuple(TokenLogprob(piece, odds) for piece, odds in zip(pieces, generation.logprobs, strict=True))
+
+
+def _check_open(session: Session) -> None:
+    if session.state is not SessionState.OPEN:
+        raise over(session)
 
 
 def _history(session: Session, call: Call) -> History:

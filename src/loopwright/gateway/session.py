@@ -50,6 +50,7 @@ class Session:
     """`key_digest` is all that is kept of its key. Times are Unix times.
 
     `fault` is what the engine raised last, unless it has answered since; `unfit` says that a prompt was too long.
+    `held` is how many tokens the calls under way may sample; whenever one of them has ended, `freed` is set.
     """
 
     id: str
@@ -62,6 +63,8 @@ class Session:
     recorder: Recorder = field(default_factory=Recorder)
     flights: dict[bytes, asyncio.Event] = field(default_factory=dict)
     tries: dict[str | None, str] = field(default_factory=dict)
+    held: int = 0
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     on_their_way: set[str] = field(default_factory=set)
     last_finish: FinishReason | None = None
@@ -78,22 +81,44 @@ class Session:
 
     @property
     def tokens_left(self) -> int | None:
-        """What is left of the budget of all turns; None: there is none."""
+        """What is left of the budget of all turns, beside what calls under way may sample; None: there is none."""
         most = self.settings.max_tokens
-        return None if most is None else max(0, most - self.recorder.sampled_tokens)
+        return None if most is None else max(0, most - self.recorder.sampled_tokens - self.held)
 
-    def sampling(self, wishes: Wishes, room: int, ends: tuple[int, ...]) -> Sampling:
-        """The settings of the next call, within the room that its context leaves (S5). `ends` are the tokens by which
-        the model ends a turn."""
+    async def has_tokens(self) -> None:
+        """While calls under way may sample all that is left: until they need less than that, or have needed it all."""
+        while self.held and self.tokens_left == 0:
+            self.freed.clear()
+            await self.freed.wait()
+
+    @contextmanager
+    def holding(self, tokens: int) -> Iterator[None]:
+        """While a call is under way, what it may sample is not there for others."""
+        self.held += tokens
+        try:
+            yield
+        finally:
+            self.held -= tokens
+            self.freed.set()
+
+    def samplings(self, wishes: Wishes, room: int, ends: tuple[int, ...], samples: int) -> list[Sampling]:
+        """The settings of each sample of the next call, within the room that its context leaves (S5). What is left of
+        the budget is divided among them. `ends` are the tokens by which the model ends a turn."""
+        own, left = self.settings.sampling, self.tokens_left
+        limits = [room, wishes.max_tokens, own.max_new_tokens if own else None]
+        most = max(0, min(limit for limit in limits if limit is not None))
+        budgets = [most if left is None else min(most, (left + n) // samples) for n in reversed(range(samples))]
+        return [self._sampling(wishes, ends, sample, budget) for sample, budget in enumerate(budgets)]
+
+    def _sampling(self, wishes: Wishes, ends: tuple[int, ...], sample: int, budget: int) -> Sampling:
         number, self.calls = self.calls, self.calls + 1
-        own = self.settings.sampling
-        limits = [room, wishes.max_tokens, self.tokens_left, own.max_new_tokens if own else None]
-        budget = max(0, min(limit for limit in limits if limit is not None))
-        seed = derive_seed(self.settings.seed, number)
+        own, seed = self.settings.sampling, derive_seed(self.settings.seed, number)
         if own is not None:
             stop = tuple(dict.fromkeys((*own.stop, *wishes.stop)))
             ends = tuple(dict.fromkeys((*own.stop_token_ids, *ends)))
             return Sampling(own.temperature, budget, own.top_k, own.top_p, ends, stop, seed)
+        if wishes.seed is not None:
+            seed = derive_seed(wishes.seed, sample) if sample else derive_seed(wishes.seed)
         return Sampling(
             temperature=1.0 if wishes.temperature is None else wishes.temperature,
             max_new_tokens=budget,
@@ -102,7 +127,7 @@ class Session:
             top_p=wishes.top_p or 1.0,
             stop_token_ids=ends,
             stop=wishes.stop,
-            seed=seed if wishes.seed is None else derive_seed(wishes.seed),
+            seed=seed,
         )
 
     @contextmanager

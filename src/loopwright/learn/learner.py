@@ -25,6 +25,7 @@ from loopwright.learn import state
 from loopwright.learn.body import Body, body_of
 from loopwright.learn.forward import packed_logprobs
 from loopwright.learn.losses import TokenBatch
+from loopwright.learn.master import MasterWeights
 from loopwright.learn.meter import Meter
 from loopwright.learn.objective import rollout_loss
 from loopwright.learn.recipe import Recipe
@@ -58,8 +59,9 @@ class TorchLearner:
         self._recipe = recipe
         self._compute = compute
         self._version = 0
+        self._weights = MasterWeights(loaded.model)
         self._optimizer = torch.optim.AdamW(
-            loaded.model.parameters(),
+            self._weights.named.values(),
             lr=recipe.lr,
             betas=recipe.betas,
             eps=recipe.eps,
@@ -78,7 +80,7 @@ class TorchLearner:
         await self._compute.run(self._save, folder)
 
     async def load(self, folder: Path) -> None:
-        self._version = await self._compute.run(state.load, folder, self._model, self._optimizer)
+        self._version = await self._compute.run(self._load, folder)
 
     async def write_weights(self, file: Path) -> WeightFile:
         return await self._compute.run(write_weights, self._model, file)
@@ -86,8 +88,13 @@ class TorchLearner:
     async def export(self, folder: Path) -> None:
         await self._compute.run(self._export, folder)
 
+    def _load(self, folder: Path) -> int:
+        version = state.load(folder, self._weights.named, self._optimizer)
+        self._weights.update_copies()
+        return version
+
     def _save(self, folder: Path) -> None:
-        state.save(folder, self._model, self._optimizer, self._version)
+        state.save(folder, self._weights.named, self._optimizer, self._version)
         # With these two the checkpoint is also a model folder that transformers loads.
         self._model.config.save_pretrained(folder)
         self._loaded.tokenizer.save_pretrained(folder)
@@ -109,7 +116,7 @@ class TorchLearner:
             options["lr"] = rate
         mini_batches = self._mini_batches(groups)
         for rollouts, examples in zip(mini_batches, self._examples(len(mini_batches)), strict=True):
-            self._optimizer.zero_grad()
+            self._weights.forget_gradients()
             self._learn_from(rollouts, meter)
             self._imitate(examples, meter)
             self._update(meter)
@@ -170,7 +177,7 @@ class TorchLearner:
                 reference_logprobs=micro.reference,
             )
             loss = rollout_loss(self._recipe, batch, credit.weights, entropy, meter)
-            loss.backward()  # type: ignore[no-untyped-call]
+            self._add_gradients(loss)
             meter.loss(loss.item())
 
     def _imitate(self, examples: Sequence[Example], meter: Meter) -> None:
@@ -186,19 +193,25 @@ class TorchLearner:
             lengths = torch.tensor([int(examples[i].mask.sum()) for row in micro for i in row.chains])
             weights = (1.0 / (lengths * len(examples))).repeat_interleave(lengths).to(logprobs.device)
             loss = -(logprobs * weights).sum()
-            (sft.coefficient * loss).backward()  # type: ignore[no-untyped-call]
+            self._add_gradients(sft.coefficient * loss)
             total += loss.item()
         meter.sft_loss(total)
         meter.loss(sft.coefficient * total)
 
+    def _add_gradients(self, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._weights.gather_gradients()
+
     def _update(self, meter: Meter) -> None:
         """One optimiser step, unless the gradient is broken."""
-        parameters, limit = list(self._model.parameters()), self._recipe.max_grad_norm
-        for parameter in parameters:
-            if parameter.grad is None:
+        weights, limit = list(self._weights.named.values()), self._recipe.max_grad_norm
+        gradients = []
+        for weight in weights:
+            if weight.grad is None:
                 # A mini-batch without signal still lets the optimiser's momentum act.
-                parameter.grad = torch.zeros_like(parameter)
-        norm = float(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+                weight.grad = torch.zeros_like(weight)
+            gradients.append(weight.grad)
+        norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm):
             raise LearnerError(
                 f"step {self._version + 1}: the gradient's norm is {norm}",
@@ -206,9 +219,10 @@ class TorchLearner:
                 "happens again",
             )
         if limit is not None and norm > limit:
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.tensor(norm))
+            torch.nn.utils.clip_grads_with_norm_(weights, limit, torch.tensor(norm))
         meter.grad_norm(norm)
         self._optimizer.step()
+        self._weights.update_copies()
 
 
 def _row(index: int, example: Example) -> Packed:

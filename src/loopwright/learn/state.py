@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,24 +16,23 @@ MODEL, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "learner.
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def save(folder: Path, model: Any, optimizer: torch.optim.Optimizer, version: int) -> None:
-    """Write parameters, AdamW's moments, torch's random state and the version into `folder`."""
-    parameters = dict(model.named_parameters())
-    save_file({name: p.detach().contiguous() for name, p in parameters.items()}, folder / MODEL)
+def save(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int) -> None:
+    """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
+    save_file({name: weight.detach().contiguous() for name, weight in weights.items()}, folder / MODEL)
     moments = {
-        f"{name}/{moment}": optimizer.state[p][moment]
-        for name, p in parameters.items()
+        f"{name}/{moment}": optimizer.state[weight][moment]
+        for name, weight in weights.items()
         for moment in MOMENTS
-        if p in optimizer.state
+        if weight in optimizer.state
     }
     save_file({**moments, "torch_rng": torch.get_rng_state()}, folder / OPTIMIZER)
     (folder / META).write_text(json.dumps({"version": version}))
 
 
-def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
-    """Read what `save` wrote, into the same parameters; returns the version."""
+def load(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
+    """Read what `save` wrote, into the same weights; returns the version."""
     try:
-        weights, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
+        saved, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
         version = int(json.loads((folder / META).read_text())["version"])
         random_state = moments.pop("torch_rng")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -42,23 +40,39 @@ def load(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> int:
             f"checkpoint {folder} cannot be read: {error}",
             remedy="delete that folder to continue from the one before it, or start over with --fresh",
         ) from error
-    parameters = dict(model.named_parameters())
-    if _shapes(parameters) != _shapes(weights):
+    _check_fits(folder, weights, saved)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            weight.copy_(saved[name])
+    torch.set_rng_state(random_state)
+    optimizer.state.clear()
+    for name, weight in weights.items():
+        found = {moment: moments[key] for moment in MOMENTS if (key := f"{name}/{moment}") in moments}
+        if found:
+            optimizer.state[weight] = found
+    return version
+
+
+def _check_fits(folder: Path, weights: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    if _shapes(weights) != _shapes(saved):
         raise CheckpointError(
             f"checkpoint {folder} belongs to another model",
             remedy="resume with the model that the run was started with, or start over with --fresh",
         )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-    torch.set_rng_state(random_state)
-    optimizer.state.clear()
-    for name, parameter in parameters.items():
-        found = {moment: moments[key] for moment in MOMENTS if (key := f"{name}/{moment}") in moments}
-        if found:
-            optimizer.state[parameter] = found
-    return version
+    for name, weight in weights.items():
+        if saved[name].dtype != weight.dtype:
+            # Converted, they would go on from other weights than those that were trained.
+            raise CheckpointError(
+                f"checkpoint {folder} has the numbers of {name} as {_name(saved[name])}, and they are kept as "
+                f"{_name(weight)}",
+                remedy="go on with the Loopwright version that wrote it, or start a new run from its weights, with "
+                "that folder as model.path",
+            )
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

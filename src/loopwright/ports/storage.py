@@ -127,6 +127,11 @@ class Storage(Protocol):
         """Groups by task set and status: the conservation table (R3)."""
         ...
 
+    async def flush(self) -> None:
+        """Let all that has returned survive a power cut as well. A checkpoint is on disk for good, and must not know of
+        steps whose consumption is lost: their groups would be trained twice."""
+        ...
+
     async def archive(self, step: int) -> None:
         """Move the tokens and transcripts of groups that are over up to `step`, which has a checkpoint, to where they
         are out of the way, whether they were trained or not. They can still be read."""

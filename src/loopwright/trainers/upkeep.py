@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from loopwright.ports import Learner, Storage, Tracker
@@ -17,7 +18,8 @@ log = logging.getLogger("loopwright")
 class Upkeep:
     """Evaluates and saves the learner's weights. When that is due is for the trainer to say.
 
-    After a checkpoint, `archive`, if there is one, moves what was trained out of the way.
+    What `storage` knows of a checkpoint's steps is on disk before the checkpoint is. If it `archives`, what was trained
+    moves out of the way then.
     """
 
     def __init__(
@@ -28,14 +30,16 @@ class Upkeep:
         checkpoints: Checkpoints,
         tracker: Tracker,
         watchdog: Watchdog,
-        archive: Storage | None = None,
+        storage: Storage,
+        archives: bool,
     ) -> None:
         self._learner = learner
         self._evaluator = evaluator
         self._checkpoints = checkpoints
         self._tracker = tracker
         self._watchdog = watchdog
-        self._archive = archive
+        self._storage = storage
+        self._archives = archives
 
     async def evaluate(self) -> bool:
         """False when the run is to stop meanwhile: the evaluation is then made when it goes on."""
@@ -56,6 +60,12 @@ class Upkeep:
         step = self._learner.version
         if step > 0:
             with self._tracker.span("checkpoint", step=step):
-                await self._checkpoints.write(step, self._learner.save, state)
-                if self._archive is not None:
-                    await self._archive.archive(step)
+                await self._checkpoints.write(step, self._save, state)
+                if self._archives:
+                    await self._storage.archive(step)
+
+    async def _save(self, folder: Path) -> None:
+        # Here, so that no checkpoint appears when this fails, and nobody tries again: a disk that has failed to take
+        # something may say afterwards that it has it.
+        await self._storage.flush()
+        await self._learner.save(folder)

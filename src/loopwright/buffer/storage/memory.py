@@ -110,6 +110,9 @@ class MemoryStorage:
                 row[group.row.status] += 1
         return table
 
+    async def flush(self) -> None:
+        """Nothing to do: it dies with the process."""
+
     async def archive(self, step: int) -> None:
         """Nothing to do: memory has no place that is further out of the way."""
 

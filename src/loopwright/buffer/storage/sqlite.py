@@ -1,7 +1,7 @@
 """Storage in one SQLite file: the truth for what was drawn and produced (D1).
 
-Whatever has returned is committed, and survives `kill -9`. One thread writes, another reads, and the event loop does
-neither.
+Whatever has returned is committed, and survives `kill -9`; after `flush`, also a power cut. One thread writes, another
+reads, and the event loop does neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loopwright.buffer.rows import newest_version, to_row
 from loopwright.buffer.storage import archiving, ledger
 from loopwright.buffer.storage.refusals import check_belongs, check_evaluates, check_markable
 from loopwright.buffer.storage.resuming import resume_at
-from loopwright.buffer.storage.schema import reading, writing
+from loopwright.buffer.storage.schema import force_to_disk, reading, writing
 from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy
 from loopwright.types import Group, GroupStatus, Rollout, Task
@@ -98,6 +98,9 @@ class SqliteStorage:
 
     async def counts(self) -> Mapping[str, Mapping[GroupStatus, int]]:
         return await self._reader.do(ledger.count_groups)
+
+    async def flush(self) -> None:
+        await self._writer.do(lambda _: force_to_disk(self._path))
 
     async def archive(self, step: int) -> None:
         if not Archive.is_possible():
