@@ -1,7 +1,7 @@
 """The machine's limit: every linear layer of the model as a plain product, at the numbers of rows that occur.
 
-Forward it is the fastest of three: `torch.mm`, the same turned round, and MKL's own with weights that were packed
-beforehand, at no cost here. Each layer has weights of its own, as in the model, so that they are read from memory and
+Forward it is the fastest of four: `torch.mm`, the same turned round, MKL's own with weights that were packed
+beforehand, at no cost here, and our own with weights in panels, if there is a compiler. Each layer has weights of its own, as in the model, so that they are read from memory and
 not from a cache that happens to hold the only one. Attention, norms, activations, the embedding and the optimiser count
 nothing: no real step can reach the limit.
 """
@@ -13,8 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.workers.port import Port
+from loopwright.models.linear import Linear
+from loopwright.models.native.library import Library, library
+from loopwright.models.native.panels import Panels
 
 SHORTEST = 0.3
 """A product is repeated for at least so many seconds."""
@@ -39,7 +43,9 @@ class Products:
 
     def ways_forward(self) -> list[Callable[[], None]]:
         has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        return [self.forward, self._turned_round(), *([self._prepacked()] if has_mkl else [])]
+        ways = [self.forward, self._turned_round(), *([self._prepacked()] if has_mkl else [])]
+        compiled = library()
+        return [*ways, self._by_panels(compiled)] if isinstance(compiled, Library) else ways
 
     def forward(self) -> None:
         for weight, buffer in self._layers:
@@ -62,6 +68,15 @@ class Products:
         def run() -> None:
             for (weight, buffer), packed in zip(self._layers, packs, strict=True):
                 torch.ops.mkl._mkl_linear(buffer.x, packed, weight, None, self._rows)
+
+        return run
+
+    def _by_panels(self, compiled: Library) -> Callable[[], None]:
+        panels = [Panels([Linear(nn.Parameter(weight), None)], compiled) for weight, _ in self._layers]
+
+        def run() -> None:
+            for one, (_, buffer) in zip(panels, self._layers, strict=True):
+                one.into(buffer.to_y, buffer.x)
 
         return run
 

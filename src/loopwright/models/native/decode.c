@@ -437,6 +437,12 @@ void loopwright_pack(const float *weight, int64_t outputs, int64_t inputs, float
             }
 }
 
+/* out = x * weights + bias, and nothing else. */
+void loopwright_product(const product *by, const float *x, int64_t tokens, float *out, int threads) {
+#pragma omp parallel num_threads(threads)
+    linear(by, x, tokens, out, 0);
+}
+
 /* Write logits [tokens, vocabulary], and the newest keys and values to their rows. `floats` has room for
  * 2 * hidden + (2 * heads + 2 * key heads) * dim + inner numbers per token, `ends` for one. */
 void loopwright_step(const model *m, const batch *b, float *floats, int64_t *ends, float *logits, int threads) {

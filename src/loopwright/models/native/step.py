@@ -18,6 +18,7 @@ from loopwright.models.linear import Linear
 from loopwright.models.native import structures
 from loopwright.models.native.cells import Cells
 from loopwright.models.native.library import Library
+from loopwright.models.native.panels import Panels
 from loopwright.models.norm import RmsNorm
 from loopwright.models.workspace import Heads
 
@@ -53,7 +54,7 @@ class NativeStep:
         self._model = model
         self._library = library
         self._packed: structures.Model | None = None
-        self._held: list[torch.Tensor] = []
+        self._held: list[Panels] = []
         self._floats = torch.empty(0)
         heads, sizes = model.sizes.heads, model.sizes
         self._per_token = 2 * sizes.hidden + (2 * heads.queries + 2 * heads.keys) * heads.dim + sizes.inner
@@ -115,24 +116,6 @@ class NativeStep:
 
     def _product(self, layers: Sequence[Linear]) -> structures.Product:
         """Layers that read the same rows, as one."""
-        weights = [layer.weight.detach() for layer in layers]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        (outputs, inputs), panel = weight.shape, self._library.panel
-        panels = torch.empty(-(-outputs // panel) * inputs * panel)
-        self._library.functions.loopwright_pack(
-            ctypes.c_void_p(weight.contiguous().data_ptr()),
-            ctypes.c_int64(outputs),
-            ctypes.c_int64(inputs),
-            ctypes.c_void_p(panels.data_ptr()),
-            ctypes.c_int(torch.get_num_threads()),
-        )
+        panels = Panels(layers, self._library)
         self._held.append(panels)
-        bias = None
-        if any(layer.bias is not None for layer in layers):
-            bias = torch.cat([_bias(layer) for layer in layers])
-            self._held.append(bias)
-        return structures.Product(panels.data_ptr(), None if bias is None else bias.data_ptr(), outputs, inputs)
-
-
-def _bias(layer: Linear) -> torch.Tensor:
-    return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
+        return panels.structure

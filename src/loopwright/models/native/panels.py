@@ -1,0 +1,48 @@
+"""A weight in panels: laid out so that a product reads it from its first number to its last."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from loopwright.models.linear import Linear
+from loopwright.models.native.library import Library
+from loopwright.models.native.structures import Product
+
+
+class Panels:
+    """A copy of linear layers that read the same rows, as one product."""
+
+    def __init__(self, layers: Sequence[Linear], library: Library) -> None:
+        self._library = library
+        weights = [layer.weight.detach() for layer in layers]
+        weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).contiguous()
+        (outputs, inputs), panel = weight.shape, library.panel
+        self._panels = torch.empty(-(-outputs // panel) * inputs * panel)
+        library.functions.loopwright_pack(
+            ctypes.c_void_p(weight.data_ptr()),
+            ctypes.c_int64(outputs),
+            ctypes.c_int64(inputs),
+            ctypes.c_void_p(self._panels.data_ptr()),
+            ctypes.c_int(torch.get_num_threads()),
+        )
+        has_bias = any(layer.bias is not None for layer in layers)
+        self._bias = torch.cat([_bias(layer) for layer in layers]) if has_bias else None
+        bias = None if self._bias is None else self._bias.data_ptr()
+        self.structure = Product(self._panels.data_ptr(), bias, outputs, inputs)
+
+    def into(self, out: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write the product with `rows` [tokens, inputs], alone and not as part of a step, to `out`."""
+        self._library.functions.loopwright_product(
+            ctypes.byref(self.structure),
+            ctypes.c_void_p(rows.data_ptr()),
+            ctypes.c_int64(len(rows)),
+            ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_int(torch.get_num_threads()),
+        )
+
+
+def _bias(layer: Linear) -> torch.Tensor:
+    return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
