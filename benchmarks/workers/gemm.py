@@ -1,9 +1,9 @@
 """The machine's limit: every linear layer of the model as a plain product, at the numbers of rows that occur.
 
 Forward it is the fastest of four: `torch.mm`, the same turned round, MKL's own with weights that were packed
-beforehand, at no cost here, and our own with weights in panels, if there is a compiler. Each layer has weights of its own, as in the model, so that they are read from memory and
-not from a cache that happens to hold the only one. Attention, norms, activations, the embedding and the optimiser count
-nothing: no real step can reach the limit.
+beforehand, at no cost here, and our own with weights in panels, if there is a compiler. Each layer has weights of its
+own, as in the model, so that they are read from memory and not from a cache that happens to hold the only one.
+Attention, norms, activations, the embedding and the optimiser count nothing: no real step can reach the limit.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from loopwright.cli import main
-from loopwright.doctor import torch_probe
+from loopwright.doctor import probes, torch_probe
+from loopwright.models.native.library import Unavailable
 from loopwright.weights import folder
 
 
@@ -111,3 +112,13 @@ def test_doctor_loads_nothing_heavy(run, monkeypatch):
     before = set(sys.modules)
     run()
     assert not {"torch", "transformers", "pyarrow"} & (set(sys.modules) - before)
+
+
+def test_it_says_how_the_engine_decodes_and_why(run, monkeypatch):
+    program(monkeypatch, FOUND)
+    assert "decoding        by native steps" in run()[1]
+    monkeypatch.setattr(probes, "library", lambda: Unavailable("no C compiler (gcc or cc) was found"))
+    out = run()[1]
+    assert "decoding        by torch" in out
+    assert "no C compiler (gcc or cc) was found" in out
+    assert "-> install gcc" in out

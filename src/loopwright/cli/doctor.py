@@ -63,6 +63,7 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.torch is not None and facts.torch.error is None:
         gpus = ", ".join(facts.torch.gpus) or "none"
         yield "torch", f"{facts.torch.threads} threads; bfloat16 on the CPU: {facts.torch.bf16}; GPUs: {gpus}"
+        yield "decoding", "by native steps" if facts.not_native is None else "by torch"
     models = ", ".join(f"{name} ({_size(size)})" for name, size in facts.models.items())
     yield "models", models or "none converted yet"
 

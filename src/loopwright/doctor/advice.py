@@ -63,6 +63,7 @@ def advise(facts: Facts) -> list[Finding]:
     found += [finding for disk in facts.disks for finding in _disk(disk)]
     found += _little_disk(facts.disks)
     found += _left_behind(facts.left_behind)
+    found += _native(facts.not_native)
     found += _missing(facts)
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
@@ -145,6 +146,15 @@ def _left_behind(folders: Mapping[str, int]) -> Iterator[Finding]:
             Severity.CARE,
             f"runs that were killed have left their weights in memory: {listed}",
             f"remove them: rm -r {' '.join(folders)}; a run that is started again frees its own",
+        )
+
+
+def _native(why_not: str | None) -> Iterator[Finding]:
+    if why_not is not None:
+        yield Finding(
+            Severity.NEXT,
+            f"sampling takes up to twice as long as it could, and more with small models: {why_not}",
+            "install gcc and its OpenMP (Debian: apt-get install gcc libc6-dev)",
         )
 
 

@@ -89,7 +89,8 @@ class Torch:
 class Facts:
     """All that the probes found. `torch` is None when it is not installed.
 
-    `left_behind` are folders in memory with the weights of runs that died, and their sizes in bytes.
+    `not_native` says why the embedded engine decodes by torch instead of native steps, if it does; `left_behind` are
+    folders in memory with the weights of runs that died, and their sizes in bytes.
     """
 
     python: str
@@ -100,5 +101,6 @@ class Facts:
     disks: tuple[Disk, ...]
     models: Mapping[str, int]
     torch: Torch | None
+    not_native: str | None = None
     omp_threads: str | None = None
     left_behind: Mapping[str, int] = field(default_factory=dict)

@@ -10,11 +10,14 @@ from loopwright.doctor.facts import Facts, Purpose
 from loopwright.doctor.machine import cores, disk, memory
 from loopwright.doctor.packages import extras, installed
 from loopwright.doctor.torch_probe import probe_torch
+from loopwright.models.native.library import Unavailable, library
 
 
 def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Mapping[Path, int]) -> Facts:
     """Look at this machine. `runs` is where runs would be kept, `models` where converted models are; `left_behind` are
     the folders for weights that have nobody any more."""
+    torch = probe_torch(env) if installed("torch") else None
+    compiled = library() if torch is not None else None
     return Facts(
         python=platform.python_version(),
         loopwright=installed("loopwright") or "not installed",
@@ -23,7 +26,8 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Ma
         memory=memory(),
         disks=(disk(Purpose.RUNS, runs), disk(Purpose.MODELS, models)),
         models=_sizes(models),
-        torch=probe_torch(env) if installed("torch") else None,
+        torch=torch,
+        not_native=compiled.reason if isinstance(compiled, Unavailable) else None,
         omp_threads=env.get("OMP_NUM_THREADS"),
         left_behind={str(folder): size for folder, size in left_behind.items()},
     )

@@ -20,7 +20,7 @@ class PackedForward(Protocol):
         ...
 
     def native(self) -> NativeStep | None:
-        """Decode steps in C, if there are any for this model here. They compute from a copy of the parameters as they
+        """Decode steps in C, if there are any for this model here. Their products are by a copy of the weights as they
         are at the first one."""
         ...
 

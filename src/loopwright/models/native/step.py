@@ -46,7 +46,7 @@ def serves(model: LeanModel, library: Library) -> bool:
 
 
 class NativeStep:
-    """Steps of one model, by its weights as they are at the first one."""
+    """Steps of one model, whose products are by its weights as they are at the first one."""
 
     def __init__(self, model: LeanModel, library: Library) -> None:
         self.layers = len(model.layers)
