@@ -240,6 +240,13 @@ def test_models_of_other_shapes_are_left_to_torch(heads: Heads, served: bool, tm
     assert serves(replace(model, sizes=sizes), compiled(8)) is served
 
 
+def test_layers_of_several_sizes_are_left_to_torch(tmp_path: Path) -> None:
+    model = _lean(loaded_from(tiny_llama, tmp_path))
+    other = _lean(loaded_from(lambda folder: tiny_llama(folder, intermediate_size=80), tmp_path))
+    assert serves(model, compiled(8))
+    assert not serves(replace(model, layers=[model.layers[0], other.layers[1]]), compiled(8))
+
+
 def test_large_models_keep_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _lean(loaded_from(tiny_llama, tmp_path))
     assert LeanForward(model, compiled(8)).native() is not None

@@ -36,10 +36,12 @@ def serves(model: LeanModel, library: Library) -> bool:
     """Whether the compiled step computes this model, and may have a copy of its weights."""
     heads = model.sizes.heads
     linears = [model.head.layer, *(linear for layer in model.layers for linear in layer.linears)]
+    shapes = {tuple(linear.weight.shape for linear in layer.linears) for layer in model.layers}
     return (
         heads.dim % library.lanes == 0
         and heads.queries % heads.keys == 0
         and heads.queries // heads.keys <= MOST_QUERIES
+        and len(shapes) == 1
         and len(model.head.layer.weight) == len(model.table)
         and sum(linear.weight.nbytes for linear in linears) <= LARGEST
     )
