@@ -34,7 +34,7 @@ def echo(monkeypatch, made_up_run) -> Echo:
     partner = Echo()
 
     @asynccontextmanager
-    async def open_chat(folder):
+    async def open_chat(folder, *, cache):
         assert folder == made_up_run
         yield partner
 
@@ -93,7 +93,7 @@ def test_ctrl_c_at_the_prompt_leaves(chat, echo, monkeypatch):
 
 def test_a_run_without_weights_is_an_error_with_a_remedy(chat, monkeypatch):
     @asynccontextmanager
-    async def open_chat(folder):
+    async def open_chat(folder, *, cache):
         raise RunError("it has no weights yet", remedy="wait for its first checkpoint")
         yield
 

@@ -117,7 +117,7 @@ def test_doctor_loads_nothing_heavy(run, monkeypatch):
 def test_it_says_how_the_engine_decodes_and_why(run, monkeypatch):
     program(monkeypatch, FOUND)
     assert "decoding        by native steps" in run()[1]
-    monkeypatch.setattr(probes, "library", lambda: Unavailable("no C compiler (gcc or cc) was found"))
+    monkeypatch.setattr(probes, "library", lambda folder: Unavailable("no C compiler (gcc or cc) was found"))
     out = run()[1]
     assert "decoding        by torch" in out
     assert "no C compiler (gcc or cc) was found" in out

@@ -43,7 +43,6 @@ def test_a_good_machine_gets_no_advice():
         ({"cores": Cores(64, 4, None)}, "8 threads on 4 usable cores", "model.threads: 4"),
         ({"cores": Cores(64, 64, 0.5)}, "8 threads on 0.5 usable cores", "model.threads: 1"),
         ({"cores": Cores(2, 2, None), "omp_threads": "8"}, "OMP_NUM_THREADS is 8", "model.threads: 2"),
-        ({"not_native": "no C compiler was found"}, "twice as long as it could, and more with", "install gcc"),
         ({"memory": Memory(64 * GIB, 64 * GIB, 2 * GIB)}, "only 2.0 GiB of memory", "small model"),
         ({"disks": (replace(RUNS, kind="nfs4"),)}, "network file system (nfs4)", "local disk"),
         ({"disks": (replace(RUNS, kind="fuse.sshfs"),)}, "network file system", "local disk"),
@@ -68,6 +67,14 @@ def test_one_oddity_gives_one_finding(changes, text, remedy):
 
 def test_a_cache_may_be_on_a_network_file_system():
     assert advise(replace(FINE, disks=(RUNS, replace(MODELS, kind="nfs4")))) == []
+
+
+@pytest.mark.parametrize(("why", "remedy"), [("no C compiler was found", "install gcc"), ("/x is full", "mend that")])
+def test_what_keeps_the_engine_from_native_steps_is_named(why, remedy):
+    (finding,) = advise(replace(FINE, not_native=why))
+    assert finding.severity is Severity.NEXT
+    assert why in finding.text
+    assert finding.remedy.startswith(remedy)
 
 
 def test_a_missing_extra_is_named_with_what_to_install():

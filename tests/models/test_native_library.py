@@ -81,6 +81,38 @@ def test_without_a_compiler_it_says_so(place: Path, tmp_path: Path, monkeypatch:
     assert library(None, QUICK) == Unavailable("no C compiler (gcc or cc) was found")
 
 
+def test_what_is_compiled_is_used_also_where_the_compiler_is_gone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library(None, QUICK)
+    library.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert isinstance(library(None, QUICK), Library)
+
+
+def test_what_is_damaged_is_compiled_again(place: Path) -> None:
+    library(None, QUICK)
+    library.cache_clear()
+    [file] = place.iterdir()
+    # Another file: the old one is mapped into this process.
+    file.unlink()
+    file.write_bytes(b"")
+    assert isinstance(library(None, QUICK), Library)
+
+
+def test_what_others_may_write_to_is_not_loaded(place: Path, compiled: list[list[str]]) -> None:
+    library(None, QUICK)
+    library.cache_clear()
+    [file] = place.iterdir()
+    file.chmod(0o777)
+    assert isinstance(library(None, QUICK), Library)
+    assert len(compiled) == 2
+    assert file.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_compiler_may_speak_any_language(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, tmp_path / "bin", r"printf 'In function x\nerror: gr\374n\n' >&2; exit 1")
+    assert library(None, QUICK) == Unavailable("the C compiler failed: error: gr\ufffdn")
+
+
 def test_a_compiler_that_fails_is_quoted(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, tmp_path / "bin", "echo 'error: no OpenMP here' >&2; exit 1")
     assert library(tmp_path / "cache", QUICK) == Unavailable("the C compiler failed: error: no OpenMP here")

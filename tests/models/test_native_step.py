@@ -29,7 +29,7 @@ WIDTHS = {4: (2, 4), 8: (2, 6), 16: (3, 8)}
 
 
 def compiled(lanes: int) -> Library:
-    """With all threads at work on steps of any size."""
+    """With as many threads as torch has, on steps of any size."""
     wide, rows = WIDTHS[lanes]
     sizes = f"-DLANES={lanes}", f"-DWIDE={wide}", f"-DROWS={rows}", "-DSMALL_STEP=0"
     found = library(None, (*FLAGS, *sizes, "-Wno-psabi"))
@@ -158,16 +158,50 @@ def test_a_step_computes_what_the_model_does(make: Callable[[Path], Path], lanes
         assert torch.allclose(house.logits(native, chosen), house.expected[:few], rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_sequence_gets_depends_neither_on_its_neighbours_nor_on_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_sequence_gets_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     house = House(loaded_from(tiny_qwen3, tmp_path), LENGTHS)
     native = NativeStep(house.model, compiled(8))
     alone = torch.cat([house.logits(native, [i]) for i in range(len(LENGTHS))])
     assert torch.equal(house.logits(native), alone)
     assert torch.equal(house.logits(native, list(range(len(LENGTHS)))[::-1]), alone.flip(0))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert torch.equal(house.logits(NativeStep(house.model, compiled(8))), alone)
+
+
+def larger_llama(folder: Path) -> Path:
+    """Large and uneven enough that threads overtake one another."""
+    sizes = {"hidden_size": 192, "intermediate_size": 420, "num_hidden_layers": 6, "num_key_value_heads": 3}
+    return tiny_llama(folder, num_attention_heads=12, **sizes)
+
+
+def test_threads_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(loaded_from(larger_llama, tmp_path), LENGTHS)
+    alone = house.logits(NativeStep(house.model, compiled(8)))
+    assert torch.allclose(alone, house.expected, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    native, cells = NativeStep(house.model, compiled(8)), house.cells(list(range(len(LENGTHS))))
+    ids, positions = torch.stack([s[-1] for s in house.streams]), torch.tensor([len(s) - 1 for s in house.streams])
+    for _ in range(60):
+        assert torch.equal(native.logits(ids, positions, cells), alone)
+
+
+def test_another_default_of_torch_changes_nothing(tmp_path: Path) -> None:
+    """It is one for the whole process, and another while somebody loads a model in half precision."""
+    house = House(loaded_from(tiny_llama, tmp_path), LENGTHS)
+    right = house.logits(NativeStep(house.model, compiled(8)))
+    cells = house.cells(list(range(len(LENGTHS))))
+    ids, positions = torch.stack([s[-1] for s in house.streams]), torch.tensor([len(s) - 1 for s in house.streams])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(NativeStep(house.model, compiled(8)).logits(ids, positions, cells), right)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    house = House(loaded_from(tiny_llama, tmp_path), LENGTHS)
+    native, cells = NativeStep(house.model, compiled(8)), house.cells([0, 1])
+    for ids in (torch.tensor([1]), torch.tensor([1, 2, 3]), torch.tensor([1, 2], dtype=torch.int32)):
+        with pytest.raises(RuntimeError, match="2 sequences were told of"):
+            native.logits(ids, torch.arange(len(ids)), cells)
 
 
 def test_the_newest_keys_and_values_are_kept(tmp_path: Path) -> None:
@@ -188,10 +222,12 @@ def test_it_computes_by_the_weights_of_its_first_step(tmp_path: Path) -> None:
     native = NativeStep(house.model, compiled(8))
     first = house.logits(native)
     with torch.no_grad():
-        loaded.model.get_input_embeddings().weight[:] += 1  # the head's too: they are tied
-        loaded.model.model.layers[0].mlp.down_proj.weight.mul_(2)
-    again = NativeStep(house.model, compiled(8))
-    assert not torch.allclose(house.logits(again), first, atol=1e-2)
+        loaded.model.model.layers[0].mlp.down_proj.weight.mul_(20)
+    assert torch.equal(house.logits(native), first)
+    changed = House(loaded, [(0, 5)])
+    again = changed.logits(NativeStep(house.model, compiled(8)))
+    assert not torch.allclose(again, first, atol=1e-2)
+    assert torch.allclose(again, changed.expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_a_number_stays_not_a_number(tmp_path: Path) -> None:
@@ -254,13 +290,19 @@ def test_large_models_keep_their_memory(tmp_path: Path, monkeypatch: pytest.Monk
     assert LeanForward(model, compiled(8)).native() is None
 
 
-def test_a_library_that_computes_something_else_is_not_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", range(11))
+def test_a_library_that_computes_something_else_is_not_used(
+    row: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In any row of a batch: another part of the code may have computed it."""
     loaded, right = loaded_from(tiny_llama, tmp_path), compiled(8)
 
     def wrong(model: Any, batch: Any, floats: Any, ends: Any, logits: ctypes.c_void_p, threads: Any) -> None:
         right.functions.loopwright_step(model, batch, floats, ends, logits, threads)
-        ctypes.c_float.from_address(logits.value or 0).value += 10.0
+        one = (logits.value or 0) + 4 * row * len(loaded.model.get_input_embeddings().weight)
+        ctypes.c_float.from_address(one).value += 10.0
 
     functions: Any = SimpleNamespace(loopwright_step=wrong, loopwright_pack=right.functions.loopwright_pack)
-    assert fastest_forward(loaded.model, right).native() is not None
-    assert fastest_forward(loaded.model, replace(right, functions=functions)).native() is None
+    assert fastest_forward(loaded.model, lambda: right).native() is not None
+    assert fastest_forward(loaded.model, lambda: replace(right, functions=functions)).native() is None
+    assert "it decodes by torch" in caplog.text

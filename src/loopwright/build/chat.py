@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from loopwright.agents import EnginePolicy
 from loopwright.engines.torch.engine import TorchEngine
@@ -35,12 +36,12 @@ class ChatModel:
 
 
 @asynccontextmanager
-async def open_chat(folder: RunFolder) -> AsyncIterator[ChatModel]:
-    """The run's model: the exported one, or that of its latest checkpoint."""
+async def open_chat(folder: RunFolder, *, cache: Path) -> AsyncIterator[ChatModel]:
+    """The run's model: the exported one, or that of its latest checkpoint. `cache` is where converted models are."""
     weights = newest_weights(folder)
     with ComputeThread() as compute:
         await compute.run(configure, threads=None, deterministic=False)
-        model = await compute.run(load_model, weights.path, cache=folder.path)
+        model = await compute.run(load_model, weights.path, cache=cache)
         async with TorchEngine(model, compute, max_batch=1, cache_tokens=model.max_context) as engine:
             yield ChatModel(engine, model)
 

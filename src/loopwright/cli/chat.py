@@ -10,6 +10,7 @@ from typing import Annotated, Protocol
 
 import typer
 
+from loopwright.cli.models import models_folder
 from loopwright.cli.runs import RunPath, existing_run
 from loopwright.cli.tokens import visible
 from loopwright.ports import Reply
@@ -38,7 +39,7 @@ def chat(
 async def _chat(folder: RunFolder, temperature: float, max_new_tokens: int, once: str | None) -> None:
     from loopwright.build import open_chat
 
-    async with open_chat(folder) as partner:
+    async with open_chat(folder, cache=models_folder()) as partner:
         talk = Conversation(partner, temperature, max_new_tokens)
         if once is not None:
             typer.echo(visible((await talk.say(once)).text))

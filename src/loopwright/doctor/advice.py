@@ -154,7 +154,9 @@ def _native(why_not: str | None) -> Iterator[Finding]:
         yield Finding(
             Severity.NEXT,
             f"sampling takes up to twice as long as it could, and more with small models: {why_not}",
-            "install gcc and its OpenMP (Debian: apt-get install gcc libc6-dev)",
+            "install gcc with OpenMP (Debian: apt-get install gcc libc6-dev)"
+            if "compiler" in why_not
+            else "mend that; the engine works without, by torch",
         )
 
 

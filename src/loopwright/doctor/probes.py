@@ -17,7 +17,7 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Ma
     """Look at this machine. `runs` is where runs would be kept, `models` where converted models are; `left_behind` are
     the folders for weights that have nobody any more."""
     torch = probe_torch(env) if installed("torch") else None
-    compiled = library() if torch is not None else None
+    compiled = library(models / "native") if torch is not None else None
     return Facts(
         python=platform.python_version(),
         loopwright=installed("loopwright") or "not installed",

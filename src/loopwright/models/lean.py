@@ -81,8 +81,8 @@ class LeanForward:
             seen = plan.attend(number, query, key, value, scaling=layer.scaling, window=layer.window)
             layer.output.add_to(x, seen.reshape(len(ids), -1).t())
             normed = layer.feed_forward_norm.into(space.normed, x)
-            gate, up = layer.gate_and_up.results((space.gate, space.up), normed)
-            layer.down.add_to(x, torch.mul(silu(gate, inplace=True), up, out=space.gate))
+            layer.gate_and_up.into((space.gate, space.up), normed)
+            layer.down.add_to(x, torch.mul(silu(space.gate, inplace=True), space.up, out=space.gate))
         kept = x if keep is None else x[:, keep]
         return model.head(model.norm.into(torch.empty_like(kept), kept))
 

@@ -14,7 +14,7 @@ from loopwright.errors import ModelError
 from loopwright.models.attention import NAME, unsupported
 from loopwright.models.forward import PackedForward
 from loopwright.models.linear import replace_linears
-from loopwright.models.native.library import Library, library
+from loopwright.models.native.library import library
 from loopwright.models.norm import replace_norms
 from loopwright.models.plans import Chunk, ChunkPlan
 from loopwright.models.recognise import fastest_forward
@@ -70,8 +70,7 @@ def load_model(
         replace_linears(model)
     _prove(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
-    compiled = library(cache / "native")
-    forward = fastest_forward(model, compiled if isinstance(compiled, Library) else None)
+    forward = fastest_forward(model, lambda: library(cache / "native"))
     return LoadedModel(model, tokenizer, min(limit, max_context or limit), forward)
 
 

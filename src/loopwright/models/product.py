@@ -7,7 +7,6 @@ to about 130 tokens (one core, products of one layer: 64 tokens 4.6 ms instead o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -15,13 +14,6 @@ from loopwright.models.linear import Linear
 
 FEATURES_FIRST = range(5, 129)
 """Numbers of tokens whose columns had better lie feature by feature."""
-
-
-class Columns(NamedTuple):
-    """Where layers write that read the same columns: all of it, and the part of each."""
-
-    whole: torch.Tensor
-    parts: tuple[torch.Tensor, ...]
 
 
 class Product:
@@ -33,17 +25,12 @@ class Product:
             (layer.weight.detach(), None if layer.bias is None else layer.bias.detach()[:, None]) for layer in layers
         ]
 
-    def into(self, out: Columns, x: torch.Tensor) -> None:
-        """Write the results to `out`."""
-        self.results(out.parts, x)
-
-    def results(self, parts: Sequence[torch.Tensor], x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The result of each layer, in `parts` unless it has to be elsewhere anyway."""
+    def into(self, parts: Sequence[torch.Tensor], x: torch.Tensor) -> None:
+        """Write the result of each layer to its part."""
         for (weight, bias), part in zip(self._parameters, parts, strict=True):
             torch.mm(weight, x, out=part)
             if bias is not None:
                 part.add_(bias)
-        return parts
 
     def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
         """Add the result of the only layer to `total`."""

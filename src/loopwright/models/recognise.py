@@ -7,6 +7,8 @@ every layer's queries, keys and values come out the same, as well as the logits.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,8 @@ from torch import nn
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import LeanForward, LeanLayer, LeanModel
 from loopwright.models.linear import Linear
-from loopwright.models.native.cells import Cells
-from loopwright.models.native.library import Library
+from loopwright.models.native.cells import STRIDE, Cells
+from loopwright.models.native.library import Library, Unavailable
 from loopwright.models.native.step import NativeStep
 from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.plans import Chunk, ChunkPlan
@@ -33,7 +35,11 @@ FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 KNOWN = {Linear, RmsNorm, nn.Embedding}
 """The only modules that may have parameters of their own. The first two exist on a CPU and in float32 alone."""
 
+log = logging.getLogger("loopwright")
+
 TOKENS = 12
+SHARED = 5
+"""Tokens at the probe's beginning that those behind share, when they are decoded."""
 SAME = 1e-3
 """How far a number may be off, in shares of the largest of its kind."""
 
@@ -69,51 +75,55 @@ class _Recording:
         return self._plan.attend(layer, query, key, value, scaling=scaling, window=window)
 
 
-def fastest_forward(model: Any, library: Library | None = None) -> PackedForward:
-    """The lean forward if it computes what the model does, else the model's own. It decodes by the `library` if that
-    computes the same too."""
+def fastest_forward(model: Any, find: Callable[[], Library | Unavailable] | None = None) -> PackedForward:
+    """The lean forward if it computes what the model does, else the model's own. It decodes by the library that `find`
+    finds, if that computes the same too."""
     own = ModuleForward(model)
     theirs, logits = _probe(own, model)
     parts = _parts(model, theirs)
     if parts is None:
         return own
-    lean = LeanForward(parts, library)
+    lean = LeanForward(parts)
     mine, same_logits = _probe(lean, model)
     pairs = [(same_logits, logits)]
     for one, other in zip(mine, theirs, strict=True):
         pairs += zip(one.tensors, other.tensors, strict=True)
     if not all(_is_same(one, other) for one, other in pairs):
         return own
-    native = lean.native()
-    if native is None or _is_same(_last_of_probe(native, model, mine), logits[-1:]):
-        return lean
-    return LeanForward(parts)
+    found = find() if find is not None else None
+    faster = LeanForward(parts, found) if isinstance(found, Library) else lean
+    native = faster.native()
+    if native is None or _is_same(_decoded(native, model, mine), logits[1:]):
+        return faster
+    log.warning("native decode steps compute something else for this model here: it decodes by torch")
+    return lean
 
 
-def _last_of_probe(native: NativeStep, model: Any, asked: list[Asked]) -> torch.Tensor:
-    """The logits after the probe's last token, decoded behind the others: half of them a shared prompt."""
-    half, capacity = TOKENS // 2, 32
-    arenas: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-    for one in asked:
-        _, key, value = one.tensors
-        parts = slice(0, half), slice(half, TOKENS - 1)
-        arenas.append(
-            [
-                (_room(key[:, :, part].transpose(2, 3), capacity, 3), _room(value[:, :, part], capacity, 2))
-                for part in parts
-            ]
-        )
+def _decoded(native: NativeStep, model: Any, asked: list[Asked]) -> torch.Tensor:
+    """The logits after all tokens of the probe but the first, each decoded behind those before it, in one step. From
+    `SHARED` on they share a prompt."""
+    shared, own = slice(0, SHARED), [0 if last < SHARED else SHARED for last in range(1, TOKENS)]
+    arenas = [
+        [_arena(one, [shared]), _arena(one, [slice(start, last) for last, start in enumerate(own, 1)])] for one in asked
+    ]
     keys, values = ([[pair[side] for pair in layer] for layer in arenas] for side in (0, 1))
-    cells = Cells([(1, 0, TOKENS - half, 0, 0, half)], keys, values)
-    return native.logits(torch.tensor([TOKENS % model.config.vocab_size]), torch.tensor([TOKENS - 1]), cells)
+    prompts = [(0, 0, SHARED) if start else (-1, -1, 0) for start in own]
+    cells = [(1, row, row + 2 - start, *prompt) for row, (start, prompt) in enumerate(zip(own, prompts, strict=True))]
+    positions = torch.arange(1, TOKENS)
+    return native.logits((positions + 1) % model.config.vocab_size, positions, Cells(cells, keys, values))
 
 
-def _room(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    shape = list(x.shape)
-    shape[dim] = size
-    out = x.new_zeros(shape)
-    out.narrow(dim, 0, x.shape[dim]).copy_(x)
-    return out
+def _arena(asked: Asked, stretches: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values of these stretches of tokens, a row for each."""
+    _, key, value = asked.tensors
+    _, heads, _, dim = key.shape
+    keys = torch.zeros(len(stretches), heads, dim, STRIDE, dtype=key.dtype)
+    values = torch.zeros(len(stretches), heads, STRIDE, dim, dtype=value.dtype)
+    for row, stretch in enumerate(stretches):
+        length = stretch.stop - stretch.start
+        keys[row, :, :, :length] = key[0, :, stretch].transpose(1, 2)
+        values[row, :, :length] = value[0, :, stretch]
+    return keys, values
 
 
 def _probe(forward: PackedForward, model: Any) -> tuple[list[Asked], torch.Tensor]:

@@ -7,12 +7,12 @@ of all sizes work in the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from loopwright.models.product import FEATURES_FIRST, Columns
+from loopwright.models.product import FEATURES_FIRST
 from loopwright.models.rotary import Turn
 
 KEPT = 256
@@ -39,7 +39,7 @@ class Workspace:
         columns = [x.view(-1, tokens) if features_first else x.view(tokens, -1).t() for x in parts[:5]]
         self.x, self.normed, self.gate, self.up, projected = columns
         queries, keys, both = heads.queries, heads.keys, heads.queries + heads.keys
-        self.projected = Columns(projected, torch.split(projected, [n * heads.dim for n in (queries, keys, keys)]))
+        self.projected = torch.split(projected, [n * heads.dim for n in (queries, keys, keys)])
         self._lying = projected.t().view(tokens, -1, heads.dim)
         self._has_to_be_turned = not self._lying.is_contiguous()
         self._heads = parts[5].view(self._lying.shape) if self._has_to_be_turned else self._lying
@@ -71,13 +71,12 @@ class Sizes:
 
 
 class Workspaces:
-    """Those of one forward. Columns of as many tokens as `features_first` has lie feature by feature."""
+    """Those of one forward."""
 
-    def __init__(self, sizes: Sizes, like: torch.Tensor, features_first: Container[int] = FEATURES_FIRST) -> None:
+    def __init__(self, sizes: Sizes, like: torch.Tensor) -> None:
         self._sizes = sizes
         self._per_token = sum(sizes.per_token)
         self._like = like
-        self._features_first = features_first
         self._memory = like.new_empty(0)
         self._kept: dict[int, Workspace] = {}
 
@@ -93,7 +92,7 @@ class Workspaces:
         return space
 
     def _made(self, tokens: int, memory: torch.Tensor) -> Workspace:
-        sizes, features_first = self._sizes, tokens in self._features_first
+        sizes, features_first = self._sizes, tokens in FEATURES_FIRST
         return Workspace(tokens, sizes.heads, sizes.per_token, memory, features_first=features_first)
 
     def _memory_for(self, tokens: int) -> torch.Tensor:

@@ -4,9 +4,10 @@
  * a large one waits for threads that come and go. Every number is computed by one thread in one order, however many
  * threads and neighbours there are: what a sequence gets does not depend on who else is in the batch.
  *
- * Plain C with the vectors of gcc and clang. Nothing here allocates, and nothing checks: loopwright.models.native.step
- * has done that. Structures are mirrored there, field by field.
+ * Plain C with the vectors of gcc and clang. Nothing here allocates, and nothing checks: models/native/step.py has
+ * done that. Structures are mirrored in models/native/structures.py, field by field.
  */
+#include <omp.h>
 #include <stdint.h>
 
 #ifdef LANES /* WIDE and ROWS too: whoever compiles has chosen. */
@@ -185,9 +186,14 @@ INLINE void write_row(float *out, const float *numbers, int64_t count, int adds)
     }
 }
 
+/* Panels that a thread takes at a time: enough to be worth the asking, and few enough that all threads get some. */
+static int64_t at_once(int64_t panels, int64_t tokens) {
+    return 1 + least(32 / tokens, panels / (4 * omp_get_num_threads()));
+}
+
 /* out (+)= x * weights + bias, for rows of `tokens`. Called by all threads. */
 static void linear(const product *by, const float *x, int64_t tokens, float *out, int adds) {
-    const int64_t together = 1 + 32 / tokens;
+    const int64_t together = at_once(panels_of(by), tokens);
 #pragma omp for schedule(dynamic, together)
     for (int64_t panel = 0; panel < panels_of(by); panel++) {
         lanes sums[ROWS][WIDE];
@@ -206,7 +212,7 @@ static void linear(const product *by, const float *x, int64_t tokens, float *out
 
 /* out = silu(x * gate) * (x * up). Called by all threads. */
 static void gated(const product *gate, const product *up, const float *x, int64_t tokens, float *out) {
-    const int64_t together = 1 + 16 / tokens;
+    const int64_t together = at_once(panels_of(gate), 2 * tokens);
 #pragma omp for schedule(dynamic, together)
     for (int64_t panel = 0; panel < panels_of(gate); panel++) {
         lanes gates[ROWS][WIDE], ups[ROWS][WIDE];
@@ -397,8 +403,7 @@ static int64_t end_of_run(const batch *b, int64_t first) {
 /* `ends` has room for a number per token. Called by all threads. */
 static void attention(const model *m, const batch *b, int64_t number, const int64_t *ends, int64_t runs,
                       float *projected, float *seen) {
-    const int64_t together = 1 + 8 / b->tokens;
-#pragma omp for schedule(dynamic, together)
+#pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < runs * m->key_heads; item++) {
         const int64_t run = item / m->key_heads;
         attend(m, b, number, item % m->key_heads, run ? ends[run - 1] : 0, ends[run], projected, seen);
@@ -418,7 +423,7 @@ static double multiplications(const model *m, int64_t tokens) {
 /* Numbers per panel's row, which whoever packs has to know. */
 int64_t loopwright_panel(void) { return PANEL; }
 
-/* What dim and capacities have to be multiples of. */
+/* What dim has to be a multiple of; capacities, of twice as many. */
 int64_t loopwright_lanes(void) { return LANES; }
 
 /* Lay out a weight [outputs, inputs] in panels. */

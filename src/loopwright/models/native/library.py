@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,25 +46,26 @@ class Library:
 @cache
 def library(folder: Path | None = None, flags: tuple[str, ...] = FLAGS) -> Library | Unavailable:
     """The compiled source; `folder` keeps it if the package's own folder cannot."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        return Unavailable(f"no C compiler ({' or '.join(COMPILERS)}) was found")
-    name = f"decode-{_fingerprint(compiler, flags)}.so"
-    places = [BESIDE_BYTECODE, *([folder] if folder else [])]
     problems: list[str] = []
-    for place in places:
+    try:
+        name = f"decode-{_fingerprint(flags)}.so"
+    except OSError as error:
+        return Unavailable(str(error))
+    for place in (BESIDE_BYTECODE, *([folder] if folder else [])):
+        with suppress(OSError):
+            return _load(place / name)
         try:
-            if not (place / name).exists():
-                _compile([compiler, *flags], place / name)
+            _compile(flags, place / name)
             return _load(place / name)
         except (OSError, subprocess.SubprocessError) as error:
             problems.append(_told(error))
     return Unavailable("; ".join(dict.fromkeys(problems)))
 
 
-def _fingerprint(compiler: str, flags: Sequence[str]) -> str:
-    """Of all that the result depends on. A folder may outlive the machine that compiled into it."""
-    made_of = [SOURCE.read_text(encoding="utf-8"), *flags, os.path.realpath(compiler), *_processor()]
+def _fingerprint(flags: Sequence[str]) -> str:
+    """Of what the result depends on, but for the compiler: where it is gone, a run goes on by the same code. A folder
+    may outlive the machine that compiled into it."""
+    made_of = [SOURCE.read_text(encoding="utf-8"), *flags, platform.system(), *_processor()]
     return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
 
@@ -75,17 +77,31 @@ def _processor() -> list[str]:
     return sorted({line for line in lines if line.startswith(("model name", "flags", "CPU part", "Features"))})
 
 
-def _compile(compiler: Sequence[str], target: Path) -> None:
+def _compile(flags: Sequence[str], target: Path) -> None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise FileNotFoundError(f"no C compiler ({' or '.join(COMPILERS)}) was found")
     target.parent.mkdir(parents=True, exist_ok=True)
     # Made aside and renamed: nobody ever loads half of it, whoever else compiles or dies meanwhile.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".decode-") as temporary:
         made = Path(temporary) / target.name
-        command = [*compiler, str(SOURCE), "-o", str(made)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        subprocess.run(
+            [compiler, *flags, str(SOURCE), "-o", str(made)],
+            check=True,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=COMPILE_SECONDS,
+            env={"PATH": f"{Path(compiler).parent}{os.pathsep}{os.defpath}", "TMPDIR": temporary, "LC_ALL": "C"},
+        )
+        made.chmod(0o755)
         made.replace(target)
 
 
 def _load(path: Path) -> Library:
+    found = path.stat()
+    if found.st_uid not in (0, os.getuid()) or found.st_mode & 0o022:
+        raise PermissionError(f"{path} is somebody else's, or others may write to it")
     functions = ctypes.CDLL(str(path))
     for name in ("loopwright_panel", "loopwright_lanes"):
         getattr(functions, name).restype = ctypes.c_int64
@@ -95,5 +111,6 @@ def _load(path: Path) -> Library:
 def _told(error: OSError | subprocess.SubprocessError) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         said = (error.stderr or "").strip().splitlines()
-        return f"the C compiler failed: {said[0] if said else error}"
+        errors = [line for line in said if "error" in line] or said
+        return f"the C compiler failed: {errors[0] if errors else error}"
     return str(error)

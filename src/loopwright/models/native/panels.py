@@ -12,6 +12,11 @@ from loopwright.models.native.library import Library
 from loopwright.models.native.structures import Product
 
 
+def numbers(*shape: int) -> torch.Tensor:
+    """Room for what C writes, whatever torch's default is: it may be another while somebody loads a model."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
+
+
 class Panels:
     """A copy of linear layers that read the same rows, as one product."""
 
@@ -20,7 +25,7 @@ class Panels:
         weights = [layer.weight.detach() for layer in layers]
         weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).contiguous()
         (outputs, inputs), panel = weight.shape, library.panel
-        self._panels = torch.empty(-(-outputs // panel) * inputs * panel)
+        self._panels = numbers(-(-outputs // panel) * inputs * panel)
         library.functions.loopwright_pack(
             ctypes.c_void_p(weight.data_ptr()),
             ctypes.c_int64(outputs),

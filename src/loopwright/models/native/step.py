@@ -18,7 +18,7 @@ from loopwright.models.linear import Linear
 from loopwright.models.native import structures
 from loopwright.models.native.cells import Cells
 from loopwright.models.native.library import Library
-from loopwright.models.native.panels import Panels
+from loopwright.models.native.panels import Panels, numbers
 from loopwright.models.norm import RmsNorm
 from loopwright.models.workspace import Heads
 
@@ -36,9 +36,11 @@ def serves(model: LeanModel, library: Library) -> bool:
     """Whether the compiled step computes this model, and may have a copy of its weights."""
     heads = model.sizes.heads
     linears = [model.head.layer, *(linear for layer in model.layers for linear in layer.linears)]
+    parameters = [model.table, model.norm.norm.weight, *(linear.weight for linear in linears)]
     shapes = {tuple(linear.weight.shape for linear in layer.linears) for layer in model.layers}
     return (
-        heads.dim % library.lanes == 0
+        all(x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() for x in parameters)
+        and heads.dim % library.lanes == 0
         and heads.queries % heads.keys == 0
         and heads.queries // heads.keys <= MOST_QUERIES
         and len(shapes) == 1
@@ -57,21 +59,24 @@ class NativeStep:
         self._library = library
         self._packed: structures.Model | None = None
         self._held: list[Panels] = []
-        self._floats = torch.empty(0)
+        self._floats = numbers(0)
         heads, sizes = model.sizes.heads, model.sizes
         self._per_token = 2 * sizes.hidden + (2 * heads.queries + 2 * heads.keys) * heads.dim + sizes.inner
 
     @torch.inference_mode()
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, cells: Cells) -> torch.Tensor:
         """[sequences, vocabulary] after the newest tokens, whose keys and values are kept where `cells` say."""
-        tokens = len(ids)
+        tokens, batch = len(ids), cells.batch
+        if tokens != batch.tokens or ids.dtype != torch.int64 or not ids.is_contiguous():
+            raise RuntimeError(
+                f"{batch.tokens} sequences were told of, and {tokens} ids ({ids.dtype}) are to be decoded"
+            )
         packed = self._packed = self._packed or self._pack()
         if len(self._floats) < tokens * self._per_token:
-            self._floats = torch.empty(tokens * self._per_token)
-        angles = torch.empty(tokens, 1, 2 * self.heads.dim)
+            self._floats = numbers(tokens * self._per_token)
+        angles = numbers(tokens, 1, 2 * self.heads.dim)
         self._model.angles.into(angles, positions)
-        ends, logits = torch.empty(tokens, dtype=torch.int64), torch.empty(tokens, packed.head.outputs)
-        batch = cells.batch
+        ends, logits = torch.empty_like(ids), numbers(tokens, packed.head.outputs)
         batch.ids, batch.angles = ids.data_ptr(), angles.data_ptr()
         self._library.functions.loopwright_step(
             ctypes.byref(packed),
