@@ -210,7 +210,7 @@ async def test_a_run_can_be_read_and_talked_to(write_config: WriteConfig) -> Non
     folder = await run(write_config())
     chain = StoredRun(folder.rollouts).rollouts(1)[0].episode.chains[0]
     assert "".join(run_renderer(folder).pieces(chain.ids)).startswith("<|im_start|>user")
-    async with open_chat(folder) as model:
+    async with open_chat(folder, cache=tmp_path) as model:
         messages = [{"role": "user", "content": "Hello"}]
         reply = await model.reply(messages, temperature=0.0, max_new_tokens=4)
         again = await model.reply(messages, temperature=0.0, max_new_tokens=4)
