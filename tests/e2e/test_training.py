@@ -206,7 +206,7 @@ async def test_a_broken_judger_is_named_and_its_rollouts_are_failures_not_zeros(
         assert metrics(opened.folder, "reward/mean") == {}
 
 
-async def test_a_run_can_be_read_and_talked_to(write_config: WriteConfig) -> None:
+async def test_a_run_can_be_read_and_talked_to(write_config: WriteConfig, tmp_path: Path) -> None:
     folder = await run(write_config())
     chain = StoredRun(folder.rollouts).rollouts(1)[0].episode.chains[0]
     assert "".join(run_renderer(folder).pieces(chain.ids)).startswith("<|im_start|>user")
