@@ -153,7 +153,7 @@ def _native(why_not: str | None) -> Iterator[Finding]:
     if why_not is not None:
         yield Finding(
             Severity.NEXT,
-            f"sampling takes up to twice as long as it could, and more with small models: {why_not}",
+            f"sampling is slower than it could be: {why_not}",
             "install gcc with OpenMP (Debian: apt-get install gcc libc6-dev)"
             if "compiler" in why_not
             else "mend that; the engine works without, by torch",
