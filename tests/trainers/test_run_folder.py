@@ -154,6 +154,20 @@ def test_fewer_steps_are_a_change() -> None:
     assert config_changes({"trainer": {"steps": 30}}, {"trainer": {"steps": 20}}) == ["trainer.steps: 30 -> 20"]
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_more_steps_are_a_change_when_the_learning_rate_falls_towards_the_last_one(schedule: str) -> None:
+    old = {"learner": {"schedule": schedule}, "trainer": {"steps": 30}}
+    new = {"learner": {"schedule": schedule}, "trainer": {"steps": 60}}
+    (change,) = config_changes(old, new)
+    assert change.startswith("trainer.steps: 30 -> 60 (")
+    assert schedule in change
+
+
+def test_more_steps_are_no_change_under_a_constant_learning_rate() -> None:
+    old = {"learner": {"schedule": "constant"}, "trainer": {"steps": 30}}
+    assert config_changes(old, {**old, "trainer": {"steps": 60}}) == []
+
+
 def test_differences_in_shape_are_named() -> None:
     old = {"task_sets": [{"name": "a"}], "eval": None, "stop": []}
     new = {"task_sets": [{"name": "a"}, {"name": "b"}], "eval": {"every": 3}, "stop": ["x"]}

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from loopwright.config import RunConfig
+from loopwright.types import Schedule
 
 FREE = (
     "trainer.checkpoint_every",
@@ -25,17 +26,22 @@ FREE = (
 """Settings that may differ when a run goes on; one that ends in a dot stands for all below it. Those of `produce` are
 what the error of a spent budget tells the user to look at."""
 
+STEPS, SCHEDULE = "trainer.steps", "learner.schedule"
+
 _UNSET = object()
 
 
 def config_changes(previous: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """What stands in the way of going on, as `key: old -> new`. Free settings and more steps do not."""
+    """What stands in the way of going on, as `key: old -> new`. Free settings do not, and neither do more steps, unless
+    the learning rate falls towards the last one."""
     old, new = _flat(_completed(previous)), _flat(config)
     changed = [key for key in {**old, **new} if old.get(key, _UNSET) != new.get(key, _UNSET)]
+    falling = new.get(SCHEDULE, Schedule.CONSTANT) != Schedule.CONSTANT
     return [
         f"{key}: {_shown(old.get(key, _UNSET))} -> {_shown(new.get(key, _UNSET))}"
+        + (f" (changes the learning rate of every later step: {SCHEDULE} is {new[SCHEDULE]})" if is_length else "")
         for key in changed
-        if not _may_change(key, old.get(key), new.get(key))
+        if (is_length := key == STEPS and falling) or not _may_change(key, old.get(key), new.get(key))
     ]
 
 
@@ -48,7 +54,7 @@ def _completed(previous: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _may_change(key: str, old: Any, new: Any) -> bool:
-    if key == "trainer.steps":
+    if key == STEPS:
         return isinstance(old, int) and isinstance(new, int) and new >= old
     return any(key.startswith(free) if free.endswith(".") else key == free for free in FREE)
 
