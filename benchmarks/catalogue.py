@@ -9,11 +9,14 @@ from benchmarks.grpo import Grpo
 from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
 from benchmarks.models import Model
+from benchmarks.neighbour import BesideBusy
 from benchmarks.setting import Benchmark
 from loopwright.errors import BenchError
 
+GRPO = Grpo("grpo", "a GRPO step: SmolLM2-135M, 8 x 8 samples, <= 16 new tokens, reward 0 or 1, beside TRL")
+
 BENCHMARKS: tuple[Benchmark, ...] = (
-    Grpo("grpo", "a GRPO step: SmolLM2-135M, 8 x 8 samples, <= 16 new tokens, reward 0 or 1, beside TRL"),
+    GRPO,
     Grpo("grpo-dense", "the same with a reward that leaves no group without signal", reward="dense"),
     Grpo(
         "grpo-long",
@@ -34,6 +37,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         reward="dense",
         threads=1,
         rounds=15,
+    ),
+    BesideBusy(
+        "busy", "the step of `grpo` beside a process that keeps a core busy; the other side lets OpenMP spin", GRPO
     ),
     Buffer("buffer", "45 KB samples put and got, one by one and 64 at once: committed to SQLite, beside TransferQueue"),
     GatewayCalls("gateway", "a recorded model call: 512-token prompts, 128-token answers, beside LiteLLM's proxy"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from benchmarks.workers.port import Port, Stopwatch
 
 
 async def main(port: Port) -> None:
+    from loopwright.models.openmp import wait_without_spinning
+
+    wait_without_spinning(os.environ)
+
     from loopwright.engines.torch.engine import TorchEngine
     from loopwright.models.compute import ComputeThread
     from loopwright.models.load import load_model

@@ -6,6 +6,7 @@ Nothing is left out that a user's run does in a step: rollouts are committed to 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from benchmarks.workers.port import Port
 
 
 async def main(port: Port) -> None:
+    from loopwright.models.openmp import wait_without_spinning
+
+    wait_without_spinning(os.environ)
+
     from loopwright.build import open_run
     from loopwright.config import load
     from loopwright.trainers.colocate import ColocateTrainer

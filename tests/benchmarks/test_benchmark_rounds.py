@@ -61,7 +61,9 @@ BARE = {"rate_16": 3000.0}
 
 CASE = {"makespan": 1.0, "ideal": 1.0, "slowest_groups": 1.0, "slowest_tokens": 1.0}
 CASES = [{**CASE, "staleness": steps, "learner": seconds} for steps in STALENESS for seconds in LEARNER_SECONDS]
+BUSY = {"quiet_seconds": 4.0, "busy_seconds": 7.0, "quiet_cpu_seconds": 8.0, "peak_memory": 1_000_000}
 ANSWERS = {
+    "busy": (BUSY, None),
     "buffer": (BUFFER, RATES),
     "makespan": ({**STEP, "in_turn_seconds": 1.0, "cases": CASES}, None),
     "gateway": (CALLS, BARE),
@@ -198,3 +200,7 @@ def test_the_dense_reward_tells_near_from_far_and_words_apart():
 
 def test_every_reward_is_a_judger_too():
     assert all(callable(getattr(judgers, name)) for name in REWARDS)
+
+
+def test_a_step_beside_a_busy_process_is_told_in_terms_of_the_quiet_one() -> None:
+    assert find("busy").round(BUSY, None)["times_quiet"] == pytest.approx(1.75)

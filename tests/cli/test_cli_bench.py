@@ -33,6 +33,7 @@ def test_without_a_name_all_are_listed(run):
         "grpo-dense",
         "grpo-long",
         "grpo-tiny",
+        "busy",
         "buffer",
         "gateway",
         "decode",
@@ -59,7 +60,7 @@ def test_a_peer_that_is_not_installed_is_an_error_with_its_make_target(run, tmp_
 
 @pytest.mark.parametrize(("share", "warned"), [(0.4, True), (0.04, False), (None, False)])
 def test_a_busy_machine_is_a_warning(run, tmp_path, monkeypatch, share, warned):
-    monkeypatch.setattr("benchmarks.busy.busy_share", lambda: share)
+    monkeypatch.setattr("loopwright.doctor.busy.busy_share", lambda: share)
     monkeypatch.setattr(bench, "find_checkout", lambda: _checkout_without_peers(tmp_path))
     _, _, err = run("grpo-tiny")
     assert ("the machine is busy (40% of its cores)" in err) == warned

@@ -19,6 +19,7 @@ def run(capfd, monkeypatch, tmp_path):
     """Run the doctor with a cache of its own; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(probes, "busy_share", lambda: 0.4)
 
     def run_it(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as caught:

@@ -43,6 +43,7 @@ def test_a_good_machine_gets_no_advice():
         ({"cores": Cores(64, 4, None)}, "8 threads on 4 usable cores", "model.threads: 4"),
         ({"cores": Cores(64, 64, 0.5)}, "8 threads on 0.5 usable cores", "model.threads: 1"),
         ({"cores": Cores(2, 2, None), "omp_threads": "8"}, "OMP_NUM_THREADS is 8", "model.threads: 2"),
+        ({"busy": 0.55}, "other programs use 55% of its cores", "model.threads"),
         ({"memory": Memory(64 * GIB, 64 * GIB, 2 * GIB)}, "only 2.0 GiB of memory", "small model"),
         ({"disks": (replace(RUNS, kind="nfs4"),)}, "network file system (nfs4)", "local disk"),
         ({"disks": (replace(RUNS, kind="fuse.sshfs"),)}, "network file system", "local disk"),

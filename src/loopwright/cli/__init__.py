@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+
+from loopwright.models.openmp import wait_without_spinning
 
 TORCH_EXTRA = ("torch", "transformers", "safetensors")
 """Packages that only the commands which compute need."""
@@ -14,6 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from loopwright.cli.show_errors import FAILED, exit_code, show_error
     from loopwright.errors import LoopwrightError, ModelError
 
+    # Before any command imports torch, which loads OpenMP.
+    wait_without_spinning(os.environ)
     try:
         app(None if arguments is None else list(arguments))
     except LoopwrightError as error:

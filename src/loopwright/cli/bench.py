@@ -16,10 +16,9 @@ import loopwright
 from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import show_warning
 from loopwright.errors import BenchError
+from loopwright.models.openmp import SPIN_COUNT
 
 PACKAGE = "benchmarks"
-BUSY = 0.1
-"""A machine that uses more of its cores than this has other work to do, and its figures mean little."""
 
 
 def bench(
@@ -36,22 +35,24 @@ def bench(
             typer.echo(f"{benchmark.name:<12} {benchmark.what}")
         return
     benchmark = catalogue.find(name)
-    busy: float | None = _module("busy", checkout).busy_share()
-    if busy is not None and busy > BUSY:
-        show_warning(f"the machine is busy ({busy:.0%} of its cores): these figures mean little")
+    from loopwright.doctor import busy
+
+    if (share := busy.busy_share()) is not None and share > busy.BUSY:
+        show_warning(f"the machine is busy ({share:.0%} of its cores): these figures mean little")
     places = _module("setting", checkout).Places(checkout, models_folder())
     measured = asyncio.run(
         _module("harness", checkout).measure(
             benchmark,
             places,
-            os.environ,
+            # Peers wait as OpenMP lets them; ours says itself how it waits.
+            {name: value for name, value in os.environ.items() if name != SPIN_COUNT},
             rounds=rounds or benchmark.rounds,
             ours_only=ours_only,
             say=lambda text: typer.echo(text, err=True),
         )
     )
     report = _module("report", checkout)
-    text = json.dumps(report.as_json(measured, busy), indent=2) if as_json else "\n".join(report.table(measured))
+    text = json.dumps(report.as_json(measured, share), indent=2) if as_json else "\n".join(report.table(measured))
     typer.echo(text)
 
 

@@ -57,6 +57,8 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
         yield f"[{extra.name}]", f"{versions} ({extra.purpose})"
     quota = "" if cores.quota is None else f", quota {cores.quota:g}"
     yield "cores", f"{_known(cores.usable)} usable of {_known(cores.machine)}{quota}"
+    if facts.busy is not None:
+        yield "busy", f"{facts.busy:.0%} of the cores, by others"
     yield "memory", f"{_size(memory.usable)} usable of {_size(memory.machine)}, {_size(memory.available)} free now"
     for disk in facts.disks:
         yield "disk", f"{disk.folder} ({disk.purpose}): {_size(disk.free)} free, {_known(disk.kind)}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from loopwright.doctor.busy import BUSY
 from loopwright.doctor.facts import Bf16, Cores, Disk, Facts, Memory, Purpose, Torch
 
 NETWORKED = {
@@ -60,6 +61,7 @@ class Finding:
 def advise(facts: Facts) -> list[Finding]:
     """Everything worth saying, the worst first."""
     found = [*_torch(facts.torch), *_cores(facts.cores, facts.torch, facts.omp_threads), *_memory(facts.memory)]
+    found += _busy(facts.busy)
     found += [finding for disk in facts.disks for finding in _disk(disk)]
     found += _little_disk(facts.disks)
     found += _left_behind(facts.left_behind)
@@ -112,6 +114,15 @@ def _memory(memory: Memory) -> Iterator[Finding]:
             Severity.CARE,
             f"only {memory.usable / GIB:.1f} GiB of memory may be used",
             "choose a small model, and lower learner.micro_batch_tokens and rollout.engine.max_batch",
+        )
+
+
+def _busy(share: float | None) -> Iterator[Finding]:
+    if share is not None and share > BUSY:
+        yield Finding(
+            Severity.CARE,
+            f"the machine is busy: other programs use {share:.0%} of its cores, and a run is slower by more than that",
+            "end them, or give the run fewer threads (model.threads); benchmarks mean little meanwhile",
         )
 
 

@@ -90,7 +90,8 @@ class Facts:
     """All that the probes found. `torch` is None when it is not installed.
 
     `not_native` says why the embedded engine decodes by torch instead of native steps, if it does; `left_behind` are
-    folders in memory with the weights of runs that died, and their sizes in bytes.
+    folders in memory with the weights of runs that died, and their sizes in bytes; `busy` is the share of the cores
+    that others used when we looked.
     """
 
     python: str
@@ -103,4 +104,5 @@ class Facts:
     torch: Torch | None
     not_native: str | None = None
     omp_threads: str | None = None
+    busy: float | None = None
     left_behind: Mapping[str, int] = field(default_factory=dict)

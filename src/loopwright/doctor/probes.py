@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+from loopwright.doctor.busy import busy_share
 from loopwright.doctor.facts import Facts, Purpose
 from loopwright.doctor.machine import cores, disk, memory
 from loopwright.doctor.packages import extras, installed
@@ -16,6 +17,8 @@ from loopwright.models.native.library import Unavailable, library
 def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Mapping[Path, int]) -> Facts:
     """Look at this machine. `runs` is where runs would be kept, `models` where converted models are; `left_behind` are
     the folders for weights that have nobody any more."""
+    # First: the probes keep the machine busy themselves.
+    busy = busy_share()
     torch = probe_torch(env) if installed("torch") else None
     compiled = library(models / "native") if torch is not None else None
     return Facts(
@@ -29,6 +32,7 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Ma
         torch=torch,
         not_native=compiled.reason if isinstance(compiled, Unavailable) else None,
         omp_threads=env.get("OMP_NUM_THREADS"),
+        busy=busy,
         left_behind={str(folder): size for folder, size in left_behind.items()},
     )
 

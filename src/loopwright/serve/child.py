@@ -21,7 +21,7 @@ GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 2000
 
 PASSED_ON = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH"})
-PASSED_ON_PREFIXES = ("LC_", "XDG_", "HF_", "OMP_", "MKL_", "KMP_", "CUDA_", "NVIDIA_", "TORCH", "TOKENIZERS_")
+PASSED_ON_PREFIXES = ("LC_", "XDG_", "HF_", "OMP_", "GOMP_", "MKL_", "KMP_", "CUDA_", "NVIDIA_", "TORCH", "TOKENIZERS_")
 
 
 def child_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.busy import busy_share, share_between
+from loopwright.doctor.busy import busy_share, share_between
 
 #         user nice system idle iowait irq softirq steal guest guest_nice
 BEFORE = [100, 0, 100, 1000, 50, 0, 0, 0, 100, 0]

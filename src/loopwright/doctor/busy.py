@@ -1,6 +1,6 @@
-"""How busy the machine is with the work of others, just before a benchmark begins.
+"""How busy the machine is with the work of others.
 
-The load average would not do: it looks back over minutes, so the benchmark before this one counts in it.
+The load average would not do: it looks back over minutes, so a benchmark that has just ended counts in it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 SECONDS = 1.0
+BUSY = 0.1
+"""A machine that uses more of its cores than this has other work to do."""
 IDLE = slice(3, 5)
 """Idle, and waiting for a disk."""
 ALL = slice(0, 8)

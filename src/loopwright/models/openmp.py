@@ -1,0 +1,23 @@
+"""How OpenMP's threads wait for work. libgomp reads it once, when torch loads it: to be set before that.
+
+libgomp's threads spin for milliseconds after each kernel before they sleep. On a machine with other work, a spinning
+thread holds the core that the thread which still computes is waiting for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+SPIN_COUNT = "GOMP_SPINCOUNT"
+CHOICES = (SPIN_COUNT, "OMP_WAIT_POLICY")
+"""If the user has set one of them, we set nothing."""
+
+SPINS = 2_000
+"""Turns of the waiting loop, a few microseconds: longer than the gaps between the kernels of one step, and short
+enough to leave the core to others (docs/benchmarks.md, `busy`)."""
+
+
+def wait_without_spinning(env: MutableMapping[str, str]) -> None:
+    """Let the threads of OpenMP in this process, and in those that inherit `env`, go to sleep soon."""
+    if not any(name in env for name in CHOICES):
+        env[SPIN_COUNT] = str(SPINS)
