@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch.batch import Batch
@@ -18,6 +19,7 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.native import step as step_module
 from loopwright.models.native.step import NativeStep
 from loopwright.types import GenerateRequest, PauseMode, Sampling
 
@@ -114,3 +116,39 @@ async def test_while_an_engine_rests_it_holds_no_copy(world: World) -> None:
 
 async def _sample(engine: TorchEngine) -> None:
     await asyncio.gather(*map(engine.generate, requests(ROWS)))
+
+
+@pytest.mark.parametrize("how", ["too little is free", "the system grants none", "Python is out of memory"])
+def test_without_memory_for_the_copy_torch_decodes_until_the_weights_change(
+    world: World, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = Batch(world.loaded, max_batch=ROWS)
+    with monkeypatch.context() as patch:
+        match how:
+            case "too little is free":
+                patch.setattr(step_module, "free_memory", lambda: 1000)
+            case "the system grants none":
+                patch.setattr(NativeStep, "_pack", lambda self: torch.empty(1 << 60))
+            case _:
+                patch.setattr(NativeStep, "_pack", _out_of_memory)
+        sampled_right(world, batch, 0)
+        sampled_right(world, batch, 0)
+    assert caplog.text.count("no memory for the copy of the weights") == 1
+    assert world.packed == 0
+    put(world.loaded.model, world.plain.versions[1])
+    batch.reload(1)
+    sampled_right(world, batch, 1)
+    assert world.packed == 1
+
+
+def test_another_error_while_the_weights_are_copied_is_not_hidden(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NativeStep, "_pack", lambda self: torch.ones(2) @ torch.ones(3))
+    batch = Batch(world.loaded, max_batch=ROWS)
+    with pytest.raises(RuntimeError, match="size"):
+        sampled_right(world, batch, 0)
+
+
+def _out_of_memory(self: NativeStep) -> Any:
+    raise MemoryError

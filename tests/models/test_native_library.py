@@ -12,6 +12,7 @@ import pytest
 
 from loopwright.models.load import load_model
 from loopwright.models.native import library as module
+from loopwright.models.native import step
 from loopwright.models.native.library import Library, Unavailable, library
 
 QUICK = ("-O0", "-fopenmp", "-fPIC", "-shared")
@@ -129,3 +130,22 @@ def test_what_cannot_be_loaded_is_not_used(place: Path, tmp_path: Path, monkeypa
 def test_a_model_is_loaded_all_the_same(tiny_llama_folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert load_model(str(tiny_llama_folder), cache=tiny_llama_folder).forward.native() is None
+
+
+def test_no_compiler_may_bring_another_openmp(place: Path) -> None:
+    found = library(None, (*QUICK, "-D__clang__"))
+    assert isinstance(found, Unavailable)
+    assert "clang" in found.reason
+
+
+def test_a_model_may_be_loaded_without_native_steps(tiny_llama_folder: Path) -> None:
+    assert load_model(str(tiny_llama_folder), cache=tiny_llama_folder).forward.native() is not None
+    assert load_model(str(tiny_llama_folder), cache=tiny_llama_folder, native=False).forward.native() is None
+
+
+def test_a_model_without_memory_for_the_proof_decodes_by_torch(
+    tiny_llama_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(step, "free_memory", lambda: 1000)
+    assert load_model(str(tiny_llama_folder), cache=tiny_llama_folder).forward.native() is None
+    assert "no memory to prove native decode steps" in caplog.text

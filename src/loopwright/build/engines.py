@@ -71,6 +71,7 @@ async def disaggregated(
         threads=bench.engine_threads,
         max_batch=engine.max_batch,
         cache_tokens=engine.cache_tokens,
+        native=engine.native,
     )
     deaths = Deaths(learner, tracker)
     launch = partial(engine_process, command, env=env, log=folder.engine_log)

@@ -142,8 +142,9 @@ def _threads(config: RunConfig, wanted: int | None) -> int | None:
 
 def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
     """The model at `path`, with the numbers and the context of the run's own."""
-    model = loaded.config.model
-    return load_model(model_source(loaded, path), cache=cache, dtype=model.dtype, max_context=model.max_context)
+    model, native = loaded.config.model, loaded.config.rollout.engine.native
+    source = model_source(loaded, path)
+    return load_model(source, cache=cache, dtype=model.dtype, max_context=model.max_context, native=native)
 
 
 def model_source(loaded: Loaded, path: str) -> str:

@@ -24,6 +24,7 @@ class ServedModel:
     threads: int | None
     max_batch: int
     cache_tokens: int
+    native: bool = True
 
     @property
     def found(self) -> str:
@@ -38,7 +39,12 @@ async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine,
         compute = stack.enter_context(ComputeThread())
         await compute.run(configure, threads=served.threads, deterministic=False)
         loaded = await compute.run(
-            load_model, served.model, cache=served.cache, dtype=served.dtype, max_context=served.max_context
+            load_model,
+            served.model,
+            cache=served.cache,
+            dtype=served.dtype,
+            max_context=served.max_context,
+            native=served.native,
         )
         engine = TorchEngine(loaded, compute, max_batch=served.max_batch, cache_tokens=served.cache_tokens)
         yield await stack.enter_async_context(engine), loaded

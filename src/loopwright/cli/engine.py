@@ -32,6 +32,7 @@ def engine(
     cache_tokens: Annotated[
         int, typer.Option("--cache-tokens", min=0, help="Tokens of earlier prompts and answers that are kept.")
     ] = 32_768,
+    native: Annotated[bool, typer.Option("--native/--no-native", help="Decode by compiled steps where it can.")] = True,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="The model's numbers.")] = Dtype.FLOAT32,
     max_context: Annotated[int | None, typer.Option("--max-context", min=1, help="Tokens; else the model's.")] = None,
     key_file: Annotated[
@@ -56,6 +57,7 @@ def engine(
         threads=threads,
         max_batch=max_batch,
         cache_tokens=cache_tokens,
+        native=native,
     )
     asyncio.run(_serve(served, host, port, key))
 

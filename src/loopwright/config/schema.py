@@ -48,11 +48,12 @@ class ModelConfig(Section):
 
 class TorchEngineConfig(Section):
     """The embedded engine. `cache_tokens` bounds what is kept of earlier prompts and answers. `threads` are those of
-    the process that it has to itself in a disaggregated run."""
+    the process that it has to itself in a disaggregated run. `native` False decodes by torch alone."""
 
     kind: Literal["torch"] = "torch"
     max_batch: Count = 64
     cache_tokens: CountOrZero = 32_768
+    native: bool = True
     threads: Count | None = None
 
 

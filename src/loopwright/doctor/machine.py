@@ -1,38 +1,30 @@
 """Cores, memory and disks, as far as this process may use them: a container's limits count, not the host's size.
 
-Both versions of control groups are read. What cannot be read is None, never a guess.
+What cannot be read is None, never a guess.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from loopwright.doctor.facts import Cores, Disk, Memory, Purpose
-
-ROOT = Path("/")
-UNLIMITED = 1 << 60
-"""Control groups of the first version spell 'no limit' as a huge number."""
+from loopwright.models.control_groups import ROOT, groups, lines, memory_limits, memory_sizes
 
 
 def cores(root: Path = ROOT) -> Cores:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    quotas = [quota for group in _groups(root, "") if (quota := _share(_words(group / "cpu.max")))]
-    for group in _groups(root, "cpu"):
+    quotas = [quota for group in groups(root, "") if (quota := _share(_words(group / "cpu.max")))]
+    for group in groups(root, "cpu"):
         words = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
         quotas += [quota] if (quota := _share(words)) else []
     return Cores(os.cpu_count(), affinity, min(quotas, default=None))
 
 
 def memory(root: Path = ROOT) -> Memory:
-    files = [group / "memory.max" for group in _groups(root, "")]
-    files += [group / "memory.limit_in_bytes" for group in _groups(root, "memory")]
-    limits = [int(word) for file in files for word in _words(file) if word.isdecimal()]
-    sizes = {words[0]: int(words[1]) * 1024 for words in map(str.split, _lines(root / "proc/meminfo")) if words[2:]}
-    limit = min((limit for limit in limits if limit < UNLIMITED), default=None)
-    return Memory(sizes.get("MemTotal:"), sizes.get("MemAvailable:"), limit)
+    sizes, limits = memory_sizes(root), [limit for limit, _ in memory_limits(root)]
+    return Memory(sizes.get("MemTotal:"), sizes.get("MemAvailable:"), min(limits, default=None))
 
 
 def disk(purpose: Purpose, folder: Path, root: Path = ROOT) -> Disk:
@@ -46,19 +38,6 @@ def disk(purpose: Purpose, folder: Path, root: Path = ROOT) -> Disk:
     return Disk(purpose, str(folder), mount, free, kind, os.access(existing, os.W_OK | os.X_OK))
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The control group of this process and all groups round it: the limits of each of them bind.
-
-    The second version has one tree for all controllers, and names none.
-    """
-    for line in _lines(root / "proc/self/cgroup"):
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controller in controllers.split(","):
-            tree = root / "sys/fs/cgroup" / controller
-            inner = Path(path.strip("/"))
-            yield from (tree / group for group in (inner, *inner.parents))
-
-
 def _share(words: list[str]) -> float | None:
     """`quota period` in microseconds as a number of cores; `max` and -1 are no quota."""
     if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
@@ -69,7 +48,7 @@ def _share(words: list[str]) -> float | None:
 def _mount(folder: Path, root: Path) -> tuple[str, str] | None:
     """Where the file system is mounted that is nearest above `folder`, and its type."""
     best: tuple[str, str] | None = None
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         point = before.split()[4].encode("latin-1", "replace").decode("unicode_escape")
         if folder.is_relative_to(point) and (best is None or len(point) >= len(best[0])):
@@ -78,11 +57,4 @@ def _mount(folder: Path, root: Path) -> tuple[str, str] | None:
 
 
 def _words(file: Path) -> list[str]:
-    return [word for line in _lines(file) for word in line.split()]
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return [word for line in lines(file) for word in line.split()]

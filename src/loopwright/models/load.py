@@ -55,9 +55,16 @@ class LoadedModel:
 
 
 def load_model(
-    path: str, *, cache: Path, dtype: str = "float32", max_context: int | None = None, device: str = "cpu"
+    path: str,
+    *,
+    cache: Path,
+    dtype: str = "float32",
+    max_context: int | None = None,
+    device: str = "cpu",
+    native: bool = True,
 ) -> LoadedModel:
-    """Load from a folder, a Hugging Face name, or `smollm2`; raise ModelError when it could not be trained."""
+    """Load from a folder, a Hugging Face name, or `smollm2`; raise ModelError when it could not be trained. It decodes
+    by `native` steps where it can, unless it shall not."""
     source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
     tokenizer = load_tokenizer(source)
     config = _from_pretrained(AutoConfig, source, "config")
@@ -70,7 +77,7 @@ def load_model(
         replace_linears(model)
     _prove(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
-    forward = fastest_forward(model, lambda: library(cache / "native"))
+    forward = fastest_forward(model, (lambda: library(cache / "native")) if native else None)
     return LoadedModel(model, tokenizer, min(limit, max_context or limit), forward)
 
 

@@ -20,7 +20,7 @@ from loopwright.models.lean import LeanForward, LeanLayer, LeanModel
 from loopwright.models.linear import Linear
 from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import Library, Unavailable
-from loopwright.models.native.step import NativeStep
+from loopwright.models.native.step import NativeStep, NoRoomError
 from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.plans import Chunk, ChunkPlan
 from loopwright.models.product import Head, Product
@@ -92,10 +92,13 @@ def fastest_forward(model: Any, find: Callable[[], Library | Unavailable] | None
         return own
     found = find() if find is not None else None
     faster = LeanForward(parts, found) if isinstance(found, Library) else lean
-    native = faster.native()
-    if native is None or _is_same(_decoded(native, model, mine), logits[1:]):
-        return faster
-    log.warning("native decode steps compute something else for this model here: it decodes by torch")
+    try:
+        native = faster.native()
+        if native is None or _is_same(_decoded(native, model, mine), logits[1:]):
+            return faster
+        log.warning("native decode steps compute something else for this model here: it decodes by torch")
+    except NoRoomError as error:
+        log.warning("no memory to prove native decode steps (%s): the model decodes by torch", error)
     return lean
 
 

@@ -24,13 +24,14 @@ def engine_command(
     threads: int | None = None,
     max_batch: int,
     cache_tokens: int = 0,
+    native: bool = True,
 ) -> list[str]:
     """`loopwright engine`, as this very Python runs it."""
     command = [sys.executable, "-m", "loopwright.cli", "engine", "--with-parent"]
     command += ["--model", model, "--dtype", dtype, "--max-batch", str(max_batch), "--cache-tokens", str(cache_tokens)]
     for option, value in (("--max-context", max_context), ("--threads", threads)):
         command += [] if value is None else [option, str(value)]
-    return command
+    return command if native else [*command, "--no-native"]
 
 
 @asynccontextmanager

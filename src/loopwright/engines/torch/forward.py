@@ -6,6 +6,7 @@ read once per pass, so a prompt that travels along costs little more than its ow
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from itertools import groupby
@@ -20,7 +21,10 @@ from loopwright.engines.torch.prompts import Prompts
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.models.attention import AttentionPlan
 from loopwright.models.load import LoadedModel
+from loopwright.models.native.step import NoRoomError
 from loopwright.models.plans import Chunk, ChunkPlan
+
+log = logging.getLogger("loopwright")
 
 FIRST_ROW = 64
 """Tokens that a new sequence gets room for, unless its limit is smaller. It doubles whenever it is full."""
@@ -41,6 +45,7 @@ class Forward:
         self._model = loaded.forward
         self._layers = loaded.model.config.num_hidden_layers
         self._prompts = Prompts(self._layers, cache_tokens)
+        self._is_without_room = False
         self.forget()
 
     def forget(self) -> None:
@@ -54,6 +59,17 @@ class Forward:
     def unpack(self) -> None:
         """Let go of the copy of the weights. The next step makes another, of what they are then."""
         self._native = self._model.native()
+
+    def _pack(self) -> None:
+        """Copy the weights for native steps. Without memory for it, torch decodes until the weights change."""
+        try:
+            if self._native is not None:
+                self._native.pack()
+        except NoRoomError as error:
+            self._native = None
+            if not self._is_without_room:
+                log.warning("no memory for the copy of the weights that native steps read (%s): by torch", error)
+            self._is_without_room = True
 
     def keep(self, sequence: Sequence) -> None:
         """Keep what was computed for a request that ends, for prompts that begin like it."""
@@ -71,6 +87,8 @@ class Forward:
         """
         # Planned first: prompts that join have no keys yet that anybody could attend to.
         decode, prefixes = self._decode_plan(sequences), list(prefixes)
+        if decode is not None and not prefixes:
+            self._pack()
         if decode is not None and (prefixes or self._native is None):
             decode.prepare()
         passes = self._prompts.in_passes(prefixes)

@@ -4,9 +4,12 @@
  * a large one waits for threads that come and go. Every number is computed by one thread in one order, however many
  * threads and neighbours there are: what a sequence gets does not depend on who else is in the batch.
  *
- * Plain C with the vectors of gcc and clang. Nothing here allocates, and nothing checks: models/native/step.py has
+ * Plain C with the vectors of gcc. Nothing here allocates, and nothing checks: models/native/step.py has
  * done that. Structures are mirrored in models/native/structures.py, field by field.
  */
+#ifdef __clang__
+#error "this compiler is clang, whose OpenMP brings threads of its own beside torch's"
+#endif
 #include <omp.h>
 #include <stdint.h>
 

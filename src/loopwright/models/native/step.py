@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopwright.models.control_groups import free_memory
 from loopwright.models.linear import Linear
 from loopwright.models.native import structures
 from loopwright.models.native.cells import Cells
@@ -28,8 +29,15 @@ if TYPE_CHECKING:
 LARGEST = 2**31
 """Bytes of weights that are copied. A larger model needs its memory itself."""
 
+RESERVE = 2**28
+"""Bytes that must stay free beside the copy."""
+
 MOST_QUERIES = 64
 """That may share a head of keys: GROUP in decode.c."""
+
+
+class NoRoomError(Exception):
+    """There is no memory for the copy of the weights. The engine decodes by torch then; nobody else ever sees it."""
 
 
 def serves(model: LeanModel, library: Library) -> bool:
@@ -45,8 +53,14 @@ def serves(model: LeanModel, library: Library) -> bool:
         and heads.queries // heads.keys <= MOST_QUERIES
         and len(shapes) == 1
         and len(model.head.layer.weight) == len(model.table)
-        and sum(linear.weight.nbytes for linear in linears) <= LARGEST
+        and copied_bytes(model) <= LARGEST
     )
+
+
+def copied_bytes(model: LeanModel) -> int:
+    """How large the copy of the weights is."""
+    linears = [model.head.layer, *(linear for layer in model.layers for linear in layer.linears)]
+    return sum(linear.weight.nbytes for linear in linears)
 
 
 class NativeStep:
@@ -71,7 +85,7 @@ class NativeStep:
             raise RuntimeError(
                 f"{batch.tokens} sequences were told of, and {tokens} ids ({ids.dtype}) are to be decoded"
             )
-        packed = self._packed = self._packed or self._pack()
+        packed = self.pack()
         if len(self._floats) < tokens * self._per_token:
             self._floats = numbers(tokens * self._per_token)
         angles = numbers(tokens, 1, 2 * self.heads.dim)
@@ -85,6 +99,22 @@ class NativeStep:
             ctypes.c_int(torch.get_num_threads()),
         )
         return logits
+
+    def pack(self) -> structures.Model:
+        """Copy the weights, if they are not copied yet. Raises NoRoomError."""
+        if self._packed is None:
+            needed, free = copied_bytes(self._model) + RESERVE, free_memory()
+            if free is not None and free < needed:
+                # The system would grant it all the same, and kill somebody when it is used.
+                raise NoRoomError(f"it needs {needed >> 20} MiB, and {free >> 20} MiB are free")
+            try:
+                self._packed = self._pack()
+            except (MemoryError, RuntimeError) as error:
+                self._held = []
+                if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+                    raise
+                raise NoRoomError(str(error).partition("\n")[0] or "out of memory") from error
+        return self._packed
 
     def _pack(self) -> structures.Model:
         model, heads, self._held = self._model, self.heads, []
