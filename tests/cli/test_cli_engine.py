@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from loopwright.build import ServedModel
 from loopwright.cli import main
-from loopwright.engines.http.process import KEY_VARIABLE
+from loopwright.engines.http.process import KEY_VARIABLE, engine_command
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -41,3 +42,18 @@ def test_a_key_file_must_be_private(capsys: pytest.CaptureFixture[str], tmp_path
 def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "loopwright[serve]" in refused(capsys)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_run_that_wants_no_native_steps_tells_its_engine(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    served = []
+
+    async def serve(model: ServedModel, *others: object) -> None:
+        served.append(model)
+
+    monkeypatch.setattr("loopwright.cli.engine._serve", serve)
+    monkeypatch.setattr("loopwright.cli.engine.die_with_parent", lambda: None)
+    command = engine_command("no-such-model", max_batch=1, native=native)
+    with pytest.raises(SystemExit) as left:
+        main(command[command.index("engine") :])
+    assert (left.value.code, [model.native for model in served]) == (0, [native])
