@@ -19,8 +19,8 @@ test: check .clients/.ready  ## Everything, with real components
 check: lint  ## Lint, types, layers and the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-test-full: test .peers/vllm/.ready  ## Long runs: trainings and kills. Run it before an issue is resolved
-	$(BIN)/pytest -m long
+test-full: test .peers/vllm/.ready  ## Long runs: trainings and kills. Run it before an issue is resolved. AREA="engines gateway": only theirs
+	$(BIN)/pytest -m long $(addprefix tests/,$(AREA))
 
 bench: $(VENV)/.ready .peers/trl/.ready .peers/transferqueue/.ready .peers/litellm/.ready  ## Measure ours, the peers and the machine's limit; leave the machine alone meanwhile
 	mkdir -p benchmarks/results
