@@ -24,7 +24,6 @@ app = typer.Typer(
     name="loopwright",
     help="Reinforcement learning for the LLM agent you already have.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
