@@ -43,7 +43,10 @@ class Sessions:
             if session.state is SessionState.OPEN:
                 for turn in store.turns(session.id):
                     session.recorder.add(turn)
-                session.calls = len(session.recorder)
+                session.recorder.undelivered &= store.undelivered(session.id)
+                session.calls = max((turn.draws for turn in session.recorder.turns), default=0)
+                # A gateway of before has not kept how many it had asked for.
+                session.calls = max(session.calls, len(session.recorder))
             sessions._keep(session)
         return sessions
 
