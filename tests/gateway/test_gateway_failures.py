@@ -89,7 +89,8 @@ async def test_a_client_that_leaves_cancels_its_generation(streamed: bool) -> No
 
 
 async def test_a_slow_engine_does_not_leave_a_stream_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopwright.gateway.events.Events.chunks.__defaults__", (0.05,))
+    for name in ("FIRST_BEAT_SECONDS", "BEAT_SECONDS"):
+        monkeypatch.setattr(f"loopwright.gateway.events.{name}", 0.05)
     async with house(["Hello."], seconds=lambda request: 1.2) as h:
         await h.session()
         body = {"messages": HI, "stream": True, "max_tokens": 50}
