@@ -38,6 +38,11 @@ class Recorded:
     draws: int = 0
 
     @property
+    def omitted(self) -> list[str]:
+        """The kinds of what the model could not be shown in the messages that were added."""
+        return [kind for message in self.added if "omitted" in message for kind in message["omitted"]]
+
+    @property
     def parsed(self) -> Parsed:
         calls = (ToolCall(call["name"], call["arguments"], call["id"]) for call in self.reply.get("tool_calls", ()))
         return Parsed(self.reply["content"], self.reply.get("reasoning", ""), tuple(calls))
