@@ -118,6 +118,8 @@ def test_a_killed_gateway_comes_back_with_its_sessions(tiny_llama_folder: Path, 
         made = http.post("/sessions/session-1", json={"sampling": {"max_new_tokens": 10}}).json()
         body = {"messages": TASK}
         first = http.post("/session-1/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        other = {"messages": [{"role": "user", "content": "Something else."}]}
+        delivered = http.post("/session-1/v1/chat/completions", json=other).json()["id"]
         process.send_signal(signal.SIGKILL)
         process.wait()
     process, where = start(tmp_path, tiny_llama_folder)
@@ -125,7 +127,8 @@ def test_a_killed_gateway_comes_back_with_its_sessions(tiny_llama_folder: Path, 
         on = {"messages": [*TASK, first, {"role": "user", "content": "Go on."}]}
         assert http.post("/session-1/v1/chat/completions", json=on).status_code == 200
         chains = http.get("/sessions/session-1/chains", headers=headers).json()["chains"]
-        assert [chain["start"] for chain in chains] == ["first"]
+        assert [chain["start"] for chain in chains] == ["first", "separate"]
+        assert http.post("/session-1/v1/chat/completions", json=other).json()["id"] != delivered
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
 

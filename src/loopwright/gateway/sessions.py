@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session, SessionSettings, SessionState, digest_of
 from loopwright.gateway.store import SessionStore
+from loopwright.gateway.tries import Tries
 from loopwright.render.recording.recorder import Recorder
 from loopwright.serve.keys import new_key
 
@@ -106,7 +107,7 @@ class Sessions:
         for task in session.running:
             task.cancel()
         self._store.end(session.id, state)
-        recorder, session.recorder = session.recorder, Recorder()
+        recorder, session.recorder, session.tries = session.recorder, Recorder(), Tries()
         return recorder
 
     def delete(self, session: Session) -> None:
