@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from loopwright.build import RemoteEngine, ServedModel, serve_engine, serve_gate
 from loopwright.cli.app import app
 from loopwright.cli.gateway import KEY_VARIABLE, _key
 from loopwright.core.chains import turns_of
+from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
 from loopwright.errors import ConfigError
 from loopwright.gateway.server import Address
 from loopwright.types import Thinking
@@ -115,6 +118,8 @@ def test_a_killed_gateway_comes_back_with_its_sessions(tiny_llama_folder: Path, 
         made = http.post("/sessions/session-1", json={"sampling": {"max_new_tokens": 10}}).json()
         body = {"messages": TASK}
         first = http.post("/session-1/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        other = {"messages": [{"role": "user", "content": "Something else."}]}
+        delivered = http.post("/session-1/v1/chat/completions", json=other).json()["id"]
         process.send_signal(signal.SIGKILL)
         process.wait()
     process, where = start(tmp_path, tiny_llama_folder)
@@ -122,6 +127,60 @@ def test_a_killed_gateway_comes_back_with_its_sessions(tiny_llama_folder: Path, 
         on = {"messages": [*TASK, first, {"role": "user", "content": "Go on."}]}
         assert http.post("/session-1/v1/chat/completions", json=on).status_code == 200
         chains = http.get("/sessions/session-1/chains", headers=headers).json()["chains"]
-        assert [chain["start"] for chain in chains] == ["first"]
+        assert [chain["start"] for chain in chains] == ["first", "separate"]
+        assert http.post("/session-1/v1/chat/completions", json=other).json()["id"] != delivered
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
+
+
+class EngineProcess:
+    """`loopwright engine`, which can be killed and started again at the same port."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "loopwright.cli", "engine", "--model", str(self._model), "--threads", "1"]
+        environment = {**os.environ, ENGINE_KEY_VARIABLE: KEY}
+        self._process = subprocess.Popen(
+            [*command, "--port", str(self.port)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdout is not None
+        self.port = int(json.loads(self._process.stdout.readline())["port"])
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        with self._process as process:
+            process.send_signal(number)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_an_answer_outlives_the_engine_that_began_it(
+    tiny_llama_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The engine dies in the middle of a stream, and somebody starts it again: the client sees one slower answer."""
+    async with AsyncExitStack() as stack:
+        engine = EngineProcess(tiny_llama_folder)
+        stack.callback(engine.end)
+        behind = RemoteEngine(f"http://127.0.0.1:{engine.port}", KEY, None, tmp_path)
+        served = serve_gateway(behind, Address(), store=tmp_path / "g.sqlite", **OPTIONS)
+        gateway = await stack.enter_async_context(served)
+        headers = {"authorization": f"Bearer {KEY}"}
+        http = httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=60)
+        await stack.enter_async_context(http)
+        await http.post("/sessions/session-1", json={"sampling": {"temperature": 0.0, "max_new_tokens": 400}})
+        path, body, lines = "/session-1/v1/chat/completions", {"messages": TASK}, []
+        async with http.stream("POST", path, json=body | {"stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                lines += [line] if line.startswith("data: ") else []
+                if len(lines) == 10 and line is lines[-1]:
+                    await asyncio.to_thread(engine.end, number)
+                    await asyncio.to_thread(engine.start)
+        assert lines[-1] == "data: [DONE]"
+        assert '"error"' not in lines[-2]
+        assert (await http.post(path, json=body)).status_code == 200
+        cut, whole = gateway.sessions.find("session-1").recorder.turns
+        assert len(cut.ids) > 10
+        assert (cut.ids.tolist(), cut.finish) == (whole.ids.tolist(), whole.finish)

@@ -14,6 +14,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from loopwright.core.chains import turns_of
+from loopwright.engines.restartable import RestartableEngine
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.server import Address, Gateway, Served, gateway_app, open_gateway
@@ -148,10 +149,13 @@ async def house(
     store: SessionStore | None = None,
     max_context: int = MAX_CONTEXT,
     engine: RecordingEngine | None = None,
+    wait_seconds: float | None = None,
     **options: Any,
 ) -> AsyncIterator[House]:
+    """With `wait_seconds`, calls wait so long for an engine that was lost."""
     engine = engine or RecordingEngine(answers, encode=odd_ids, **options)
-    served = Served(engine, renderer(), max_context, "tiny")
+    asked = engine if wait_seconds is None else RestartableEngine(engine, wait_seconds)
+    served = Served(asked, renderer(), max_context, "tiny")
     async with open_gateway(served, store or MemoryStore(), key=KEY, address=Address()) as gateway:
         headers = {"authorization": f"Bearer {KEY}"}
         async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=30) as http:

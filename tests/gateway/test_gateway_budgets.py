@@ -13,8 +13,8 @@ from gateway_house import House, RecordingEngine, house, odd_ids
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Call
-from loopwright.gateway.exchange import Ask
 from loopwright.gateway.session import Session, SessionState
+from loopwright.gateway.tries import Ask
 from loopwright.ports import OnPart
 from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
 
@@ -122,7 +122,7 @@ async def test_a_session_that_ends_ends_the_calls_that_wait_for_its_budget(way: 
         for response in await asyncio.gather(holder, waiter):
             assert response.status_code == 410
             assert response.headers["x-should-retry"] == "false"
-        assert (session.held, session.running, session.flights) == (0, set(), {})
+        assert (session.held, session.running, session.tries.flights) == (0, set(), {})
         assert engine.asked.locked(), "the engine never heard of the call that waited"
 
 
@@ -148,7 +148,7 @@ async def test_a_client_that_leaves_while_it_waits_for_the_budget_leaves_nothing
         assert (await holder).status_code == 200
         assert (await h.chat("session-1", HI))["content"] == "Hi."
         assert [request.sampling.max_new_tokens for request, _ in engine.log] == [10, 6]
-        assert (session.held, session.flights) == (0, {})
+        assert (session.held, session.tries.flights) == (0, {})
 
 
 async def test_a_client_that_leaves_gives_its_part_to_those_who_wait() -> None:

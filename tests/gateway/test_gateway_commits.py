@@ -13,9 +13,9 @@ from gateway_house import Desk, house
 
 from loopwright.errors import RefusedError, RunError
 from loopwright.gateway.call import Call
-from loopwright.gateway.exchange import Ask
 from loopwright.gateway.session import Session, SessionSettings, SessionState
 from loopwright.gateway.store import SqliteStore
+from loopwright.gateway.tries import Ask
 from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, GenerateRequest
 

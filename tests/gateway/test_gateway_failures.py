@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ async def test_a_client_that_leaves_cancels_its_generation(streamed: bool) -> No
 
 
 async def test_a_slow_engine_does_not_leave_a_stream_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopwright.gateway.events.Events.chunks.__defaults__", (0.05,))
+    for name in ("FIRST_BEAT_SECONDS", "BEAT_SECONDS"):
+        monkeypatch.setattr(f"loopwright.gateway.events.{name}", 0.05)
     async with house(["Hello."], seconds=lambda request: 1.2) as h:
         await h.session()
         body = {"messages": HI, "stream": True, "max_tokens": 50}
@@ -125,9 +127,16 @@ async def test_a_restarted_gateway_goes_on(tmp_path: Path) -> None:
         assert h.engine.log[-1][0].prompt_ids[: len(before[0].ids)] == tuple(before[0].ids.tolist())
 
 
+class Dying(SqliteStore):
+    """Its process dies before it hears of a delivery."""
+
+    def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
+        """Nobody is left to write it."""
+
+
 async def test_an_answer_that_was_lost_with_the_gateway_is_given_again(tmp_path: Path) -> None:
     file = tmp_path / "sessions.sqlite"
-    async with SqliteStore(file) as store, house(numbered, store=store) as h:
+    async with Dying(file) as store, house(numbered, store=store) as h:
         await h.session()
         lost = await h.chat("session-1", HI)
     async with SqliteStore(file) as store, house(numbered, store=store) as h:

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from gateway_house import house
 
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Head, Responses
+from loopwright.gateway.dialects.anthropic_words import ShownThinking
+from loopwright.ports import StreamParser
+from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.recording.recorder import Prepared, Recorder, Said
 from loopwright.testing.chars import CharRenderer, encode_chars
+from loopwright.testing.tiny import tiny_tokenizer
 from loopwright.types import (
     ChainStart,
     ContentDelta,
+    Delta,
     FinishReason,
     Generation,
     Message,
@@ -87,6 +93,8 @@ DELTAS = [
     ToolCallArguments(1, "2}"),
     ToolCallEnd(1),
 ]
+ASKED = Call((ASK,), echo={"thinking": ShownThinking.WHOLE})
+"""By a client that wants to know what the model thought."""
 ANSWER = Answer("id", 7, PARSED, FinishReason.STOP, prompt_tokens=9, completion_tokens=5)
 
 
@@ -109,12 +117,12 @@ def normal(message: Message) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dialect", [ChatCompletions(), Responses(), AnthropicMessages()])
 def test_what_a_dialect_writes_it_reads_back(dialect: Dialect) -> None:
-    body = json.loads(json.dumps(dialect.reply(Call((ASK,)), [ANSWER])))
+    body = json.loads(json.dumps(dialect.reply(ASKED, [ANSWER])))
     assert normal(echoed(dialect, body)) == normal(PARSED.message)
 
 
 def test_streamed_thoughts_come_in_blocks_of_their_own() -> None:
-    stream = AnthropicMessages().stream(Call((ASK,)), Head("id", 7, 9, 0))
+    stream = AnthropicMessages().stream(ASKED, Head("id", 7, 9, 0))
     said = b"".join([stream.start(), *(stream.delta(0, delta) for delta in DELTAS), stream.end([ANSWER])])
     events = [json.loads(line[6:]) for line in said.decode().splitlines() if line.startswith("data: ")]
     kinds = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
@@ -134,3 +142,69 @@ def test_a_streamed_response_ends_with_all_of_its_items() -> None:
     assert events[-1]["type"] == "response.completed"
     assert events[-1]["response"]["output"] == done
     assert normal(echoed(dialect, events[-1]["response"])) == normal(PARSED.message)
+
+
+class ThinkingParser:
+    """Reads a completion in which thoughts end with a bar."""
+
+    def __init__(self, renderer: ChatTemplateRenderer) -> None:
+        self._renderer = renderer
+        self._ids: list[int] = []
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        self._ids += ids
+        return []
+
+    def finish(self) -> list[Delta]:
+        thoughts, _, said = self._renderer.text(self._ids).partition("|")
+        return [ReasoningDelta(thoughts), ContentDelta(said)]
+
+
+class ThinkingRenderer(ChatTemplateRenderer):
+    """That of a model that thinks. Its template has no words for thoughts, so they are left out of a history."""
+
+    def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> StreamParser:
+        return ThinkingParser(self)
+
+    def extend(
+        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[int, ...] | None:
+        return super().extend(stream, [{**message, "reasoning": ""} for message in history], new, tools)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "told"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, "Hm."),
+        ({"type": "adaptive"}, "Hm."),
+        ({"type": "enabled", "budget_tokens": 1024, "display": "omitted"}, ""),
+        ({"type": "disabled"}, None),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_thoughts_are_told_to_who_asked_and_recorded_for_all(
+    thinking: dict[str, Any] | None, told: str | None, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway_house.renderer", lambda: ThinkingRenderer(tiny_tokenizer()))
+    async with (
+        house(["Hm.|Yes.", "So.|No."]) as h,
+        h.anthropic(await h.session()) as client,
+    ):
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Well?"}]
+        asked: dict[str, Any] = {"model": "m", "max_tokens": 2000} | ({"thinking": thinking} if thinking else {})
+        for _ in range(2):
+            if streamed:
+                async with client.messages.stream(messages=messages, **asked) as stream:
+                    reply = await stream.get_final_message()
+            else:
+                reply = await client.messages.create(messages=messages, **asked)
+            content = [block.model_dump(exclude_none=True) for block in reply.content]
+            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": "And?"}]
+        first = messages[1]["content"]
+        thoughts = [block["thinking"] for block in first if block["type"] == "thinking"]
+        assert thoughts == ([] if told is None else [told])
+        assert first[-1]["text"].strip() == "Yes."
+        assert h.recorder().turns[0].reply["reasoning"] == "Hm."
+        # One chain: a history without the thoughts is still the one that was recorded.
+        assert [chain.start for chain in h.chains()] == [ChainStart.FIRST]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
 from loopwright.models.load import load_tokenizer
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
@@ -16,12 +17,14 @@ from loopwright.ports import StreamingEngine
 
 @dataclass(frozen=True, slots=True)
 class RemoteEngine:
-    """An engine at a URL. `model` names its tokenizer, if the engine does not say which model it serves."""
+    """An engine at a URL. `model` names its tokenizer, if the engine does not say which model it serves. Calls wait
+    for `wait_seconds` for an engine that went away."""
 
     url: str
     key: str | None
     model: str | None
     cache: Path
+    wait_seconds: float = WAIT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +45,4 @@ async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[StreamingEngine
         card = await engine.model()
         source = remote.model or card.source
         tokenizer = load_tokenizer(str(smollm2_folder(remote.cache)) if source == SMOLLM2 else source)
-        yield engine, RemoteModel(tokenizer, card.max_context, card.source)
+        yield RestartableEngine(engine, remote.wait_seconds), RemoteModel(tokenizer, card.max_context, card.source)

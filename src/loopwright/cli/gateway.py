@@ -16,6 +16,7 @@ from loopwright.cli.models import models_folder
 from loopwright.config import Dtype
 from loopwright.config.extras import require
 from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
+from loopwright.engines.restartable import WAIT_SECONDS
 from loopwright.errors import ConfigError
 from loopwright.serve.keys import check_key, new_key, read_key, write_key
 from loopwright.types import Thinking
@@ -50,6 +51,9 @@ def gateway(
     engine_key_file: Annotated[
         Path | None, typer.Option("--engine-key-file", help=f"The engine's key; else {ENGINE_KEY_VARIABLE}.")
     ] = None,
+    engine_wait: Annotated[
+        float, typer.Option("--engine-wait", min=0, help="Seconds that a call waits for an --engine that went away.")
+    ] = WAIT_SECONDS,
     renderer: Annotated[
         str, typer.Option("--renderer", help="As model.renderer: auto, template or a family.")
     ] = "auto",
@@ -73,7 +77,7 @@ def gateway(
     address = Address(host, port, advertise_url)
     behind: ServedModel | RemoteEngine
     if engine is not None:
-        behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder())
+        behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder(), engine_wait)
     elif model is not None:
         behind = ServedModel(
             model,

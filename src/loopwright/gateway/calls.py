@@ -12,7 +12,7 @@ from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, Dialect, Responses
 from loopwright.gateway.dialects.dialect import Recall
 from loopwright.gateway.events import Events
-from loopwright.gateway.exchange import Ask, Exchange
+from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.http import EVENTS, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.reading import read_json
@@ -20,9 +20,13 @@ from loopwright.gateway.refusals import Code, as_refusal, refused
 from loopwright.gateway.routes import Target
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import Sessions, over
+from loopwright.gateway.tries import Ask
 from loopwright.types import Message
 
 T = TypeVar("T")
+
+LONGEST_COUNT = 9
+"""In digits: nobody tries that often."""
 
 
 class ModelCalls:
@@ -38,7 +42,7 @@ class ModelCalls:
         session = self._sessions.find_open(target.session or "")
         call = dialect.read(read_json(await request.body()), _recall(session))
         ask = _ask(request)
-        with session.delivering(ask.id):
+        with session.tries.delivering(ask):
             if call.stream:
                 await request.while_here(self._stream(request, session, call, ask, dialect))
                 return
@@ -134,8 +138,9 @@ def _recall(session: Session) -> Recall:
 
 
 def _ask(request: Request) -> Ask:
-    tries = request.header("x-stainless-retry-count") or "0"
-    return Ask(request.id, again=tries.isdecimal() and tries.strip("0") != "", key=request.header("idempotency-key"))
+    tries = request.header("x-stainless-retry-count") or ""
+    counted = int(tries) if tries.isdecimal() and len(tries) < LONGEST_COUNT else 0
+    return Ask(request.id, counted, request.header("idempotency-key"))
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Server-sent events on their way to a client.
 
 An answer's opening is held back until something follows it, so that a failure before the first token is answered with a
-status that clients know how to retry. A client is never left in silence for long: it would ask again.
+status that clients know how to retry. A client is never left in silence for so long that it would ask again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from loopwright.gateway.call import Call
 from loopwright.gateway.dialects import Dialect, Head, Stream
 from loopwright.types import Delta
 
+FIRST_BEAT_SECONDS = 90.0
+"""How long nothing at all is sent: so long, a failure can have a status. Clients ask again after 120 s of silence."""
 BEAT_SECONDS = 10.0
+"""How long nothing is sent once something was."""
 BEAT = b": still at work\n\n"
 """A comment: no client hears it, and no proxy takes the connection for dead."""
 
@@ -44,17 +47,20 @@ class Events:
         self._closed = True
         self._news.set()
 
-    async def chunks(self, beat_seconds: float = BEAT_SECONDS) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """What there is to send, as it comes. What is left at the end is for `rest`."""
+        silence = FIRST_BEAT_SECONDS
         while True:
             try:
-                async with asyncio.timeout(beat_seconds):
+                async with asyncio.timeout(silence):
                     await self._news.wait()
             except TimeoutError:
+                silence = BEAT_SECONDS
                 yield self.rest() or BEAT
                 continue
             if self._closed:
                 return
+            silence = BEAT_SECONDS
             self._news.clear()
             yield self.rest()
 

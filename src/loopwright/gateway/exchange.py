@@ -7,16 +7,16 @@ behind.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from operator import attrgetter
 
 import orjson
 
 from loopwright.core.together import together
-from loopwright.errors import ContextError, EngineError, LoopwrightError
+from loopwright.errors import ContextError, EngineError, LoopwrightError, RunError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
@@ -25,6 +25,7 @@ from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import over
 from loopwright.gateway.store import SessionStore
+from loopwright.gateway.tries import Ask
 from loopwright.gateway.upstream import sample
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
@@ -35,16 +36,6 @@ NOTHING = Generation((), (), (), FinishReason.LENGTH)
 """What is sampled where no room is left."""
 WISHES = tuple(wish.name for wish in fields(Wishes))
 wishes_of = attrgetter(*WISHES)
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request for an answer: `id` is what the answer will be called, `again` says that it is a client's second try,
-    and `key` names all tries."""
-
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    again: bool = False
-    key: str | None = None
 
 
 class Exchange:
@@ -71,7 +62,7 @@ class Exchange:
         if listener is not None:
             listener.head(head)
         # A call that waits for tokens is under way already: a second try at it must not become a sample of its own.
-        with session.flight(history, ask.key, ask.id):
+        with session.tries.flight(history, ask):
             await session.has_tokens()
             _check_open(session)
             room = self._max_context - len(prepared.prompt)
@@ -93,27 +84,31 @@ class Exchange:
 
     def delivered(self, session: Session, answers: Sequence[Answer]) -> None:
         """The client has its answers: the same question again is a new one."""
-        for answer in answers:
-            session.recorder.mark_delivered(answer.id)
+        numbers = session.recorder.mark_delivered([answer.id for answer in answers])
+        # The client has its answer: what is wrong with the store is told to the next who writes.
+        with suppress(RunError):
+            self._store.delivered(session.id, numbers)
 
     async def _earlier(self, session: Session, history: History, call: Call, ask: Ask) -> list[Answer]:
         """The answers that the client asks for once more, if this is what it does."""
-        recorder = session.recorder
-        first = session.tries.get(ask.key)
-        if ask.again or first is not None:
-            # Its first try may still be under way: the client has only lost its patience.
-            await session.landed(history)
+        recorder, tries = session.recorder, session.tries
+        if not await tries.begin(history, ask):
+            return []
         asked = recorder.asked(history)
         if not asked:
             return []
+        first = tries.first(ask)
         call_of = {number: whole_answer(recorder.turns[number].answer) for number in asked}
-        own = [number for number in asked if call_of[number] == first]
-        lost = [n for n in asked if n in recorder.undelivered and call_of[n] not in session.on_their_way]
-        candidates = own or lost or (asked if ask.again and first is None else [])
+        if first is not None:
+            candidates = [number for number in asked if call_of[number] == first]
+        else:
+            candidates = [n for n in asked if n in recorder.undelivered and tries.is_lost(call_of[n])]
+            candidates = candidates or (asked if tries.is_only(history, ask) else [])
         # Of the latest such call, as many samples as are asked for.
         samples = [number for number in candidates if call_of[number] == call_of[candidates[-1]]][-call.samples :]
         if len(samples) < call.samples:
             return []
+        tries.claim(call_of[samples[0]], ask)
         self._metrics.replayed()
         return [self._recorded_answer(session, number, call) for number in samples]
 
@@ -200,7 +195,7 @@ class Exchange:
         wishes = _wishes(call)
         session.last_finish = answers[-1][0].finish
         said = [
-            Said(generation, answer.parsed.message, answer.id, answer.created, answer.stop, wishes)
+            Said(generation, answer.parsed.message, answer.id, answer.created, answer.stop, wishes, session.calls)
             for answer, generation in answers
             if generation.ids
         ]

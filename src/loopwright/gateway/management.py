@@ -136,6 +136,7 @@ def _described(session: Session, recorder: Recorder) -> dict[str, Any]:
         "chains": len(recorder.starts),
         "starts": starts,
         "sampled_tokens": recorder.sampled_tokens,
+        "omitted": Counter(kind for turn in recorder.turns for kind in turn.omitted),
         "wishes": [turn.wishes for turn in recorder.turns],
     }
 

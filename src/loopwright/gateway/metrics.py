@@ -20,6 +20,7 @@ class Metrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.sessions: Counter[SessionState] = Counter()
         self.chains: Counter[str] = Counter()
+        self.omitted: Counter[str] = Counter()
         self.turns = 0
         self.replays = 0
         self.sampled_tokens = 0
@@ -39,6 +40,7 @@ class Metrics:
         self.context_tokens += len(turn.context)
         if turn.start is not None:
             self.chains[turn.start.value] += 1
+        self.omitted.update(turn.omitted)
 
     def replayed(self) -> None:
         self.replays += 1
@@ -48,6 +50,12 @@ class Metrics:
         lines = [
             *_family("sessions", "gauge", "Sessions by state.", _labelled("state", sessions_in.items())),
             *_family("chains_total", "counter", "Chains by why they began.", _labelled("start", self.chains.items())),
+            *_family(
+                "omitted_parts_total",
+                "counter",
+                "Pictures and other parts for which a placeholder stands, by kind.",
+                _labelled("kind", self.omitted.items()),
+            ),
             *_family("turns_total", "counter", "Committed model calls.", [("", self.turns)]),
             *_family("replays_total", "counter", "Answers given again to a retry.", [("", self.replays)]),
             *_family("sampled_tokens_total", "counter", "Tokens that were recorded.", [("", self.sampled_tokens)]),

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from loopwright.errors import RunError
 from loopwright.gateway.call import Call, Wishes
-from loopwright.gateway.exchange import Ask, Exchange
+from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.management import base_urls
 from loopwright.gateway.session import Session, SessionSettings
 from loopwright.gateway.sessions import Sessions
+from loopwright.gateway.tries import Ask
 from loopwright.ports import Endpoint, Reply
 from loopwright.render.recording.describing import described
 from loopwright.render.recording.recorder import Recorder

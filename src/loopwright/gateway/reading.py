@@ -1,7 +1,6 @@
 """Reading what clients send: odd input is a 400 that names its place, never a crash.
 
-What nobody needs is ignored: unknown fields, unknown parts of a content, nulls. What is needed and cannot be understood
-is refused.
+What nobody needs is ignored: unknown fields, nulls. What is needed and cannot be understood is refused.
 """
 
 from __future__ import annotations
@@ -14,10 +13,6 @@ import orjson
 
 from loopwright.gateway.refusals import invalid
 
-TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
-OTHER_MEDIA = frozenset(
-    {"image", "image_url", "input_image", "input_audio", "audio", "document", "file", "input_file", "video"}
-)
 LONGEST_TOKEN_COUNT = 1 << 31
 
 
@@ -51,43 +46,13 @@ def objects(value: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if value is None:
         return
     if not isinstance(value, list):
-        raise invalid(where, f"expected a list, got {_kind(value)}", remedy="send a list of objects")
+        raise invalid(where, f"expected a list, got {kind_of(value)}", remedy="send a list of objects")
     for number, item in enumerate(value):
         if item is None:
             continue
         if not isinstance(item, dict):
-            raise invalid(f"{where}[{number}]", f"expected an object, got {_kind(item)}", remedy="send an object")
+            raise invalid(f"{where}[{number}]", f"expected an object, got {kind_of(item)}", remedy="send an object")
         yield f"{where}[{number}]", item
-
-
-def content_text(content: Any, where: str, between: str = "\n") -> str:
-    """A content as text: a string, or a list of parts, whose texts are joined."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(where, f"expected text or a list of parts, got {_kind(content)}", remedy="send a string")
-    return between.join(_part_texts(content, where))
-
-
-def _part_texts(parts: list[Any], where: str) -> Iterator[str]:
-    for number, part in enumerate(parts):
-        if isinstance(part, str):
-            yield part
-        elif isinstance(part, dict):
-            yield from part_text(part, f"{where}[{number}]")
-        elif part is not None:
-            raise invalid(f"{where}[{number}]", f"expected a part, got {_kind(part)}", remedy='send {"type": "text"}')
-
-
-def part_text(part: Mapping[str, Any], where: str) -> Iterator[str]:
-    """The text of one part, if it has any. Pictures and sounds are refused: the model reads text."""
-    kind = part.get("type", "text")
-    if isinstance(kind, str) and kind in OTHER_MEDIA:
-        raise invalid(where, f"a part of type {kind!r} cannot be shown to this model", remedy="send text only")
-    if isinstance(kind, str) and kind in TEXT_PARTS:
-        yield text(part.get("refusal" if kind == "refusal" else "text"), f"{where}.text")
 
 
 def json_text(value: Any, where: str) -> str:
@@ -111,7 +76,7 @@ def text(value: Any, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise invalid(where, f"expected a string, got {_kind(value)}", remedy="send a string")
+        raise invalid(where, f"expected a string, got {kind_of(value)}", remedy="send a string")
     return value
 
 
@@ -119,7 +84,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise invalid(name, f"expected true or false, got {_kind(value)}", remedy="send true or false")
+    raise invalid(name, f"expected true or false, got {kind_of(value)}", remedy="send true or false")
 
 
 def count(body: Mapping[str, Any], name: str, *, least: int = 1, most: int = LONGEST_TOKEN_COUNT) -> int | None:
@@ -150,7 +115,7 @@ def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
         return ()
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(item is None or isinstance(item, str) for item in listed):
-        raise invalid(name, f"expected a string or a list of strings, got {_kind(value)}", remedy="correct or omit it")
+        raise invalid(name, f"expected one or more strings, got {kind_of(value)}", remedy="correct or omit it")
     return tuple(dict.fromkeys(item for item in listed if item))
 
 
@@ -159,7 +124,8 @@ def model_name(body: Mapping[str, Any]) -> str:
     return text(body.get("model"), "model")
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, in the words of JSON."""
     return {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}.get(
         type(value), "a number"
     )

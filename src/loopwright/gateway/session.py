@@ -16,7 +16,7 @@ from loopwright.core.seeds import derive_seed
 from loopwright.core.together import own_task
 from loopwright.errors import ContextError, EngineError
 from loopwright.gateway.call import Wishes
-from loopwright.render.recording.matching import History
+from loopwright.gateway.tries import Tries
 from loopwright.render.recording.recorder import Recorder
 from loopwright.types import FinishReason, Sampling
 
@@ -50,6 +50,7 @@ class Session:
     """`key_digest` is all that is kept of its key. Times are Unix times.
 
     `fault` is what the engine raised last, unless it has answered since; `unfit` says that a prompt was too long.
+    `calls` is how many samples were asked for so far: each has a seed of its own, whether it was recorded or not.
     `held` is how many tokens the calls under way may sample; whenever one of them has ended, `freed` is set.
     """
 
@@ -61,12 +62,10 @@ class Session:
     state: SessionState = SessionState.OPEN
     calls: int = 0
     recorder: Recorder = field(default_factory=Recorder)
-    flights: dict[bytes, asyncio.Event] = field(default_factory=dict)
-    tries: dict[str | None, str] = field(default_factory=dict)
+    tries: Tries = field(default_factory=Tries)
     held: int = 0
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     running: set[asyncio.Task[Any]] = field(default_factory=set)
-    on_their_way: set[str] = field(default_factory=set)
     last_finish: FinishReason | None = None
     fault: EngineError | None = None
     unfit: ContextError | None = None
@@ -131,33 +130,6 @@ class Session:
         )
 
     @contextmanager
-    def flight(self, history: History, key: str | None, answer: str) -> Iterator[None]:
-        """While a question is under way, a second try at it can wait for its end."""
-        landed = self.flights.setdefault(_question(history), asyncio.Event())
-        if key is not None:
-            self.tries[key] = answer
-        try:
-            yield
-        finally:
-            landed.set()
-            self.flights.pop(_question(history), None)
-
-    async def landed(self, history: History) -> None:
-        """When a question like this is under way: until it has its answer, or has failed."""
-        flight = self.flights.get(_question(history))
-        if flight is not None:
-            await flight.wait()
-
-    @contextmanager
-    def delivering(self, answer: str) -> Iterator[None]:
-        """While somebody waits for an answer, it is on its way to them: the same question is another one's."""
-        self.on_their_way.add(answer)
-        try:
-            yield
-        finally:
-            self.on_their_way.discard(answer)
-
-    @contextmanager
     def use(self) -> Iterator[asyncio.Task[Any]]:
         """While a call is under way, the session does not expire, and completing it can end the call."""
         task = own_task()
@@ -171,7 +143,3 @@ class Session:
 
 def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _question(history: History) -> bytes:
-    return history.digest + history.tools

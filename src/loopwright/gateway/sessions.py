@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session, SessionSettings, SessionState, digest_of
 from loopwright.gateway.store import SessionStore
+from loopwright.gateway.tries import Tries
 from loopwright.render.recording.recorder import Recorder
 from loopwright.serve.keys import new_key
 
@@ -43,7 +44,10 @@ class Sessions:
             if session.state is SessionState.OPEN:
                 for turn in store.turns(session.id):
                     session.recorder.add(turn)
-                session.calls = len(session.recorder)
+                session.recorder.undelivered &= store.undelivered(session.id)
+                session.calls = max((turn.draws for turn in session.recorder.turns), default=0)
+                # A gateway of before has not kept how many it had asked for.
+                session.calls = max(session.calls, len(session.recorder))
             sessions._keep(session)
         return sessions
 
@@ -103,7 +107,7 @@ class Sessions:
         for task in session.running:
             task.cancel()
         self._store.end(session.id, state)
-        recorder, session.recorder = session.recorder, Recorder()
+        recorder, session.recorder, session.tries = session.recorder, Recorder(), Tries()
         return recorder
 
     def delete(self, session: Session) -> None:

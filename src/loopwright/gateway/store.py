@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,8 +32,10 @@ CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL, number INTEGER NOT NULL, facts BLOB NOT NULL, tokens BLOB NOT NULL,
     PRIMARY KEY (session, number)
 );
+CREATE TABLE IF NOT EXISTS undelivered (session TEXT, number INTEGER, PRIMARY KEY (session, number)) WITHOUT ROWID;
 """
-"""Turns have row numbers, so that a new one goes behind all others: in the order of sessions it would move them."""
+"""Turns have row numbers, so that a new one goes behind all others: in the order of sessions it would move them. Those
+of a gateway of before, which had no such table, count as delivered."""
 
 
 class SessionStore(Protocol):
@@ -45,8 +47,14 @@ class SessionStore(Protocol):
     def create(self, session: Session) -> None: ...
 
     def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
-        """Keep all of them or none."""
+        """Keep all of them or none. They are not delivered yet."""
         ...
+
+    def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
+        """These turns have reached their client."""
+        ...
+
+    def undelivered(self, session_id: str) -> Set[int]: ...
 
     def end(self, session_id: str, state: SessionState) -> None: ...
 
@@ -70,6 +78,12 @@ class MemoryStore:
 
     def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
         """Nothing to keep."""
+
+    def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
+        """Nothing to keep."""
+
+    def undelivered(self, session_id: str) -> Set[int]:
+        return frozenset()
 
     def end(self, session_id: str, state: SessionState) -> None:
         """Nothing to keep."""
@@ -126,6 +140,18 @@ class SqliteStore:
         rows = [(session_id, turn.number, *turn_row(turn)) for turn in turns]
         with self._transaction() as db:
             db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?)", rows)
+            db.executemany("INSERT INTO undelivered VALUES (?, ?)", [row[:2] for row in rows])
+
+    def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
+        if numbers:
+            rows = [(session_id, number) for number in numbers]
+            with self._transaction() as db:
+                db.executemany("DELETE FROM undelivered WHERE session = ? AND number = ?", rows)
+
+    def undelivered(self, session_id: str) -> Set[int]:
+        with self._transaction() as db:
+            rows = db.execute("SELECT number FROM undelivered WHERE session = ?", (session_id,)).fetchall()
+        return {number for (number,) in rows}
 
     def end(self, session_id: str, state: SessionState) -> None:
         with self._transaction() as db:
@@ -134,6 +160,7 @@ class SqliteStore:
     def delete(self, session_id: str) -> None:
         with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
+            db.execute("DELETE FROM undelivered WHERE session = ?", (session_id,))
             db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
 
     def sessions(self) -> Sequence[Session]:

@@ -45,6 +45,7 @@ def turn_row(turn: Recorded) -> tuple[bytes, bytes]:
         "stop": turn.stop,
         "preamble": turn.preamble,
         "wishes": turn.wishes,
+        "draws": turn.draws,
     }
     tokens = b"".join(
         stream.astype(kind, copy=False).tobytes()
@@ -79,6 +80,7 @@ def turn_from_row(number: int, facts: bytes, tokens: bytes, earlier: Sequence[Re
         stop=said["stop"],
         preamble=said["preamble"],
         wishes=said["wishes"],
+        draws=said.get("draws", 0),
     )
 
 

@@ -30,6 +30,7 @@ def value_of(arguments: str) -> Any:
 def _shaped(message: Message) -> dict[str, Any]:
     shaped = dict(message)
     shaped["content"] = message.get("content") or ""
+    shaped.pop("omitted", None)
     if "reasoning" in message:
         shaped["reasoning_content"] = shaped.pop("reasoning") or ""
     if calls := message.get("tool_calls"):

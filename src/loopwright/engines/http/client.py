@@ -27,6 +27,8 @@ HEALTH_SECONDS = 10.0
 COMMAND_SECONDS = 600.0
 """How long a pause (which may have to drain) or a load may take."""
 OK = 200
+NOT_THERE = frozenset({502, 503, 504})
+"""What a proxy says while the engine behind it is away."""
 
 KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError}
 MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
@@ -71,8 +73,7 @@ class HttpEngine:
             return _generation(await self._asked("POST", GENERATE, body, self._patience))[0]
         try:
             async with self._connections.ask("POST", GENERATE, orjson.dumps(body), self._patience) as answer:
-                if answer.status != OK:
-                    raise _error(await answer.read())
+                _check(answer.status, b"" if answer.status == OK else await answer.read())
                 return await _streamed(answer, on_part)
         except LostError as error:
             raise self._lost(error) from error
@@ -114,8 +115,7 @@ class HttpEngine:
             status, text = await self._connections.whole(method, path, sent, patience)
         except LostError as error:
             raise self._lost(error) from error
-        if status != OK:
-            raise _error(text)
+        _check(status, text)
         return _read(text)
 
     def _lost(self, error: LostError) -> EngineLostError:
@@ -163,8 +163,15 @@ def _read(text: bytes) -> Any:
         raise EngineError(f"the engine's answer is no JSON: {error}", remedy=SEE_LOG) from error
 
 
+def _check(status: int, text: bytes) -> None:
+    """Raise what an answer that is no success says."""
+    if status in NOT_THERE:
+        raise EngineLostError(f"the engine is not there: status {status}", remedy="see whether its process is running")
+    if status != OK:
+        raise _error(text)
+
+
 def _error(text: bytes) -> LoopwrightError:
-    """What an answer that is no success says."""
     try:
         said = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -7,7 +7,15 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, tool_call_id
-from loopwright.gateway.dialects.anthropic_words import anthropic_error, input_usage, signature, stop_reason, usage
+from loopwright.gateway.dialects.anthropic_words import (
+    ShownThinking,
+    anthropic_error,
+    input_usage,
+    shown,
+    signature,
+    stop_reason,
+    usage,
+)
 from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.types import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 
@@ -18,6 +26,7 @@ class AnthropicStream:
     def __init__(self, call: Call, head: Head) -> None:
         self._call = call
         self._head = head
+        self._thinking = shown(call)
         self._blocks = 0
         self._open: str | None = None
 
@@ -38,8 +47,12 @@ class AnthropicStream:
         match delta:
             case ContentDelta(text):
                 return self._in("text", {"text": ""}) + self._add({"type": "text_delta", "text": text})
+            case ReasoningDelta() if self._thinking is ShownThinking.NONE:
+                return b""
             case ReasoningDelta(text):
                 opened = self._in("thinking", {"thinking": "", "signature": ""})
+                if self._thinking is ShownThinking.SIGNATURE:
+                    return opened
                 return opened + self._add({"type": "thinking_delta", "thinking": text})
             case ToolCallStart(index, name, call_id):
                 known = call_id or tool_call_id(self._head.id, index)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from loopwright.errors import RefusedError
-from loopwright.gateway.call import Answer
+from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects.dialect import error_text
 from loopwright.gateway.refusals import Code, code_of
 from loopwright.types import FinishReason
@@ -20,6 +21,26 @@ TYPES = {
     Code.ENGINE: "overloaded_error",
     Code.INTERNAL: "api_error",
 }
+
+
+class ShownThinking(StrEnum):
+    """What a client is told of the model's thoughts. They are recorded whole in any case."""
+
+    NONE = "none"
+    """It did not ask: it may take a block that it does not know for an error, and the thoughts for the answer."""
+    SIGNATURE = "signature"
+    """That there were some."""
+    WHOLE = "whole"
+
+
+def asked_thinking(wish: Any) -> ShownThinking:
+    if not isinstance(wish, dict) or wish.get("type") not in ("enabled", "adaptive"):
+        return ShownThinking.NONE
+    return ShownThinking.SIGNATURE if wish.get("display") == "omitted" else ShownThinking.WHOLE
+
+
+def shown(call: Call) -> ShownThinking:
+    return ShownThinking(call.echo.get("thinking", ShownThinking.NONE))
 
 
 def stop_reason(answer: Answer) -> str:

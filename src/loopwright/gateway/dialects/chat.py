@@ -11,7 +11,8 @@ from loopwright.gateway.dialects.chat_stream import ChatStream
 from loopwright.gateway.dialects.chat_words import finish_reason, logprobs_body, usage
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
-from loopwright.gateway.reading import chosen, content_text, count, flag, model_name, number, objects, strings, text
+from loopwright.gateway.parts import PartReader, content_text
+from loopwright.gateway.reading import chosen, count, flag, json_text, model_name, number, objects, strings, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
 
@@ -78,7 +79,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
 
 
 def _messages(value: Any) -> Iterator[Message]:
-    names = ToolNames()
+    names, is_task = ToolNames(), True
     for where, message in objects(value, "messages"):
         role = text(message.get("role"), f"{where}.role")
         content = message.get("content")
@@ -86,14 +87,17 @@ def _messages(value: Any) -> Iterator[Message]:
             case "system" | "developer":
                 yield {"role": "system", "content": content_text(content, f"{where}.content")}
             case "user":
-                yield {"role": "user", "content": content_text(content, f"{where}.content")}
+                parts = PartReader(is_task=is_task)
+                yield parts.message({"role": "user", "content": parts.text(content, f"{where}.content")})
             case "assistant":
+                is_task = False
                 yield _assistant(message, where, names)
             case "tool" | "function":
                 call_id = text(message.get("tool_call_id"), f"{where}.tool_call_id")
                 name = text(message.get("name"), f"{where}.name") or names.of(call_id)
-                result = content_text(content, f"{where}.content")
-                yield {"role": "tool", "content": result, "tool_call_id": call_id, "name": name}
+                parts = PartReader()
+                result = parts.text(content, f"{where}.content")
+                yield parts.message({"role": "tool", "content": result, "tool_call_id": call_id, "name": name})
             case _:
                 raise invalid(
                     f"{where}.role",
@@ -103,19 +107,27 @@ def _messages(value: Any) -> Iterator[Message]:
 
 
 def _assistant(message: Mapping[str, Any], where: str, names: ToolNames) -> Message:
-    content = content_text(message.get("content"), f"{where}.content", "")
+    parts = PartReader()
+    content = parts.text(message.get("content"), f"{where}.content", "") or text(
+        message.get("refusal"), f"{where}.refusal"
+    )
+    if isinstance(message.get("audio"), dict):
+        content += "".join(parts.part({"type": "audio"}, f"{where}.audio"))
     said: dict[str, Any] = {"role": "assistant", "content": content}
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
         said["reasoning"] = reasoning
     if calls := tuple(_tool_calls(message, where, names)):
         said["tool_calls"] = calls
-    return said
+    return parts.message(said)
 
 
 def _tool_calls(message: Mapping[str, Any], where: str, names: ToolNames) -> Iterator[Mapping[str, str]]:
     for place, call in objects(message.get("tool_calls"), f"{where}.tool_calls"):
         called = call.get("function")
+        if isinstance(custom := call.get("custom"), dict):
+            written = {"input": text(custom.get("input"), f"{place}.custom.input")}
+            called = {"name": custom.get("name"), "arguments": json_text(written, f"{place}.custom")}
         if not isinstance(called, dict):
             raise invalid(f"{place}.function", "it is missing", remedy="send the call as it was received")
         name = text(called.get("name"), f"{place}.function.name")

@@ -33,7 +33,7 @@ class Responses:
         instructions = text(body.get("instructions"), "instructions")
         preamble: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         previous = text(body.get("previous_response_id"), "previous_response_id") or None
-        said = read_input(body.get("input"), recall)
+        said = read_input(body.get("input"), recall, is_task=previous is None)
         if not said and previous is None:
             raise invalid("input", "there is nothing to answer", remedy="send a text or at least one item")
         include = body.get("include")

@@ -14,30 +14,37 @@ import orjson
 
 from loopwright.gateway.dialects.dialect import Recall, ToolNames, nothing
 from loopwright.gateway.dialects.responses_words import CALL, MESSAGE, REASONING, named_by
-from loopwright.gateway.reading import content_text, objects, text
+from loopwright.gateway.parts import PartReader
+from loopwright.gateway.reading import objects, text
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.types import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user"}
+RESULTS = ("output", "outputs", "results", "result", "error", "tools")
+"""Fields in which items hold what a tool returned."""
+FRAME = ("id", "type", "call_id", "status", "name", "caller", "container_id", "server_label")
+"""Fields of a call that say nothing about what is asked of the tool."""
 
 
-def read_input(value: Any, recall: Recall = nothing) -> tuple[Message, ...]:
-    """The messages of `input`: a text, or a list of items. Items of an unknown type are skipped."""
+def read_input(value: Any, recall: Recall = nothing, *, is_task: bool = True) -> tuple[Message, ...]:
+    """The messages of `input`: a text, or a list of items. `is_task`: the model has said nothing before them."""
     if isinstance(value, str):
         return ({"role": "user", "content": value},)
-    reader = _Reader(recall)
+    reader = _Reader(recall, is_task)
     for where, item in objects(value, "input"):
         reader.take(item, where)
     return reader.messages()
 
 
 class _Reader:
-    def __init__(self, recall: Recall) -> None:
+    def __init__(self, recall: Recall, is_task: bool) -> None:
         self._recall = recall
+        self._is_task = is_task
         self._recalled: set[tuple[str, str]] = set()
         self._messages: list[Message] = []
         self._turn: dict[str, Any] | None = None
         self._names = ToolNames()
+        self._call_ids: dict[str, str] = {}
 
     def take(self, item: Mapping[str, Any], where: str) -> None:
         match item.get("type") or "message":
@@ -54,28 +61,67 @@ class _Reader:
                 written = {"input": text(item.get("input"), f"{where}.input")}
                 self._call(item, where, text(item.get("name"), f"{where}.name"), orjson.dumps(written).decode())
             case "function_call_output" | "custom_tool_call_output":
-                call_id = text(item.get("call_id"), f"{where}.call_id")
-                result = content_text(item.get("output"), f"{where}.output")
-                self._add({"role": "tool", "content": result, "tool_call_id": call_id, "name": self._names.of(call_id)})
+                parts = PartReader()
+                self._result(item, where, parts.text(item.get("output"), f"{where}.output"), parts)
+            case "compaction" | "compaction_trigger":
+                raise invalid(where, "this server compacts nothing", remedy="send the conversation itself")
+            case str() as kind:
+                self._other(item, kind, where)
+            case _:
+                raise invalid(f"{where}.type", "expected a string", remedy="send the item as it was received")
 
     def messages(self) -> tuple[Message, ...]:
         self._end_turn()
         return tuple(self._messages)
 
+    def _other(self, item: Mapping[str, Any], kind: str, where: str) -> None:
+        """A call of a tool with a type of its own, its output, or both in one; for anything else, a placeholder."""
+        parts = PartReader()
+        name = kind.removesuffix("_output").removesuffix("_call")
+        results = [item[field] for field in RESULTS if item.get(field) is not None]
+        if kind.endswith("_output"):
+            self._result(item, where, "\n".join(parts.result(one, where) for one in results), parts)
+        elif kind.endswith("_call") or kind == "program":
+            self._call(item, where, text(item.get("name"), f"{where}.name") or name, _arguments(item, parts, where))
+            if name == "image_generation" and results:
+                self._result(item, where, "".join(parts.part({"type": "image"}, where)), parts)
+            elif results:
+                self._result(item, where, "\n".join(parts.result(one, where) for one in results), parts)
+        else:
+            self._note(parts.item(kind), parts)
+
+    def _result(self, item: Mapping[str, Any], where: str, result: str, parts: PartReader) -> None:
+        given = text(item.get("call_id"), f"{where}.call_id") or text(item.get("id"), f"{where}.id")
+        call_id = self._call_ids.get(given, given)
+        name = self._names.of(call_id)
+        self._add(parts.message({"role": "tool", "content": result, "tool_call_id": call_id, "name": name}))
+
+    def _note(self, placeholder: str, parts: PartReader) -> None:
+        """A placeholder that nobody said. Templates want roles to alternate, so it joins what a user said before."""
+        self._end_turn()
+        before = self._messages.pop() if self._messages and self._messages[-1]["role"] == "user" else {}
+        parts.omitted[:0] = before.get("omitted", ())
+        said = f"{before['content']}\n{placeholder}" if before else placeholder
+        self._messages.append(parts.message({"role": "user", "content": said}))
+
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = text(item.get("role"), f"{where}.role")
         if role == "assistant":
-            self._assistant()["content"] += content_text(item.get("content"), f"{where}.content", "")
+            self._assistant()["content"] += PartReader().text(item.get("content"), f"{where}.content", "")
         elif role in ROLES:
-            self._add({"role": ROLES[role], "content": content_text(item.get("content"), f"{where}.content")})
+            parts = PartReader(is_task=self._is_task)
+            self._add(
+                parts.message({"role": ROLES[role], "content": parts.text(item.get("content"), f"{where}.content")})
+            )
         else:
             raise invalid(
                 f"{where}.role", f"there is no role {role!r:.40}", remedy="use system, developer, user or assistant"
             )
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
-        thoughts = content_text(item.get("content"), f"{where}.content", "")
-        thoughts = thoughts or content_text(item.get("summary"), f"{where}.summary", "")
+        parts = PartReader()
+        thoughts = parts.text(item.get("content"), f"{where}.content", "")
+        thoughts = thoughts or parts.text(item.get("summary"), f"{where}.summary", "")
         self._think(thoughts)
 
     def _think(self, thoughts: str) -> None:
@@ -103,12 +149,15 @@ class _Reader:
             self._assistant()["content"] += said["content"] if is_new else ""
 
     def _call(self, item: Mapping[str, Any], where: str, name: str, arguments: str) -> None:
-        call_id = text(item.get("call_id"), f"{where}.call_id")
+        id = text(item.get("id"), f"{where}.id")
+        call_id = text(item.get("call_id"), f"{where}.call_id") or id
+        self._call_ids[id] = call_id
         self._names.add(call_id, name)
         turn = self._assistant()
         turn["tool_calls"] = (*turn.get("tool_calls", ()), {"id": call_id, "name": name, "arguments": arguments})
 
     def _assistant(self) -> dict[str, Any]:
+        self._is_task = False
         if self._turn is None:
             self._turn = {"role": "assistant", "content": ""}
         return self._turn
@@ -121,3 +170,11 @@ class _Reader:
         if self._turn is not None:
             self._messages.append(self._turn)
         self._turn = None
+
+
+def _arguments(item: Mapping[str, Any], parts: PartReader, where: str) -> str:
+    """What a call of a tool with a type of its own asks for: its arguments, its action, or all that it says."""
+    for field in ("arguments", "action", "operation"):
+        if item.get(field) is not None:
+            return parts.result(item[field], where)
+    return parts.result({field: value for field, value in item.items() if field not in (*FRAME, *RESULTS)}, where)

@@ -16,7 +16,7 @@ class Recorded:
 
     `start` says why the turn began a chain; None: it goes on with that of its parent. `added` are the messages between
     the parent's reply and this one's. `preamble`: the first message of the conversation was the instructions of this
-    request alone.
+    request alone. `draws` is how many samples the session had asked for by then, those that failed too.
     """
 
     number: int
@@ -35,6 +35,12 @@ class Recorded:
     stop: str | None = None
     preamble: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
+    draws: int = 0
+
+    @property
+    def omitted(self) -> list[str]:
+        """The kinds of what the model could not be shown in the messages that were added."""
+        return [kind for message in self.added if "omitted" in message for kind in message["omitted"]]
 
     @property
     def parsed(self) -> Parsed:

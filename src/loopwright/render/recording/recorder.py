@@ -50,6 +50,7 @@ class Said:
     created: int = 0
     stop: str | None = None
     wishes: Mapping[str, Any] | None = None
+    draws: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class Recorder:
             stop=said.stop,
             preamble=prepared.preamble,
             wishes=said.wishes or {},
+            draws=said.draws,
         )
 
     def _why_now(self, prepared: Prepared) -> ChainStart:
@@ -229,9 +231,12 @@ class Recorder:
         """Whether a turn is no longer the end of its chain."""
         return self._last_of[self._chain_of[number]] != number
 
-    def mark_delivered(self, answer: str) -> None:
-        """The client has this answer."""
-        self.undelivered.discard(self._by_answer.get(answer, -1))
+    def mark_delivered(self, answers: Sequence[str]) -> list[int]:
+        """The client has these answers. Gives the turns of which that is news."""
+        numbers = [self._by_answer[answer] for answer in answers if answer in self._by_answer]
+        news = [number for number in numbers if number in self.undelivered]
+        self.undelivered.difference_update(news)
+        return news
 
     # After it.
 
