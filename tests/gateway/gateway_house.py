@@ -148,13 +148,16 @@ async def house(
     store: SessionStore | None = None,
     max_context: int = MAX_CONTEXT,
     engine: RecordingEngine | None = None,
+    name: str = "tiny",
+    address: Address | None = None,
     **options: Any,
 ) -> AsyncIterator[House]:
     engine = engine or RecordingEngine(answers, encode=odd_ids, **options)
-    served = Served(engine, renderer(), max_context, "tiny")
-    async with open_gateway(served, store or MemoryStore(), key=KEY, address=Address()) as gateway:
+    served = Served(engine, renderer(), max_context, name)
+    async with open_gateway(served, store or MemoryStore(), key=KEY, address=address or Address()) as gateway:
         headers = {"authorization": f"Bearer {KEY}"}
-        async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=30) as http:
+        here = f"http://127.0.0.1:{gateway.port}"
+        async with httpx.AsyncClient(base_url=here, headers=headers, timeout=30) as http:
             yield House(gateway, engine, http)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from loopwright.errors import ConfigError
@@ -26,12 +27,17 @@ EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model that a gateway offers. `name` is what it is called in lists."""
+    """The model that a gateway offers. `source` is where it was found: a folder, or a name on a hub."""
 
     engine: StreamingEngine
     renderer: Renderer
     max_context: int
-    name: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """What agents are told: the last part. Where the model lies is nobody's business."""
+        return PurePath(self.source).name or "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,12 @@ class Address:
     def __post_init__(self) -> None:
         if self.advertise_url is not None:
             object.__setattr__(self, "advertise_url", _checked(self.advertise_url))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the gateway is asked for by, besides its own address."""
+        host = _host_of(self.advertise_url) if self.advertise_url is not None else None
+        return () if host is None else (host,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,7 @@ async def open_gateway(
     sweeping = asyncio.create_task(sessions.sweep())
     try:
         async with listening(
-            app, host=address.host, port=address.port, key=key, own_keys=True, refuse=app.refuse
+            app, host=address.host, port=address.port, names=address.names, key=key, own_keys=True, refuse=app.refuse
         ) as port:
             yield Gateway(sessions, exchange, metrics, advertised or _own_url(address.host, port), port)
     finally:
