@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def served_policies(config: RunConfig, engine: StreamingEngine, model: Language) -> AsyncIterator[PolicyFactory]:
+async def served_policies(
+    config: RunConfig, engine: StreamingEngine, model: Language, held: Callable[[], float]
+) -> AsyncIterator[PolicyFactory]:
     """Policies that are sessions of a gateway on the loopback, which is open meanwhile.
 
     Its sessions end with the process: what they record is stored as rollouts, like any other.
@@ -37,7 +39,7 @@ async def served_policies(config: RunConfig, engine: StreamingEngine, model: Lan
         def policy(
             prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
         ) -> RecordingPolicy:
-            return gateway.policy(sampling)
+            return gateway.policy(sampling, held)
 
         yield policy
 

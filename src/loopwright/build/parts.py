@@ -166,7 +166,14 @@ def make_runner(
         prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
     ) -> RecordingPolicy:
         return EnginePolicy(
-            engine, renderer, sampling, prefix, model.max_context, resumable=resumable, resume_from=resume_from
+            engine,
+            renderer,
+            sampling,
+            prefix,
+            model.max_context,
+            resumable=resumable,
+            resume_from=resume_from,
+            held=held,
         )
 
     return RolloutRunner(

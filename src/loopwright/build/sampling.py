@@ -48,7 +48,7 @@ class Bench:
         async with AsyncExitStack() as stack:
             served = None
             if any(task_set.served for task_set in (*self.train_sets, *self.eval_sets)):
-                served = await stack.enter_async_context(served_policies(self.config, engine, self.model))
+                served = await stack.enter_async_context(served_policies(self.config, engine, self.model, held))
             yield parts.make_runner(self.config, engine, self.model, lockstep, served, held)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -70,9 +70,10 @@ class Gateway:
     base_url: str
     port: int
 
-    def policy(self, sampling: Sampling) -> SessionPolicy:
-        """The policy of one rollout whose agent talks to this gateway."""
-        return SessionPolicy(self.sessions, self.exchange, self.base_url, sampling)
+    def policy(self, sampling: Sampling, held: Callable[[], float] = lambda: 0.0) -> SessionPolicy:
+        """The policy of one rollout whose agent talks to this gateway. `held` says for how many seconds the engine has
+        answered nobody."""
+        return SessionPolicy(self.sessions, self.exchange, self.base_url, sampling, held)
 
 
 @asynccontextmanager
