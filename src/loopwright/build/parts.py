@@ -20,6 +20,7 @@ from loopwright.config import (
     ToolAgent,
     model_folder,
 )
+from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
@@ -159,6 +160,7 @@ def make_runner(
     lockstep: Lockstep | None,
     served: PolicyFactory | None,
     held: Callable[[], float],
+    redact: Redactor,
 ) -> RolloutRunner:
     renderer = make_renderer(model.tokenizer, config.model.renderer)
 
@@ -185,6 +187,7 @@ def make_runner(
         lockstep=lockstep,
         served=served,
         held=held,
+        redact=redact,
     )
 
 
