@@ -10,8 +10,9 @@ import anthropic
 import httpx
 import openai
 import pytest
-from gateway_house import House, RecordingEngine, house, odd_ids
+from gateway_house import KEY, House, RecordingEngine, house, odd_ids
 
+from loopwright.core.redaction import MARK, Redactor
 from loopwright.errors import EngineError, EngineLostError, RunError
 from loopwright.gateway.session import SessionState
 from loopwright.gateway.store import SqliteStore
@@ -163,6 +164,26 @@ async def test_completed_sessions_leave_memory_and_stay_readable(tmp_path: Path)
         await h.http.delete("/sessions/session-1")
         assert store.sessions() == []
         assert store.turns("session-1") == []
+
+
+async def test_a_store_keeps_no_key_of_a_session_that_is_over(tmp_path: Path) -> None:
+    """While it is open, a session goes on from what was said, word for word; afterwards nobody needs its secrets."""
+    file = tmp_path / "sessions.sqlite"
+    said: list[dict[str, Any]] = []
+    async with SqliteStore(file, Redactor([KEY])) as store, house(numbered, store=store) as h:
+        key = (await h.post("/sessions/session-1", {})).json()["key"]
+        said += [{"role": "user", "content": f'OPENAI_API_KEY="{key}"\nGATEWAY={KEY}'}]
+        said += [await h.chat("session-1", said), {"role": "user", "content": "Go on."}]
+    async with SqliteStore(file, Redactor([KEY])) as store, house(numbered, store=store) as h:
+        await h.chat("session-1", said)
+        assert [turn.start for turn in h.recorder().turns] == [ChainStart.FIRST, None]
+        ids = [turn.ids.tolist() for turn in h.recorder().turns]
+        await h.http.post("/sessions/session-1/complete")
+        assert [turn.ids.tolist() for turn in store.turns("session-1")] == ids
+        assert store.turns("session-1")[0].added[0]["content"] == f'OPENAI_API_KEY="{MARK}"\nGATEWAY={MARK}'
+    stored = file.read_bytes()
+    assert key.encode() not in stored
+    assert KEY.encode() not in stored
 
 
 class FullDisk(SqliteStore):
