@@ -7,6 +7,8 @@ import re
 from hashlib import blake2b
 from pathlib import Path
 
+from loopwright.errors import ConfigError
+
 MOST_LETTERS = 60
 
 
@@ -14,7 +16,12 @@ def state_folder(command: str) -> Path:
     """The folder of one command, which nobody else can look into."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = base / "loopwright" / command
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made: {error}", remedy="set XDG_STATE_HOME, or say with --store where to keep it"
+        ) from error
     return folder
 
 
