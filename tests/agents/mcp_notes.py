@@ -25,7 +25,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
             return {"tools": [REMEMBER, {**REMEMBER, "name": "forget"}]}
         case "tools/call":
             text = params["arguments"].get("text", "")
-            if text == "die":
+            if text == "die" or (text == "die once" and not _was_here()):
                 os._exit(3)
             if text == "bad":
                 return {"content": [{"type": "text", "text": "no bad words"}], "isError": True}
@@ -35,8 +35,17 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
+def _was_here() -> bool:
+    """Whether this is called for the second time, by whichever process, with the same `--mark FILE`."""
+    try:
+        open(sys.argv[sys.argv.index("--mark") + 1], "x").close()
+    except FileExistsError:
+        return True
+    return False
+
+
 def main() -> None:
-    if "--refuse" in sys.argv:
+    if "--refuse" in sys.argv or ("--start-once" in sys.argv and _was_here()):
         sys.exit("out of ink")
     for line in sys.stdin:
         request = json.loads(line)
@@ -46,6 +55,8 @@ def main() -> None:
         wrong = {"error": {"code": -32601, "message": "Method not found"}}
         reply = {"jsonrpc": "2.0", "id": request["id"], **({"result": result} if result is not None else wrong)}
         print(json.dumps(reply), flush=True)
+        if (request.get("params") or {}).get("arguments", {}).get("text") == "die afterwards":
+            os._exit(3)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,45 @@ async def test_a_server_that_dies_is_a_failure_of_infrastructure() -> None:
         with pytest.raises(ToolServerError, match="was lost while remember ran"):
             await said(loop, "die")
         assert await said(loop, "a"), "the next rollout has a new one"
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.agents.mcp_shared.FIRST_PAUSE_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_shared_server_that_dies_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with loop_of(server("--mark", str(tmp_path / "mark"), shared=True)) as loop:
+        assert (await said(loop, "a", "die once", "b")) == [f"{n} notes, no secret, sunny" for n in (1, 1, 2)]
+        assert (await said(loop, "die afterwards", "c"))[1].startswith("1 notes"), "it died when nobody used it"
+        at_once = await asyncio.gather(*(said(loop, text) for text in ("die afterwards", "d", "e")))
+        assert all("notes" in text for (text,) in at_once)
+    assert caplog.text.count("is started again") == 3
+    assert "mcp_notes.py" in caplog.text
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_call_that_kills_its_server_whenever_it_is_made_is_a_tools_error() -> None:
+    async with loop_of(server(shared=True)) as loop:
+        killed, after = await said(loop, "die", "a")
+        assert killed == "error: the server of remember died 2 times while it ran"
+        assert after.startswith("1 notes")
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_shared_server_that_does_not_come_back_fails_every_rollout_with_its_reason(tmp_path: Path) -> None:
+    stays_away = server("--mark", str(tmp_path / "mark"), "--start-once", shared=True)
+    async with loop_of(stays_away) as loop:
+        for _ in range(2):
+            with pytest.raises(ToolServerError, match=r"(?s)was lost 4 times .* did not start: .*it said: out of ink"):
+                await said(loop, "die")
+
+
+async def test_a_shared_server_that_never_starts_is_tried_once() -> None:
+    with pytest.raises(ToolServerError, match=r"(?s)did not start: .*it said: out of ink"):
+        async with loop_of(server("--refuse", shared=True)):
+            pass
 
 
 @pytest.mark.parametrize(

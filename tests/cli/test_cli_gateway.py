@@ -84,6 +84,26 @@ def test_keys_come_from_files_or_the_environment(tmp_path: Path, monkeypatch: py
         _key(open_file, tmp_path / "g.sqlite")
 
 
+def test_what_it_makes_stays_out_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, state = tmp_path / "here", tmp_path / "state"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    made: dict[str, Path] = {}
+    for model in ("no/such-model", "no-such/model"):
+        result = CliRunner().invoke(app, ["gateway", "--model", model])
+        assert result.exit_code != 0
+        (made[model],) = set((state / "loopwright" / "gateway").glob("*.key")) - set(made.values())
+    assert list(here.iterdir()) == []
+    for key in made.values():
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert key.parent.stat().st_mode & 0o777 == 0o700
+    kept = made["no/such-model"].read_text()
+    CliRunner().invoke(app, ["gateway", "--model", "no/such-model"])
+    assert made["no/such-model"].read_text() == kept, "the same command again has the same key"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

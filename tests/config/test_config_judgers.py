@@ -115,6 +115,13 @@ def test_a_key_that_is_not_set_is_a_problem_of_this_machine(
     assert load_text(minimal, *named, env={}).secrets == {}, "the config itself is sound"
 
 
+def test_a_variable_that_a_judger_names_must_be_set(problems_of: Problems, load_text: Load, minimal: str) -> None:
+    named = ["judgers.own={kind: native, path: 'judger.py:judge', env: [SEARCH_TOKEN]}", "agent.judger=own"]
+    found = "\n".join(problems_of(minimal, *named, env={}, files=True))
+    assert "judgers.own.env: the environment variable SEARCH_TOKEN is not set" in found
+    assert load_text(minimal, *named, env={"SEARCH_TOKEN": "é\n", "X": "y"}).secrets == {"SEARCH_TOKEN": "é\n"}
+
+
 @pytest.mark.parametrize("key", ["s3crét", "s3cret\n", "\u201cs3cret\u201d"])
 def test_a_key_that_no_header_can_carry_is_a_problem_that_does_not_show_it(
     problems_of: Problems, minimal: str, key: str

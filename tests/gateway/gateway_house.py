@@ -150,15 +150,18 @@ async def house(
     max_context: int = MAX_CONTEXT,
     engine: RecordingEngine | None = None,
     wait_seconds: float | None = None,
+    name: str = "tiny",
+    address: Address | None = None,
     **options: Any,
 ) -> AsyncIterator[House]:
     """With `wait_seconds`, calls wait so long for an engine that was lost."""
     engine = engine or RecordingEngine(answers, encode=odd_ids, **options)
     asked = engine if wait_seconds is None else RestartableEngine(engine, wait_seconds)
-    served = Served(asked, renderer(), max_context, "tiny")
-    async with open_gateway(served, store or MemoryStore(), key=KEY, address=Address()) as gateway:
+    served = Served(asked, renderer(), max_context, name)
+    async with open_gateway(served, store or MemoryStore(), key=KEY, address=address or Address()) as gateway:
         headers = {"authorization": f"Bearer {KEY}"}
-        async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=30) as http:
+        here = f"http://127.0.0.1:{gateway.port}"
+        async with httpx.AsyncClient(base_url=here, headers=headers, timeout=30) as http:
             yield House(gateway, engine, http)
 
 

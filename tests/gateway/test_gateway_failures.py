@@ -11,9 +11,10 @@ import anthropic
 import httpx
 import openai
 import pytest
-from gateway_house import House, RecordingEngine, house, odd_ids
+from gateway_house import KEY, House, RecordingEngine, house, odd_ids
 
-from loopwright.errors import EngineError, RunError
+from loopwright.core.redaction import MARK, Redactor
+from loopwright.errors import EngineError, EngineLostError, RunError
 from loopwright.gateway.session import SessionState
 from loopwright.gateway.store import SqliteStore
 from loopwright.ports import OnPart
@@ -54,11 +55,25 @@ async def test_an_engine_that_is_down_is_a_retryable_error() -> None:
         assert [chain.start for chain in h.chains()] == [ChainStart.FIRST]
 
 
+async def test_agents_are_not_told_where_the_engine_is(caplog: pytest.LogCaptureFixture) -> None:
+    class LostEngine(RecordingEngine):
+        async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+            raise EngineLostError("the engine at http://10.0.0.7:8000 cannot be reached", remedy="start it again")
+
+    async with house([], engine=LostEngine([], encode=odd_ids)) as h:
+        failed = await h.post(f"/{await h.session()}/v1/chat/completions", {"messages": HI})
+        assert failed.status_code == 503
+        assert failed.json()["error"]["message"].startswith("the engine gave no answer")
+        assert "10.0.0.7" not in failed.text
+        assert "10.0.0.7" in str(h.gateway.sessions.find("session-1").fault)
+    assert "http://10.0.0.7:8000" in caplog.text
+
+
 async def test_an_answer_that_breaks_off_is_an_error_in_the_stream() -> None:
     engines = (DyingEngine(["Hello."] * 9, encode=odd_ids) for _ in range(3))
     asked: dict[str, Any] = {"model": "m", "messages": HI}
     async with house([], engine=next(engines)) as h, h.openai(await h.session(), max_retries=0) as client:
-        with pytest.raises(openai.APIError, match="the engine died"):
+        with pytest.raises(openai.APIError, match="the engine gave no answer"):
             [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
         assert len(h.recorder()) == 0
         assert (await client.chat.completions.create(**asked)).choices[0].message.content == "Hello."
@@ -68,7 +83,7 @@ async def test_an_answer_that_breaks_off_is_an_error_in_the_stream() -> None:
         assert events[-1].type == "response.failed"
         assert len(h.recorder()) == 0
     async with house([], engine=next(engines)) as h, h.anthropic(await h.session(), max_retries=0) as other:
-        with pytest.raises(anthropic.APIStatusError, match="the engine died"):
+        with pytest.raises(anthropic.APIStatusError, match="the engine gave no answer"):
             [event async for event in await other.messages.create(**asked, max_tokens=9, stream=True)]
         assert len(h.recorder()) == 0
 
@@ -158,6 +173,26 @@ async def test_completed_sessions_leave_memory_and_stay_readable(tmp_path: Path)
         await h.http.delete("/sessions/session-1")
         assert store.sessions() == []
         assert store.turns("session-1") == []
+
+
+async def test_a_store_keeps_no_key_of_a_session_that_is_over(tmp_path: Path) -> None:
+    """While it is open, a session goes on from what was said, word for word; afterwards nobody needs its secrets."""
+    file = tmp_path / "sessions.sqlite"
+    said: list[dict[str, Any]] = []
+    async with SqliteStore(file, Redactor([KEY])) as store, house(numbered, store=store) as h:
+        key = (await h.post("/sessions/session-1", {})).json()["key"]
+        said += [{"role": "user", "content": f'OPENAI_API_KEY="{key}"\nGATEWAY={KEY}'}]
+        said += [await h.chat("session-1", said), {"role": "user", "content": "Go on."}]
+    async with SqliteStore(file, Redactor([KEY])) as store, house(numbered, store=store) as h:
+        await h.chat("session-1", said)
+        assert [turn.start for turn in h.recorder().turns] == [ChainStart.FIRST, None]
+        ids = [turn.ids.tolist() for turn in h.recorder().turns]
+        await h.http.post("/sessions/session-1/complete")
+        assert [turn.ids.tolist() for turn in store.turns("session-1")] == ids
+        assert store.turns("session-1")[0].added[0]["content"] == f'OPENAI_API_KEY="{MARK}"\nGATEWAY={MARK}'
+    stored = file.read_bytes()
+    assert key.encode() not in stored
+    assert KEY.encode() not in stored
 
 
 class FullDisk(SqliteStore):

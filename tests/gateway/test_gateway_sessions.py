@@ -91,9 +91,27 @@ async def test_keys_open_what_they_are_for(path: str) -> None:
         assert await ask("session-0", authorization="") == 401
         assert await ask("session-1", authorization=f"Bearer {keys[0]}") == 403
         assert await ask("no-such-session") == 404
-        assert await ask("no-such-session", authorization=f"Bearer {keys[0]}") == 404
         await h.http.post("/sessions/session-0/complete")
         assert await ask("session-0", authorization=f"Bearer {keys[0]}") == 410
+
+
+@pytest.mark.parametrize("path", [*MODEL_PATHS, "v1/models", "v1/models/m", "v1/responses/resp_1", ""])
+async def test_without_its_key_a_session_cannot_be_told_from_one_that_is_not_there(path: str) -> None:
+    async with house([]) as h:
+        keys = {n: (await h.post(f"/sessions/session-{n}", {})).json()["key"] for n in range(3)}
+        await h.http.post("/sessions/session-1/complete")
+        others = ("GET",) if "resp_1" in path else ("GET", "HEAD")
+        methods = ("POST",) if path in MODEL_PATHS else others
+        for method in methods:
+            for key, status in (("", 401), ("wrong", 401), (keys[0], 403)):
+                seen = set()
+                for session in ("session-1", "session-2", "no-such-session"):
+                    headers = bearer(key) if key else {"authorization": ""}
+                    answer = await h.http.request(method, f"/sessions/{session}/{path}", headers=headers)
+                    seen.add((answer.status_code, answer.text.replace(session, "")))
+                assert len(seen) == 1, (method, key)
+                # Whoever asks whether the base URL is there is told so, for any session.
+                assert seen.pop()[0] == (200 if (method, path) == ("HEAD", "") else status)
 
 
 async def test_a_sessions_key_manages_nothing() -> None:
@@ -282,6 +300,33 @@ async def test_a_call_without_tools_reads_tool_calls_as_text() -> None:
 def test_unusable_advertised_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         Address(advertise_url=url)
+
+
+async def test_the_advertised_name_is_answered_to() -> None:
+    async with house([], address=Address(advertise_url="http://Gateway.Example:8080")) as h:
+        url = f"http://127.0.0.1:{h.gateway.port}/health"
+        for host in ("gateway.example:8080", "Gateway.example", "127.0.0.1", "localhost:1"):
+            assert (await h.http.get(url, headers={"host": host})).status_code == 200, host
+        assert (await h.http.get(url, headers={"host": "evil.example"})).status_code == 403
+
+
+async def test_an_advertised_address_is_answered_to() -> None:
+    async with house([], address=Address(advertise_url="http://[fd00::1]:8080")) as h:
+        url = f"http://127.0.0.1:{h.gateway.port}/health"
+        assert (await h.http.get(url, headers={"host": "[fd00::1]:8080"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [("/home/alice/models/Small-1B", "Small-1B"), ("models/small/", "small"), ("Qwen/Qwen3-0.6B", "Qwen3-0.6B")],
+)
+async def test_agents_are_not_told_where_the_model_is(model: str, told: str) -> None:
+    async with house([], name=model) as h:
+        made = (await h.post("/sessions/session-1", {})).json()
+        listed = (await h.http.get("/session-1/v1/models", headers=bearer(made["key"]))).json()
+        health = (await h.http.get("/health")).json()
+        assert (made["model"], listed["data"][0]["id"], health["model"]) == (told, told, told)
+        assert "alice" not in f"{made}{listed}{health}"
 
 
 def test_an_advertised_url_may_lack_a_port() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -35,6 +36,18 @@ async def test_a_sync_function_runs_in_another_process_without_torch() -> None:
     assert scored.value == 4.0
     assert scored.parts["pid"] != os.getpid()
     assert not scored.parts["knows_torch"], "the worker imported torch"
+
+
+async def test_a_worker_sees_no_secrets_but_those_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = ("JUDGE_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DATABASE_URL")
+    for name in (*hidden, "SEARCH_TOKEN", "PYTHONHASHSEED", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    path = "user_judgers.py:environment"
+    async with NativeJudger("environment", path, HERE, 30.0, env=["SEARCH_TOKEN"]) as environment:
+        scored = await environment.judge(TASK, episode())
+    seen = json.loads(scored.answer or "")
+    assert not set(hidden) & set(seen)
+    assert {"PATH", "PYTHONHASHSEED", "OMP_NUM_THREADS", "SEARCH_TOKEN"} <= set(seen)
 
 
 async def test_an_async_function_runs_in_the_event_loop() -> None:

@@ -24,6 +24,10 @@ def where(task: Task, episode: Episode) -> Scored:
     return Scored(float(len(episode.answer)), {"pid": os.getpid(), "knows_torch": knows_torch})
 
 
+def environment(task: Task, episode: Episode) -> Scored:
+    return Scored(1.0, answer=json.dumps(dict(os.environ)))
+
+
 def pid(task: Task, episode: Episode) -> int:
     return os.getpid()
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from loopwright.core.environment import child_environment
 from loopwright.models.openmp import SPINS, wait_without_spinning
-from loopwright.serve.child import child_environment
 
 # libgomp prints its settings as it is loaded, if it is told to.
 PROGRAM = """

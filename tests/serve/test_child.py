@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from loopwright.core.environment import child_environment
 from loopwright.errors import EngineLostError
-from loopwright.serve.child import child_environment, child_process
+from loopwright.serve.child import child_process
 
 READY = "import json, sys, time; print(json.dumps({'port': 7})); sys.stdout.flush(); "
 WAIT = "time.sleep(60)"

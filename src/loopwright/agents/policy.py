@@ -10,7 +10,7 @@ again, so that every token is sampled, and recorded, once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loopwright.agents.earlier import Earlier
@@ -40,6 +40,7 @@ class EnginePolicy:
     """A `Policy` for one rollout; it is used once. Calls may overlap, as when an agent asks sub-agents at once.
 
     With `resumable`, an engine that is paused interrupts the rollout; `resume_from` are the chains of one that was.
+    `held` says for how many seconds the engine has answered nobody.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EnginePolicy:
         *,
         resumable: bool = False,
         resume_from: Sequence[TokenChain] = (),
+        held: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._engine = engine
         self._renderer = renderer
@@ -60,6 +62,7 @@ class EnginePolicy:
         self._prefix = request_prefix
         self._max_context = max_context
         self._resumable = resumable
+        self._held = held
         self._earlier = Earlier(resume_from, renderer)
         self._interruption: InterruptionError | None = None
         self._calls = 0
@@ -110,6 +113,9 @@ class EnginePolicy:
         reply = await self._sample(number, request, prepared)
         self._transcript = (*asked, reply.message)
         return reply
+
+    def held_seconds(self) -> float:
+        return self._held()
 
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET

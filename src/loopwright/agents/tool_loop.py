@@ -3,13 +3,14 @@ answers without a call or a budget is spent. Either way what it did is graded (R
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from loopwright.agents.tool_call import BoundTool, ToolBelt
+from loopwright.core.agent_time import AgentTime
 from loopwright.errors import EngineError
 from loopwright.ports import Policy
 from loopwright.types import Message, Task
@@ -17,7 +18,10 @@ from loopwright.types import Message, Task
 
 @dataclass(frozen=True, slots=True)
 class ToolBudget:
-    """What one rollout may spend. How long one reply may be is a matter of sampling. None: no limit."""
+    """What one rollout may spend. How long one reply may be is a matter of sampling. None: no limit.
+
+    Seconds in which the engines answer nobody, as while weights are exchanged, are not the agent's.
+    """
 
     turns: int
     tokens: int | None = None
@@ -72,9 +76,8 @@ class ToolLoop:
     async def _in_time(self, messages: list[Message], belt: ToolBelt, policy: Policy) -> bool:
         """Whether the model came to an end before time was up. What it said till then is in `messages`."""
         asked = len(messages)
-        deadline = asyncio.timeout(self._budget.seconds)
         try:
-            async with deadline:
+            async with _time(self._budget.seconds, policy):
                 return await self._converse(messages, belt, policy)
         except TimeoutError:
             if len(messages) == asked:
@@ -88,7 +91,7 @@ class ToolLoop:
         for _ in range(self._budget.turns):
             if left is not None and left <= 0:
                 return False
-            async with asyncio.timeout(self._budget.turn_seconds):
+            async with _time(self._budget.turn_seconds, policy):
                 reply = await policy.reply(messages, tools=belt.offered, max_new_tokens=left)
                 messages.append(reply.message)
                 if not reply.tool_calls:
@@ -96,3 +99,7 @@ class ToolLoop:
                 left = None if left is None else left - reply.tokens
                 messages.extend(await belt.answer(reply.tool_calls))
         return False
+
+
+def _time(seconds: float | None, policy: Policy) -> AgentTime:
+    return AgentTime(math.inf if seconds is None else seconds, policy.held_seconds)

@@ -1,24 +1,26 @@
 """The tools of an MCP server that is started as a program and spoken to over its standard input and output.
 
-A server belongs to one rollout, or, if its tools keep nothing, to the whole run. It gets an allow-listed environment
-(S3), and ends with its owner. One that cannot be started or dies is a failure of infrastructure: the rollout is tried
-again (R2).
+A server belongs to one rollout, or, if its tools keep nothing, to the whole run (`mcp_shared.py`). It gets an
+allow-listed environment (S3), and ends with its owner. One that cannot be started, or dies under its rollout, is a
+failure of infrastructure: the rollout is tried again (R2).
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, cast
 
+from loopwright.agents.mcp_shared import SharedServer
 from loopwright.agents.tool_call import BoundTool
 from loopwright.config.extras import require
 from loopwright.errors import ToolServerError
-from loopwright.types import Task
+from loopwright.types import Task, Tool
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -47,28 +49,30 @@ class McpServer:
         self._command, self._base, self._env = tuple(command), base, dict(env)
         self._only = only
         self._timeout_seconds, self._start_seconds = timeout_seconds, start_seconds
-        self._shared = shared
-        self._stack = AsyncExitStack()
-        self._tools: Sequence[BoundTool] = ()
+        self._shared = SharedServer(self._started) if shared else None
 
     async def __aenter__(self) -> Self:
-        if self._shared:
-            self._tools = await self._stack.enter_async_context(self._started())
+        if self._shared is not None:
+            await self._shared.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+        if self._shared is not None:
+            await self._shared.__aexit__(*exc)
 
     @asynccontextmanager
     async def open(self, task: Task, state: dict[str, Any]) -> AsyncIterator[Sequence[BoundTool]]:
-        if self._shared:
-            yield self._tools
+        if self._shared is not None:
+            yield self._bound((await self._shared.running()).tools, self._shared.use)
             return
-        async with self._started() as tools:
-            yield tools
+        async with self._started() as server:
+            yield self._bound(server.tools, server.use)
+
+    def _bound(self, tools: Sequence[Tool], use: Callable[[str, Mapping[str, Any]], Awaitable[str]]) -> list[BoundTool]:
+        return [BoundTool(tool, self._timeout_seconds, partial(use, str(tool["name"]))) for tool in tools]
 
     @asynccontextmanager
-    async def _started(self) -> AsyncIterator[Sequence[BoundTool]]:
+    async def _started(self) -> AsyncIterator[_Connection]:
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             try:
                 async with AsyncExitStack() as stack:
@@ -77,7 +81,7 @@ class McpServer:
                 # The client's tasks wrap whatever passes them, also what is no business of theirs.
                 raise _innermost(group) from None
 
-    async def _start(self, stack: AsyncExitStack, said: IO[str]) -> Sequence[BoundTool]:
+    async def _start(self, stack: AsyncExitStack, said: IO[str]) -> _Connection:
         from mcp import Client, StdioServerParameters
         from mcp.client.stdio import stdio_client
 
@@ -86,45 +90,50 @@ class McpServer:
         try:
             async with asyncio.timeout(self._start_seconds):
                 client = await stack.enter_async_context(Client(stdio_client(server, errlog=cast(TextIO, said))))
-                return await self._list(client)
+                return _Connection(client, await self._list(client), self._lost)
         except Exception as error:
             said.seek(0)
             last = said.read()[-MOST_SAID:].strip()
             words = f"; it said: {last}" if last else ""
             raise self._lost(f"did not start: {_reason(_innermost(error))}{words}") from error
 
-    async def _list(self, client: Client) -> list[BoundTool]:
+    async def _list(self, client: Client) -> list[Tool]:
         listed = (await client.list_tools()).tools
         missing = sorted(set(self._only or ()) - {tool.name for tool in listed})
         if missing:
             raise ValueError(f"it has no tool {', '.join(missing)}; it has {', '.join(tool.name for tool in listed)}")
         return [
-            BoundTool(
-                {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema},
-                self._timeout_seconds,
-                partial(self._use, client, tool.name),
-            )
+            {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
             for tool in listed
             if self._only is None or tool.name in self._only
         ]
-
-    async def _use(self, client: Client, name: str, arguments: Mapping[str, Any]) -> str:
-        from mcp import MCPError
-
-        try:
-            result = await client.call_tool(name, dict(arguments))
-        except MCPError as error:
-            if error.error.code == CONNECTION_CLOSED:
-                raise self._lost(f"was lost while {name} ran") from error
-            raise
-        text = "\n".join(str(getattr(part, "text", f"[{part.type}]")) for part in result.content)
-        return f"error: {text}" if result.is_error else text
 
     def _lost(self, what: str) -> ToolServerError:
         return ToolServerError(
             f"the MCP server `{' '.join(self._command)}` {what}",
             remedy="run that command by hand in the config's folder; it must speak MCP over stdio",
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Connection:
+    """A server that is running. `lost` makes the error of one that is not any more."""
+
+    client: Client
+    tools: Sequence[Tool]
+    lost: Callable[[str], ToolServerError]
+
+    async def use(self, name: str, arguments: Mapping[str, Any]) -> str:
+        from mcp import MCPError
+
+        try:
+            result = await self.client.call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.error.code == CONNECTION_CLOSED:
+                raise self.lost(f"was lost while {name} ran") from error
+            raise
+        text = "\n".join(str(getattr(part, "text", f"[{part.type}]")) for part in result.content)
+        return f"error: {text}" if result.is_error else text
 
 
 def _innermost(error: Exception) -> Exception:

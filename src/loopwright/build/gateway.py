@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import RunConfig
+from loopwright.core.redaction import Redactor
 from loopwright.models.load import Language
 from loopwright.ports import StreamingEngine
 from loopwright.produce import PolicyFactory, RecordingPolicy
 from loopwright.render.choose import make_renderer
+from loopwright.track.redacting import redacting
 from loopwright.types import Sampling, Thinking, TokenChain
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def served_policies(config: RunConfig, engine: StreamingEngine, model: Language) -> AsyncIterator[PolicyFactory]:
+async def served_policies(
+    config: RunConfig, engine: StreamingEngine, model: Language, held: Callable[[], float]
+) -> AsyncIterator[PolicyFactory]:
     """Policies that are sessions of a gateway on the loopback, which is open meanwhile.
 
     Its sessions end with the process: what they record is stored as rollouts, like any other.
@@ -37,7 +41,7 @@ async def served_policies(config: RunConfig, engine: StreamingEngine, model: Lan
         def policy(
             prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
         ) -> RecordingPolicy:
-            return gateway.policy(sampling)
+            return gateway.policy(sampling, held)
 
         yield policy
 
@@ -50,13 +54,15 @@ async def serve_gateway(
     from loopwright.gateway.server import open_gateway
     from loopwright.gateway.store import SqliteStore
 
+    redact = Redactor((key, behind.key or "")) if isinstance(behind, RemoteEngine) else Redactor((key,))
     async with AsyncExitStack() as stack:
+        stack.enter_context(redacting(redact))
         match behind:
             case RemoteEngine():
                 served = await stack.enter_async_context(_remote(behind, renderer, thinking))
             case ServedModel():
                 served = await stack.enter_async_context(_embedded(behind, renderer, thinking))
-        sessions = await stack.enter_async_context(SqliteStore(store))
+        sessions = await stack.enter_async_context(SqliteStore(store, redact))
         yield await stack.enter_async_context(open_gateway(served, sessions, key=key, address=address))
 
 

@@ -20,6 +20,7 @@ from loopwright.config import (
     ToolAgent,
     model_folder,
 )
+from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
@@ -160,6 +161,7 @@ def make_runner(
     lockstep: Lockstep | None,
     served: PolicyFactory | None,
     held: Callable[[], float],
+    redact: Redactor,
 ) -> RolloutRunner:
     renderer = make_renderer(model.tokenizer, config.model.renderer)
 
@@ -167,7 +169,14 @@ def make_runner(
         prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
     ) -> RecordingPolicy:
         return EnginePolicy(
-            engine, renderer, sampling, prefix, model.max_context, resumable=resumable, resume_from=resume_from
+            engine,
+            renderer,
+            sampling,
+            prefix,
+            model.max_context,
+            resumable=resumable,
+            resume_from=resume_from,
+            held=held,
         )
 
     return RolloutRunner(
@@ -179,6 +188,7 @@ def make_runner(
         lockstep=lockstep,
         served=served,
         held=held,
+        redact=redact,
     )
 
 

@@ -19,12 +19,14 @@ from loopwright.build.recipe import gather, make_recipe
 from loopwright.build.sampling import Workbench, open_workbench
 from loopwright.build.training import Begun, Opened, Trainer, make_trainer
 from loopwright.config import Loaded, RunConfig
+from loopwright.core.redaction import Redactor
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.recipe import Recipe
 from loopwright.ports import Storage, Tracker
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker, read_jsonl
+from loopwright.track.redacting import redacting, redactor_of
 from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.durable import draft_of
@@ -81,7 +83,9 @@ async def open_run(
     run in that folder nothing.
     """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
+    redact = redactor_of(loaded)
     async with AsyncExitStack() as stack:
+        stack.enter_context(redacting(redact))
         ingredients = gather(loaded)
         bench = await stack.enter_async_context(open_workbench(loaded, cache))
         recipe = await bench.compute.run(make_recipe, loaded, ingredients, bench.model, cache)
@@ -93,13 +97,13 @@ async def open_run(
         begun = await _begin(config, folder, storage)
         learner = await _learner(bench, recipe, folder, begun.latest)
         folder.adopt(snapshot, loaded.base)
-        tracker = _tracker(config, folder, learner.version, console)
+        tracker = _tracker(config, folder, learner.version, console, redact)
         opened = Opened(bench, folder, storage, begun, learner, tracker)
         engines = await stack.enter_async_context(_engines(opened, env or {}))
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(
-            bench.runner(engines.engine, engines.lockstep, engines.engine.held_seconds)
+            bench.runner(engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact)
         )
         on_rollout = console.on_rollout if console else None
         trainer, manager = make_trainer(opened, engines, runner, stop=stop, on_rollout=on_rollout)
@@ -158,8 +162,8 @@ async def _learner(bench: Workbench, recipe: Recipe, folder: RunFolder, latest: 
     return learner
 
 
-def _tracker(config: RunConfig, folder: RunFolder, step: int, console: Console | None) -> Tracker:
-    jsonl = JsonlTracker(folder.path)
+def _tracker(config: RunConfig, folder: RunFolder, step: int, console: Console | None, redact: Redactor) -> Tracker:
+    jsonl = JsonlTracker(folder.path, redact)
     jsonl.rewind(step)
     trackers: list[Tracker] = [jsonl]
     if config.track.tensorboard:

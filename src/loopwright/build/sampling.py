@@ -15,6 +15,7 @@ from loopwright.build import parts
 from loopwright.build.eval_plans import eval_plans
 from loopwright.build.gateway import served_policies
 from loopwright.config import Loaded, RunConfig
+from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
@@ -40,16 +41,21 @@ class Bench:
 
     @asynccontextmanager
     async def runner(
-        self, engine: StreamingEngine, lockstep: Lockstep | None = None, held: Callable[[], float] = lambda: 0.0
+        self,
+        engine: StreamingEngine,
+        lockstep: Lockstep | None = None,
+        held: Callable[[], float] = lambda: 0.0,
+        *,
+        redact: Redactor,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable; `held` says for how many seconds the engine has answered
-        nobody. With agents that talk to a gateway, one is open."""
+        nobody; `redact` knows what no rollout may hold. With agents that talk to a gateway, one is open."""
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with AsyncExitStack() as stack:
             served = None
             if any(task_set.served for task_set in (*self.train_sets, *self.eval_sets)):
-                served = await stack.enter_async_context(served_policies(self.config, engine, self.model))
-            yield parts.make_runner(self.config, engine, self.model, lockstep, served, held)
+                served = await stack.enter_async_context(served_policies(self.config, engine, self.model, held))
+            yield parts.make_runner(self.config, engine, self.model, lockstep, served, held, redact)
 
 
 @dataclass(frozen=True, slots=True)

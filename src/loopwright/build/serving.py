@@ -7,10 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure
+from loopwright.track.redacting import redacting
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | 
     from loopwright.serve.listen import check_bind, listening
 
     check_bind(host, key)
-    async with opened_engine(served) as (engine, loaded):
-        card = ModelCard(served.found, loaded.max_context)
-        async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
-            yield bound
+    with redacting(Redactor((key or "",))):
+        async with opened_engine(served) as (engine, loaded):
+            card = ModelCard(served.found, loaded.max_context)
+            async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
+                yield bound

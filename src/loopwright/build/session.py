@@ -23,6 +23,7 @@ from loopwright.produce import RolloutRunner
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker
+from loopwright.track.redacting import redacting, redactor_of
 from loopwright.trainers.kept_weights import Weights
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import ProduceKind, Rollout, TrainerKind
@@ -67,20 +68,22 @@ async def open_session(
     Its tokens are sampled by `remote`, whatever weights that has, or else by the config's model in this process.
     """
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
+    redact = redactor_of(loaded, remote.key if remote else None)
     async with AsyncExitStack() as stack:
+        stack.enter_context(redacting(redact))
         bench, engine, lockstep = await _bench_and_engine(stack, loaded, cache, version, remote)
         folder = stack.enter_context(_folder(Path(config.trainer.run_dir), snapshot, fresh))
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         folder.adopt(snapshot, loaded.base)
         bench.model.tokenizer.save_pretrained(folder.tokenizer)
-        jsonl = JsonlTracker(folder.path)
+        jsonl = JsonlTracker(folder.path, redact)
         if console is not None:
             stack.enter_context(console)
         yield Session(
             folder,
             bench,
             engine,
-            await stack.enter_async_context(bench.runner(engine, lockstep)),
+            await stack.enter_async_context(bench.runner(engine, lockstep, redact=redact)),
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,

@@ -56,13 +56,15 @@ def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
 def _deep_errors(loaded: Loaded) -> list[LoopwrightError]:
     """Good news is shown at once; errors are kept for the end."""
     from loopwright.cli.rehearsal import rehearse
+    from loopwright.track.redacting import redact_error, redactor_of
 
-    errors = []
+    redact, errors = redactor_of(loaded), []
     for finding in rehearse(loaded):
         if isinstance(finding, LoopwrightError):
+            redact_error(finding, redact)
             errors.append(finding)
         else:
-            typer.echo(finding)
+            typer.echo(redact(finding))
     return errors
 
 

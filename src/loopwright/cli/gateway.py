@@ -13,6 +13,7 @@ import typer
 
 from loopwright.cli.event_loop import run_server, settle_down
 from loopwright.cli.models import models_folder
+from loopwright.cli.state import file_name, state_folder
 from loopwright.config import Dtype
 from loopwright.config.extras import require
 from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
@@ -41,9 +42,10 @@ def gateway(
     advertise_url: Annotated[
         str | None, typer.Option("--advertise-url", help="What agents reach this gateway by, if not by host and port.")
     ] = None,
-    store: Annotated[Path, typer.Option("--store", help="Where sessions outlive the process.")] = Path(
-        "gateway.sqlite"
-    ),
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", help="Where sessions outlive the process; else a file per model in your state folder."),
+    ] = None,
     key_file: Annotated[
         Path | None,
         typer.Option("--key-file", help=f"A file of mode 600 with the key; else {KEY_VARIABLE}; else one is made."),
@@ -90,8 +92,17 @@ def gateway(
         )
     else:
         raise ConfigError("there is nothing to serve", remedy="name an --engine by its URL, or a --model")
+    store = store or _own_store(engine, model)
     key, made = _key(key_file, store)
     run_server(_serve(behind, address, store, key, made, renderer, thinking))
+
+
+def _own_store(engine: str | None, model: str | None) -> Path:
+    """The same for the same model or engine: its sessions are of no use to another."""
+    served = engine or str(model)
+    if engine is None and Path(served).exists():
+        served = str(Path(served).resolve())
+    return state_folder("gateway") / f"{file_name(served)}.sqlite"
 
 
 def _key(file: Path | None, store: Path) -> tuple[str, Path | None]:
@@ -133,6 +144,6 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serve_gateway(behind, address, store=store, key=key, renderer=renderer, thinking=thinking) as opened:
         settle_down()
-        where = {"url": opened.base_url, "port": opened.port, "pid": os.getpid()}
+        where = {"url": opened.base_url, "port": opened.port, "pid": os.getpid(), "store": str(store)}
         typer.echo(json.dumps(where | ({"key_file": str(key_file)} if key_file else {})))
         await stop.wait()

@@ -22,13 +22,17 @@ class JudgePer(StrEnum):
 
 
 class NativeJudgerConfig(Section):
-    """The user's function: `judge(task, episode)`, or `judge_group(task, episodes)` with `per: group`."""
+    """The user's function: `judge(task, episode)`, or `judge_group(task, episodes)` with `per: group`.
+
+    Its workers see none of our environment's secrets but the variables that `env` names.
+    """
 
     kind: Literal["native"] = "native"
     path: Text
     per: FromYaml[JudgePer] = JudgePer.MEMBER
     timeout_seconds: Positive = 10.0
     workers: Count = 1
+    env: FromYaml[tuple[Text, ...]] = ()
 
 
 class IntegerAnswerConfig(Section):

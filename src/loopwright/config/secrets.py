@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from loopwright.config.judgers import EndpointConfig
+from loopwright.config.judgers import EndpointConfig, NativeJudgerConfig
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import RunConfig
 
@@ -21,7 +21,8 @@ def secret_problems(config: RunConfig, env: Mapping[str, str]) -> Iterator[Probl
     for place, name in _named(config):
         if not env.get(name):
             yield Problem(place, f"the environment variable {name} is not set", f"export {name}, or name another one")
-        elif not (env[name].isascii() and env[name].isprintable()):
+    for place, name in _keys(config):
+        if (key := env.get(name)) and not (key.isascii() and key.isprintable()):
             yield Problem(
                 place,
                 f"the environment variable {name} holds characters that no HTTP header can carry",
@@ -29,7 +30,14 @@ def secret_problems(config: RunConfig, env: Mapping[str, str]) -> Iterator[Probl
             )
 
 
-def _named(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+def _keys(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     for name, judger in config.judgers.items():
         if isinstance(judger, EndpointConfig) and judger.api_key_env is not None:
             yield ("judgers", name, "api_key_env"), judger.api_key_env
+
+
+def _named(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    yield from _keys(config)
+    for name, judger in config.judgers.items():
+        if isinstance(judger, NativeJudgerConfig):
+            yield from ((("judgers", name, "env"), variable) for variable in judger.env)

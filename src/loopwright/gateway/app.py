@@ -87,7 +87,7 @@ class GatewayApp:
         if request.method not in METHODS[target.action]:
             allowed = " or ".join(METHODS[target.action])
             raise refused(Code.METHOD, f"{request.method:.10} cannot be used here", remedy=f"use {allowed}")
-        if target.action not in NO_KEY and request.method != "HEAD":
+        if target.action not in NO_KEY and not (target.action is Action.SESSION and request.method == "HEAD"):
             self._check_key(request, target)
         if target.action in self._handlers:
             await self._handlers[target.action](request, target)
@@ -95,13 +95,14 @@ class GatewayApp:
             await self._calls.answer(request, target, DIALECTS[target.action])
 
     def _check_key(self, request: Request, target: Target) -> None:
-        """The gateway's key opens everything; a session's opens that session (S3)."""
+        """The gateway's key opens everything; a session's opens that session (S3).
+
+        Nothing is said before of the session that is asked for: without its key nobody learns whether it is there.
+        """
         keys = request.keys
         if any(hmac.compare_digest(key.encode(), self._key) for key in keys):
             return
         manages = target.action not in OWN_KEY or (target.action is Action.SESSION and request.method != "GET")
-        if target.session is not None and not manages:
-            self._sessions.find(target.session)
         owners = [owner for key in keys if (owner := self._sessions.owner_of(key)) is not None]
         if not owners:
             raise refused(

@@ -7,6 +7,7 @@ behind.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.recorder import Prepared, Said
 from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, Sampling
+
+log = logging.getLogger("loopwright")
 
 NOTHING = Generation((), (), (), FinishReason.LENGTH)
 """What is sampled where no room is left."""
@@ -182,7 +185,9 @@ class Exchange:
             generation = await sample(self._engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
             session.fault = error
-            raise refused(Code.ENGINE, f"the engine gave no answer: {error.message}", remedy="try again") from error
+            # Where the engine is and what ails it is for whoever runs it, not for agents.
+            log.warning("session %s: the engine gave no answer: %s", session.id, error.message)
+            raise refused(Code.ENGINE, "the engine gave no answer", remedy="try again") from error
         session.fault = None
         logprobs = self._logprobs(generation) if call.logprobs else ()
         return _answer(head, _with_ids(reader.finish(), head.id), generation, reader.stop, logprobs), generation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -36,11 +36,19 @@ LONGEST_PAUSE_SECONDS = 24 * 3600.0
 class SessionPolicy:
     """A `ServedPolicy` for one rollout; it is used once. What was recorded outlives the session."""
 
-    def __init__(self, sessions: Sessions, exchange: Exchange, base_url: str, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        exchange: Exchange,
+        base_url: str,
+        sampling: Sampling,
+        held: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._sessions = sessions
         self._exchange = exchange
         self._base_url = base_url
         self._sampling = sampling
+        self._held = held
         self._session: Session | None = None
         self._recorder = Recorder()
         self._stop: StopReason | None = None
@@ -68,6 +76,9 @@ class SessionPolicy:
         self._exchange.delivered(self._session, [answer])
         said = answer.parsed
         return Reply(said.content, answer.finish, said.reasoning, said.tool_calls, answer.completion_tokens)
+
+    def held_seconds(self) -> float:
+        return self._held()
 
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from loopwright.errors import ConfigError
@@ -26,12 +27,17 @@ EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model that a gateway offers. `name` is what it is called in lists."""
+    """The model that a gateway offers. `source` is where it was found: a folder, or a name on a hub."""
 
     engine: StreamingEngine
     renderer: Renderer
     max_context: int
-    name: str
+    source: str
+
+    @property
+    def name(self) -> str:
+        """What agents are told: the last part. Where the model lies is nobody's business."""
+        return PurePath(self.source).name or "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,12 @@ class Address:
         if self.advertise_url is not None:
             object.__setattr__(self, "advertise_url", _checked(self.advertise_url))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the gateway is asked for by, besides its own address."""
+        host = _host_of(self.advertise_url) if self.advertise_url is not None else None
+        return () if host is None else (host,)
+
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
@@ -58,9 +70,10 @@ class Gateway:
     base_url: str
     port: int
 
-    def policy(self, sampling: Sampling) -> SessionPolicy:
-        """The policy of one rollout whose agent talks to this gateway."""
-        return SessionPolicy(self.sessions, self.exchange, self.base_url, sampling)
+    def policy(self, sampling: Sampling, held: Callable[[], float] = lambda: 0.0) -> SessionPolicy:
+        """The policy of one rollout whose agent talks to this gateway. `held` says for how many seconds the engine has
+        answered nobody."""
+        return SessionPolicy(self.sessions, self.exchange, self.base_url, sampling, held)
 
 
 @asynccontextmanager
@@ -76,7 +89,7 @@ async def open_gateway(
     sweeping = asyncio.create_task(sessions.sweep())
     try:
         async with listening(
-            app, host=address.host, port=address.port, key=key, own_keys=True, refuse=app.refuse
+            app, host=address.host, port=address.port, names=address.names, key=key, own_keys=True, refuse=app.refuse
         ) as port:
             yield Gateway(sessions, exchange, metrics, advertised or _own_url(address.host, port), port)
     finally:

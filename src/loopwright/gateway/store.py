@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from loopwright.core.redaction import Redactor
 from loopwright.errors import RunError
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.wire import session_from_row, session_row, turn_from_row, turn_row
@@ -99,12 +100,17 @@ class MemoryStore:
 
 
 class SqliteStore:
-    """A `SessionStore` in one file. Use it as `async with`."""
+    """A `SessionStore` in one file. Use it as `async with`.
+
+    What is known to `redact` is in no text of a session that is over. One that is open goes on from what was said, word
+    for word.
+    """
 
     forgets = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, redact: Redactor | None = None) -> None:
         self._path = path
+        self._redact = redact or Redactor()
         self._connection: sqlite3.Connection | None = None
         self._lock = ExitStack()
         self._tidying: asyncio.Task[None] | None = None
@@ -156,6 +162,8 @@ class SqliteStore:
     def end(self, session_id: str, state: SessionState) -> None:
         with self._transaction() as db:
             db.execute("UPDATE sessions SET state = ? WHERE id = ?", (state.value, session_id))
+            changed = self._redacted(db, session_id)
+            db.executemany("UPDATE turns SET facts = ? WHERE session = ? AND number = ?", changed)
 
     def delete(self, session_id: str) -> None:
         with self._transaction() as db:
@@ -176,6 +184,13 @@ class SqliteStore:
         for number, facts, tokens in rows:
             turns.append(turn_from_row(number, facts, tokens, turns))
         return turns
+
+    def _redacted(self, db: sqlite3.Connection, session_id: str) -> list[tuple[bytes, str, int]]:
+        """The turns of a session in which there are secrets, without them."""
+        told = db.execute("SELECT facts, number FROM turns WHERE session = ?", (session_id,))
+        texts = ((facts.decode(), number) for facts, number in told)
+        shown = ((text, self._redact(text), number) for text, number in texts)
+        return [(new.encode(), session_id, number) for text, new, number in shown if new is not text]
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -220,6 +235,8 @@ def _open(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    # What is deleted or redacted is not left behind in unused pages.
+    connection.execute("PRAGMA secure_delete = ON")
     connection.executescript(SCHEMA)
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in (0, FORMAT):

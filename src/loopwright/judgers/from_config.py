@@ -80,10 +80,9 @@ class _Workshop:
                 require(config.kind)
                 path = "loopwright.judgers.reasoning_gym:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
-            case NativeJudgerConfig(path=path, per=JudgePer.GROUP, timeout_seconds=seconds, workers=workers):
-                return await enter(NativeGroupJudger(name, path, base, seconds, workers))
-            case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers):
-                return await enter(NativeJudger(name, path, base, seconds, workers))
+            case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers, env=env):
+                kind = NativeGroupJudger if config.per is JudgePer.GROUP else NativeJudger
+                return await enter(kind(name, path, base, seconds, workers, env))
             case HttpJudgerConfig(url=url):
                 signature = Signature(name, url)
                 return HttpJudger(signature, await self._endpoint(signature, url, config))

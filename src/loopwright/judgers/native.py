@@ -17,9 +17,17 @@ from loopwright.workers import FunctionHolder, UserFunction
 class _Native(FunctionHolder):
     """A named function by import path. Use it as `async with`."""
 
-    def __init__(self, name: str, path: str, base: Path, timeout_seconds: float = 10.0, workers: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: str,
+        base: Path,
+        timeout_seconds: float = 10.0,
+        workers: int = 1,
+        env: Sequence[str] = (),
+    ) -> None:
         self._signature = Signature(name, path)
-        super().__init__(UserFunction(self._signature, base, timeout_seconds, workers))
+        super().__init__(UserFunction(self._signature, base, timeout_seconds, workers, env))
 
     @property
     def name(self) -> str:

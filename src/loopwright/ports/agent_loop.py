@@ -40,6 +40,11 @@ class Policy(Protocol):
         """
         ...
 
+    def held_seconds(self) -> float:
+        """For how many seconds the engines have answered nobody so far, as while weights are exchanged: a limit of the
+        agent's on its time does not count them."""
+        ...
+
     def out_of_budget(self) -> None:
         """The agent stops because a budget of its own is spent. Its episode says so, and is graded all the same."""
         ...

@@ -13,10 +13,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from loopwright.core.agent_time import AgentTime
 from loopwright.core.blame import blame
 from loopwright.errors import AgentError, ContextError, EngineError, FilterError, InterruptionError, LoopwrightError
 from loopwright.ports import AgentLoop, Policy
-from loopwright.produce.agent_time import AgentTime
 from loopwright.produce.chain_choice import ChainChoice
 from loopwright.types import (
     Episode,

@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.together import together
 from loopwright.ports import GroupJudger, Judger, Lockstep
 from loopwright.produce.jobs import Job, Limits, PolicyFactory
 from loopwright.produce.judging import score, score_together
+from loopwright.produce.redacting import without_secrets
 from loopwright.produce.rollout import run_rollout
 from loopwright.produce.slots import NotStartedError, Slots
 from loopwright.types import Failed, FailureCause, Rollout, Unscored
@@ -35,7 +37,7 @@ class RolloutRunner:
     """Runs jobs. It holds no state between calls of `run`.
 
     `served` makes the policies of agents that talk to a gateway; without it, there are no such agents. `held` says for
-    how many seconds the engines have answered nobody.
+    how many seconds the engines have answered nobody. `redact` knows the secrets that no rollout may hold.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class RolloutRunner:
         lockstep: Lockstep | None = None,
         served: PolicyFactory | None = None,
         held: Callable[[], float] = lambda: 0.0,
+        redact: Redactor | None = None,
     ) -> None:
         self._policies = policies
         self._served = served or policies
@@ -58,6 +61,7 @@ class RolloutRunner:
         self._max_attempts = max_attempts
         self._lockstep = lockstep
         self._held = held
+        self._redact = redact or Redactor()
 
     def slots(self, on_release: Callable[[], None] = lambda: None) -> Slots:
         """Slots for as many agents as may run at a time."""
@@ -95,7 +99,8 @@ class RolloutRunner:
 
     async def judge_group(self, rollouts: Sequence[Rollout], judger: GroupJudger) -> list[Rollout]:
         """The rollouts of one task, judged together."""
-        return await score_together(rollouts, judger, self._limits.judge_attempts)
+        judged = await score_together(rollouts, judger, self._limits.judge_attempts)
+        return [without_secrets(rollout, self._redact) for rollout in judged]
 
     async def attempt(self, job: Job, slots: Slots, on_unscored: OnRollout | None) -> Rollout:
         """One attempt at a job, judged if it can be. Raises NotStartedError when it was turned away."""
@@ -118,7 +123,7 @@ class RolloutRunner:
             resumable=job.task_set.resumable,
             resume_from=partial.chains if partial else (),
         )
-        return await run_rollout(
+        made = await run_rollout(
             key,
             job.task,
             loop=job.task_set.loop,
@@ -130,6 +135,7 @@ class RolloutRunner:
             resume_from=job.resume_from,
             train=job.task_set.train,
         )
+        return without_secrets(made, self._redact)
 
     async def _judged(self, made: Rollout, judger: Judger, on_unscored: OnRollout | None) -> Rollout:
         keeping: list[asyncio.Future[None]] = []
@@ -140,7 +146,8 @@ class RolloutRunner:
 
         timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, keep)
         try:
-            return await score(made, judger, self._limits.judge_attempts)
+            judged = await score(made, judger, self._limits.judge_attempts)
+            return without_secrets(judged, self._redact)
         except asyncio.CancelledError:
             # The run is stopping: without its reward the episode is still worth keeping.
             if not keeping:

@@ -20,22 +20,6 @@ from loopwright.errors import EngineLostError
 GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 2000
 
-PASSED_ON = frozenset({"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH"})
-PASSED_ON_PREFIXES = ("LC_", "XDG_", "HF_", "OMP_", "GOMP_", "MKL_", "KMP_", "CUDA_", "NVIDIA_", "TORCH", "TOKENIZERS_")
-
-
-def child_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What of our environment a child may see: where things are and how to compute, but no keys."""
-    return {
-        name: value
-        for name, value in env.items()
-        if (name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)) and not _secret(name)
-    }
-
-
-def _secret(name: str) -> bool:
-    return any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD")) and not name.startswith("TOKENIZERS_")
-
 
 class Child:
     """A process that is running. `ready` is the line with which it said so."""

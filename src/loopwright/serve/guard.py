@@ -109,7 +109,7 @@ async def answer_error(send: Send, error: RefusedError) -> None:
 
 
 def _host(header: str) -> str:
-    """Without the port; an IPv6 address without its brackets."""
+    """Without the port, in lower case; an IPv6 address without its brackets."""
     if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()

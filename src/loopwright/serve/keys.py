@@ -7,14 +7,15 @@ import secrets
 import stat
 from pathlib import Path
 
+from loopwright.core.redaction import OWN_KEY_PREFIX
 from loopwright.errors import ConfigError
 
 KEY_BYTES = 32
 
 
 def new_key() -> str:
-    """A key that nobody can guess, and that every header can carry."""
-    return secrets.token_urlsafe(KEY_BYTES)
+    """A key that nobody can guess, that every header can carry, and that texts can be searched for by its form."""
+    return OWN_KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def read_key(file: Path) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -40,16 +40,18 @@ async def listening(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
+    names: Iterable[str] = (),
     key: str | None,
     own_keys: bool = False,
     refuse: Refuse | None = None,
 ) -> AsyncIterator[int]:
     """Serve `app` behind a guard, and give the port: the one asked for, or a free one for 0.
 
+    `names`: what it is also reached by, as through a proxy; on the loopback no other name is answered to.
     `own_keys`: the app knows more keys than one, and checks them itself. `refuse`: how the guard's refusals are told.
     """
     check_bind(host, key)
-    hosts = LOOPBACK_NAMES if is_loopback(host) else None
+    hosts = (*LOOPBACK_NAMES, *names) if is_loopback(host) else None
     config = uvicorn.Config(
         Guard(app, key=None if own_keys else key, hosts=hosts, refuse=refuse),
         lifespan="off",

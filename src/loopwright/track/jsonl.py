@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
+from loopwright.core.redaction import Redactor
 from loopwright.errors import RunError
 from loopwright.track.events import timed
 
@@ -26,9 +27,13 @@ _CHUNK = 4096
 
 
 class JsonlTracker:
-    """Writes `metrics.jsonl` and `events.jsonl` in `folder`. Each line is on its way to disk when a call returns."""
+    """Writes `metrics.jsonl` and `events.jsonl` in `folder`. Each line is on its way to disk when a call returns.
 
-    def __init__(self, folder: Path) -> None:
+    What is known to `redact` is in no event.
+    """
+
+    def __init__(self, folder: Path, redact: Redactor | None = None) -> None:
+        self._redact = redact or Redactor()
         self._metrics = JsonlFile(folder / METRICS)
         self._events = JsonlFile(folder / EVENTS)
 
@@ -37,7 +42,7 @@ class JsonlTracker:
         self._metrics.append({"step": step, "time": time.time(), **numbers})
 
     def span(self, name: str, *, step: int, **facts: Any) -> AbstractContextManager[None]:
-        return timed(name, step, facts, lambda event: self._events.append(event.record()))
+        return timed(name, step, facts, lambda event: self._events.append(self._redact.value(event.record())))
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of later steps, which a resumed run will write again. Events are history, and stay."""

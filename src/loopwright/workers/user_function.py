@@ -11,7 +11,7 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from inspect import iscoroutinefunction
@@ -22,6 +22,7 @@ from typing import Any, Protocol, Self, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from loopwright.config.imports import load_symbol
+from loopwright.core.environment import child_environment
 from loopwright.errors import ConfigError, LoopwrightError
 
 T = TypeVar("T")
@@ -57,10 +58,16 @@ class Blame(Protocol):
 
 
 class UserFunction:
-    """The function that `blame` names, relative to `base`. Use it as `async with`."""
+    """The function that `blame` names, relative to `base`. Use it as `async with`.
 
-    def __init__(self, blame: Blame, base: Path, timeout_seconds: float = 10.0, workers: int = 1) -> None:
+    Its workers see of our environment what is harmless, and the variables that `env` names.
+    """
+
+    def __init__(
+        self, blame: Blame, base: Path, timeout_seconds: float = 10.0, workers: int = 1, env: Sequence[str] = ()
+    ) -> None:
         self._blame = blame
+        self._env = tuple(env)
         self._base = base
         self._timeout = timeout_seconds
         self._workers = workers
@@ -128,7 +135,7 @@ class UserFunction:
             self._pool = ProcessPool(
                 max_workers=self._workers,
                 initializer=start_worker,
-                initargs=(self._blame.path, self._base),
+                initargs=(self._blame.path, self._base, self._env),
                 context=context,
             )
         return self._pool
@@ -167,11 +174,14 @@ def load_function(path: str, base: Path) -> Callable[..., Any]:
     return function
 
 
-def start_worker(path: str, base: Path) -> None:
+def start_worker(path: str, base: Path, env: Sequence[str]) -> None:
     """Runs in the worker as it starts. Importing what the function needs is not part of its first call's time.
 
-    A run that was killed must leave no judge behind, not even a hanging one: the worker ends with its parent.
+    The worker has inherited our environment: what it shall not see is gone before the user's code is loaded (S3). A run
+    that was killed must leave no judge behind, not even a hanging one: the worker ends with its parent.
     """
+    for name in os.environ.keys() - child_environment(os.environ, env).keys():
+        del os.environ[name]
     threading.Thread(target=_exit_after_parent, daemon=True).start()
     load_function(path, base)
 

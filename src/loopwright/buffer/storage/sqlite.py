@@ -24,7 +24,7 @@ from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy
 from loopwright.types import Group, GroupStatus, Rollout, Task
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("loopwright")
 
 
 class SqliteStorage:

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loopwright.config.extras import require
+from loopwright.core.environment import child_environment
 from loopwright.engines.worker import Worker
-from loopwright.serve.child import child_environment, child_process
+from loopwright.serve.child import child_process
 from loopwright.serve.keys import new_key
 
 KEY_VARIABLE = "LOOPWRIGHT_ENGINE_KEY"

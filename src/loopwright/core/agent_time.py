@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ LOOKS = 100
 class AgentTime:
     """Ends its block with TimeoutError after `seconds`, those not counted in which `held` has grown.
 
-    `held` says for how many seconds the engines have answered nobody, since whenever.
+    `held` says for how many seconds the engines have answered nobody, since whenever. `seconds` may be infinite.
     """
 
     def __init__(self, seconds: float, held: Callable[[], float]) -> None:
@@ -26,13 +27,14 @@ class AgentTime:
         await self._timeout.__aenter__()
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time() + self.seconds - self._held()
-        self._timer = self._loop.call_later(self.seconds, self._look)
+        self._timer = self._loop.call_later(self.seconds, self._look) if math.isfinite(self.seconds) else None
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         await self._timeout.__aexit__(kind, error, trace)
 
     def expired(self) -> bool:

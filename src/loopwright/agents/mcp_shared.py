@@ -1,0 +1,119 @@
+"""One server of tools for all rollouts, started again when it dies.
+
+Its tools keep nothing, so a call that lost its server is made once more on the next one. A call that loses that too is
+a tool's error, which the model reads (R2). A server that dies again and again without answering in between is given up
+(R4): from then on every rollout that wants it is a failure of infrastructure, with the last reason. One that never
+started is not tried again: a wrong command stays wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, Self
+
+from loopwright.errors import ToolServerError
+from loopwright.types import Tool
+
+log = logging.getLogger("loopwright")
+
+TRIES = 2
+"""How often one call may lose its server."""
+MAX_RESTARTS = 3
+FIRST_PAUSE_SECONDS = 0.2
+"""Before a server is started again; each later pause is twice as long."""
+
+
+class RunningServer(Protocol):
+    """A server that was started, and what it offers."""
+
+    @property
+    def tools(self) -> Sequence[Tool]: ...
+
+    async def use(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What a tool says. Raises ToolServerError when the server is lost."""
+        ...
+
+
+class SharedServer:
+    """Use it as `async with`. Entering `start` starts a server, or raises ToolServerError; leaving ends it."""
+
+    def __init__(self, start: Callable[[], AbstractAsyncContextManager[RunningServer]]) -> None:
+        self._start = start
+        self._deaths = 0
+
+    async def __aenter__(self) -> Self:
+        self._running: asyncio.Future[RunningServer] = asyncio.get_running_loop().create_future()
+        self._lost: asyncio.Future[ToolServerError] = asyncio.get_running_loop().create_future()
+        # A task of its own: a server has to be left by whoever has entered it.
+        self._keeper = asyncio.create_task(self._keep())
+        try:
+            await self.running()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._keeper.cancel()
+        await asyncio.wait((self._keeper,))
+
+    async def running(self) -> RunningServer:
+        """The server, as soon as there is one. Raises why there will be none."""
+        return await asyncio.shield(self._running)
+
+    async def use(self, name: str, arguments: Mapping[str, Any]) -> str:
+        for _ in range(TRIES):
+            server = await self.running()
+            try:
+                said = await server.use(name, arguments)
+            except ToolServerError as error:
+                self._lose(server, error)
+            else:
+                self._deaths = 0
+                return said
+        return f"error: the server of {name} died {TRIES} times while it ran"
+
+    def _lose(self, server: RunningServer, error: ToolServerError) -> None:
+        """From now on whoever wants a server waits for the next one. Others may have lost this one before."""
+        running = self._running
+        if running.done() and running.exception() is None and running.result() is server:
+            self._running = asyncio.get_running_loop().create_future()
+            if not self._lost.done():  # its keeper may be gone: everything ends
+                self._lost.set_result(error)
+
+    async def _keep(self) -> None:
+        """Runs until it is cancelled, or until the server is given up."""
+        try:
+            raise await self._last_loss()
+        except asyncio.CancelledError:
+            self._running.cancel()
+            raise
+        except Exception as error:
+            if self._running.done():
+                self._running = asyncio.get_running_loop().create_future()
+            self._running.set_exception(error)
+            self._running.exception()  # it is no mistake if nobody asks for a server any more
+
+    async def _last_loss(self) -> ToolServerError:
+        """Start the server again and again; returns why that has an end."""
+        error = await self._live()
+        while self._deaths < MAX_RESTARTS:
+            log.warning("%s; it is started again", error.message)
+            await asyncio.sleep(FIRST_PAUSE_SECONDS * 2**self._deaths)
+            self._deaths += 1
+            try:
+                error = await self._live()
+            except ToolServerError as not_started:
+                error = not_started
+        words = f"was lost {self._deaths + 1} times without an answer in between, and is given up"
+        return ToolServerError(f"a shared server of tools {words}: {error.message}", remedy=error.remedy)
+
+    async def _live(self) -> ToolServerError:
+        """The life of one server; returns how it was lost."""
+        async with self._start() as server:
+            self._lost = asyncio.get_running_loop().create_future()
+            self._running.set_result(server)
+            return await self._lost

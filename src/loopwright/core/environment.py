@@ -1,0 +1,26 @@
+"""What of our environment a process that we start may see (S3): where things are and how to compute, but no keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from loopwright.core.redaction import names_a_secret
+
+PASSED_ON = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR"}
+    | {"VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+)
+PASSED_ON_PREFIXES = (
+    *("LC_", "XDG_", "PYTHON", "HF_", "TOKENIZERS_", "TORCH", "CUDA_", "NVIDIA_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
+)
+
+
+def child_environment(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
+    """What of `env` a child may see, and the variables that `more` names."""
+    return {name: value for name, value in env.items() if name in more or _is_harmless(name)}
+
+
+def _is_harmless(name: str) -> bool:
+    return (name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)) and not names_a_secret(name)

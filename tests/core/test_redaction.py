@@ -1,0 +1,73 @@
+"""Known secrets are taken out of texts, however they are written (S3)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from loopwright.core.redaction import MARK, Redactor, names_a_secret
+from loopwright.serve.keys import new_key
+
+KEYS = ["sk-proj-0123456789abcdef", 'odd"\\key/with+signs=', "long-" * 30 + "key"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    "write",
+    [
+        str,
+        lambda key: f"Bearer {key}",
+        json.dumps,
+        lambda key: repr(f"{key} ".encode()),
+        lambda key: f"https://judge.example/?key={quote(key, safe='')}&more=1",
+        lambda key: f"key={quote_plus(key)}",
+        lambda key: f"Basic {base64.b64encode(key.encode()).decode()}",
+        lambda key: f"Basic {base64.b64encode(f'me:{key}'.encode()).decode()}",
+        lambda key: f"Basic {base64.b64encode(f'user:{key}'.encode()).decode()}",
+        lambda key: f"Basic {base64.urlsafe_b64encode(f'u:{key}?'.encode()).decode()}",
+        lambda key: f"wrong key {key[:-4]}... (look at it)",
+        lambda key: f"wrong key {key[:12]}",
+    ],
+)
+def test_a_secret_is_found_in_every_spelling(key: str, write: Any) -> None:
+    text = f"before {write(key)}"
+    shown = Redactor(["another-secret", key])(text)
+    assert MARK in shown
+    assert shown.startswith("before ")
+    inside = [key, json.dumps(key)[1:-1], quote(key, safe=""), key[:12]]
+    inside += [base64.b64encode(b"x" * n + key.encode()).decode()[4:-4] for n in range(3)]
+    assert not any(form in shown for form in inside)
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    redact = Redactor(["secret-key-of-the-judge", "abc", "1234567"])
+    for text in ("secret-key is a word", "secret-key-of-the-judges is not it, but secret-k", "abc 1234567 lwk_ lwk_x"):
+        expected = text.replace("secret-key-of-the-judge", MARK)
+        assert redact(text) == (expected if not text.endswith("secret-k") else expected[:-8] + MARK)
+    text = "nothing of the sort"
+    assert redact(text) is text
+
+
+def test_our_own_keys_are_known_by_their_form() -> None:
+    key = new_key()
+    assert Redactor()(f"Bearer {key}, and {key[:20]}...") == f"Bearer {MARK}, and {MARK}..."
+
+
+def test_values_are_redacted_all_the_way_down() -> None:
+    redact = Redactor(["secret-key"])
+    value = {"a": ["x", {"b": "my secret-key"}], "c": ("secret-key", 1), "d": None}
+    assert redact.value(value) == {"a": ["x", {"b": f"my {MARK}"}], "c": (MARK, 1), "d": None}
+    same = ({"role": "user", "content": ["hi", 1.5]},)
+    assert redact.value(same) is same
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("OPENAI_API_KEY", True), ("hf_token", True), ("TOKENIZERS_PARALLELISM", False), ("PATH", False)],
+)
+def test_names_of_variables_tell_secrets(name: str, secret: bool) -> None:
+    assert names_a_secret(name) == secret

@@ -1,0 +1,64 @@
+"""A tool agent's time stands still while the trainer holds the engines: that wait is not its own (R2)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.agents import EnginePolicy, PythonTool, ToolBudget, ToolLoop
+from loopwright.engines.controller import RolloutController
+from loopwright.engines.worker import embedded
+from loopwright.produce import run_rollout
+from loopwright.testing import CharRenderer, ScriptedEngine
+from loopwright.testing.virtual_time import run_virtually
+from loopwright.types import Episode, GenerateRequest, PauseMode, RolloutKey, Sampling, StopReason, Task
+
+TOOLS = Path(__file__).parent.parent / "agents"
+TASK = Task.ask("t", "What is it?", truth="it")
+CALL = '<tool_call>{"name": "look_up", "arguments": {"words": ["it"]}}</tool_call>'
+ANSWER_SECONDS = 4.0
+PAUSE_SECONDS = 1000.0
+
+
+def answer(request: GenerateRequest) -> str:
+    """The model calls the tool, and answers when it has its result."""
+    return "it" if '"found"' in CharRenderer().text(request.prompt_ids) else CALL
+
+
+async def rolled_out(budget: dict[str, Any], mode: PauseMode | None, call: int = 0) -> Episode:
+    """A rollout of two model calls; the trainer pauses in the middle of one of them, if at all."""
+    loop = ToolLoop([PythonTool("user_tools.py:look_up", TOOLS, 5.0)], budget=ToolBudget(8, **budget))
+    engine = ScriptedEngine(answer, seconds=lambda request: ANSWER_SECONDS)
+    async with RolloutController.open([embedded(engine)]) as controller:
+        held = controller.held_seconds
+        policy = EnginePolicy(controller, CharRenderer(), Sampling(max_new_tokens=500), "t/0/0/0", 9999, held=held)
+        running = asyncio.create_task(
+            run_rollout(RolloutKey("t", 0, 0), TASK, loop=loop, policy=policy, timeout_seconds=60.0, held=held)
+        )
+        if mode is not None:
+            await asyncio.sleep(ANSWER_SECONDS * (call + 0.5))
+            await controller.pause(mode)
+            await asyncio.sleep(PAUSE_SECONDS)
+            await controller.resume()
+        made = await running
+    assert made.episode is not None, made.reward
+    return made.episode
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.KEEP, PauseMode.DRAIN])
+@pytest.mark.parametrize("budget", [{"seconds": 10.0}, {"turn_seconds": 6.0}])
+@pytest.mark.parametrize("call", [0, 1])
+def test_a_pause_of_the_trainers_is_not_charged(budget: dict[str, Any], mode: PauseMode, call: int) -> None:
+    episode = run_virtually(rolled_out(budget, mode, call))
+    assert (episode.answer, episode.stop) == ("it", StopReason.DONE)
+
+
+@pytest.mark.parametrize("mode", [None, PauseMode.ABORT])
+@pytest.mark.parametrize("seconds", [4.5, 7.0])
+def test_its_own_time_is_charged(seconds: float, mode: PauseMode | None) -> None:
+    episode = run_virtually(rolled_out({"seconds": seconds}, mode))
+    assert episode.stop is StopReason.BUDGET
+    assert episode.answer != "it"
