@@ -13,6 +13,9 @@ from loopwright.models.attention import AttentionPlan
 from loopwright.models.forward import PackedForward
 from loopwright.models.plans import Chunk, ChunkPlan
 
+SPREAD = 7919
+"""Between the ids of two tokens, so that few are special. On a row of those, a trained model computes next to noise:
+SmolLM2 in bfloat16 was 41 off its own attention, with these it is 0.6 off."""
 TOKENS = 8
 """Of each sequence, unless a window asks for more."""
 WIDEST = 128
@@ -31,15 +34,15 @@ class Probe:
 
     @staticmethod
     def of(model: Any, max_context: int, windows: Iterable[int] = ()) -> Probe:
-        looked_beyond = [window for window in windows if window <= WIDEST]
-        wanted = [TOKENS, *([max(looked_beyond) + TOKENS] if looked_beyond else []), TOKENS]
+        window = max((window for window in windows if window <= WIDEST), default=None)
+        wanted = [TOKENS, TOKENS] if window is None else [TOKENS, window + TOKENS, TOKENS]
         lengths = [min(tokens, max_context) for tokens in wanted]
         starts = [*([0] * (len(lengths) - 1)), max_context - lengths[-1]]
         positions = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         ends = list(accumulate(lengths))
         return Probe(
             # Every sequence has tokens of its own.
-            ids=torch.arange(1, ends[-1] + 1, device=model.device) % model.config.vocab_size,
+            ids=torch.arange(1, ends[-1] + 1, device=model.device) * SPREAD % model.config.vocab_size,
             positions=torch.cat(positions).to(model.device),
             chunks=tuple(Chunk(end - length, end) for end, length in zip(ends, lengths, strict=True)),
         )
