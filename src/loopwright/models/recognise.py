@@ -64,7 +64,7 @@ def fastest_forward(
     found = find() if find is not None else None
     faster = LeanForward(parts, found) if isinstance(found, Library) else lean
     native = faster.native()
-    is_same = native is None or _decodes_the_same(native, mine)
+    is_same = native is None or _decodes_the_same(native, proven)
     # The last positions of the probe made them as many as the whole context has.
     parts.angles.shrink()
     if is_same:
@@ -73,13 +73,13 @@ def fastest_forward(
     return lean
 
 
-def _decodes_the_same(native: NativeStep, lean: Answer) -> bool:
+def _decodes_the_same(native: NativeStep, proven: Answer) -> bool:
     """Whether the last tokens of each sequence, each decoded behind those before it, give the same logits, in one step.
     From `SHARED` on they share a prompt."""
     tokens: list[int] = []
     cells: list[tuple[int, ...]] = []
     stretches: list[list[slice]] = []
-    for chunk in lean.probe.chunks:
+    for chunk in proven.probe.chunks:
         shared = slice(chunk.start, min(chunk.start + SHARED, chunk.end))
         decoded = range(max(chunk.start + 1, chunk.end - DECODED), chunk.end)
         own = [slice(chunk.start if token < shared.stop else shared.stop, token) for token in decoded]
@@ -91,11 +91,11 @@ def _decodes_the_same(native: NativeStep, lean: Answer) -> bool:
         tokens += decoded
     if not tokens:  # in a context of one
         return True
-    arenas = [[_arena(one, rows) for rows in stretches] for one in lean.asked]
+    arenas = [[_arena(one, rows) for rows in stretches] for one in proven.asked]
     keys, values = ([[pair[side] for pair in layer] for layer in arenas] for side in (0, 1))
     at = torch.tensor(tokens)
-    ids, positions = lean.probe.ids[at], lean.probe.positions[at]
-    return _is_same(native.logits(ids, positions, Cells(cells, keys, values)), lean.logits[at])
+    ids, positions = proven.probe.ids[at], proven.probe.positions[at]
+    return _is_same(native.logits(ids, positions, Cells(cells, keys, values)), proven.logits[at])
 
 
 def _arena(asked: Asked, stretches: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
