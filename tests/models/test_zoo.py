@@ -38,12 +38,13 @@ from loopwright.types import (
 
 TASK = Task.ask("zoo", "?")
 STEPS = 3
+TEMPERATURE = 0.7
 MISMATCH = 1e-5
 
 RECIPE = Recipe(
     advantage=ADVANTAGES["grpo"],
     loss=partial(ppo_clip, clip_low=0.2, clip_high=0.2),
-    temperature=1.0,
+    temperature=TEMPERATURE,
     steps=STEPS,
     constant_length=CONTEXT,
     lr=1e-3,
@@ -108,7 +109,7 @@ async def rollout(engine: TorchEngine, key: RolloutKey, prompt: tuple[int, ...],
     """Two turns, if there is room for a second one."""
     ids, mask, logprobs, versions = list(prompt), [False] * len(prompt), [0.0] * len(prompt), [-1] * len(prompt)
     for turn, heard in enumerate((OBSERVATION, ())):
-        sampling = Sampling(max_new_tokens=answer, seed=key.member)
+        sampling = Sampling(TEMPERATURE, max_new_tokens=answer, seed=key.member)
         given = await engine.generate(GenerateRequest(f"{key}/{turn}", tuple(ids), sampling))
         ids += [*given.ids, *heard]
         mask += [True] * len(given.ids) + [False] * len(heard)
@@ -129,6 +130,7 @@ def apart(measure: Any, loaded: LoadedModel, groups: Sequence[Group]) -> float:
     assert {len(chains), max(map(len, chains))} == {8, CONTEXT}
     for chain in chains:
         ids, at = torch.tensor(chain.ids).long(), torch.tensor(chain.mask.nonzero()[0])
-        table = torch.log_softmax(measure(input_ids=ids[None], use_cache=False).logits[0].double(), dim=-1)
+        logits = measure(input_ids=ids[None], use_cache=False).logits[0].double()
+        table = torch.log_softmax(logits / TEMPERATURE, dim=-1)
         largest = max(largest, float((table[at - 1, ids[at]] - torch.tensor(chain.logprobs)[at]).abs().max()))
     return largest
