@@ -48,3 +48,8 @@ def test_it_answers_and_every_logprob_is_exact_in_a_mixed_batch(real: LoadedMode
     assert "Paris" in real.tokenizer.decode(sequences[0].ids)
     plain = PlainModel(smollm2_folder(CACHE))
     plain.check(Sample(s.request, s.ids, s.logprobs, s.versions) for s in sequences)
+
+
+def test_it_is_proven_in_half_precision_too(real: LoadedModel) -> None:
+    """`real` is there for its setting of threads."""
+    assert load_model("smollm2", cache=CACHE, dtype="bfloat16").model.dtype == torch.bfloat16

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward, LeanModel
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.native import step as step_module
@@ -20,6 +21,7 @@ from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import FLAGS, Library, library
 from loopwright.models.native.step import MOST_QUERIES, NativeStep, serves
 from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.probe import Probe, answer
 from loopwright.models.recognise import fastest_forward
 from loopwright.models.workspace import Heads, Sizes
 from loopwright.testing.tiny import SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
@@ -290,7 +292,7 @@ def test_large_models_keep_their_memory(tmp_path: Path, monkeypatch: pytest.Monk
     assert LeanForward(model, compiled(8)).native() is None
 
 
-@pytest.mark.parametrize("row", range(11))
+@pytest.mark.parametrize("row", range(14))
 def test_a_library_that_computes_something_else_is_not_used(
     row: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -303,6 +305,7 @@ def test_a_library_that_computes_something_else_is_not_used(
         ctypes.c_float.from_address(one).value += 10.0
 
     functions: Any = SimpleNamespace(loopwright_step=wrong, loopwright_pack=right.functions.loopwright_pack)
-    assert fastest_forward(loaded.model, lambda: right).native() is not None
-    assert fastest_forward(loaded.model, lambda: replace(right, functions=functions)).native() is None
+    own = answer(ModuleForward(loaded.model), Probe.of(loaded.model, loaded.max_context))
+    assert fastest_forward(loaded.model, own, lambda: right).native() is not None
+    assert fastest_forward(loaded.model, own, lambda: replace(right, functions=functions)).native() is None
     assert "it decodes by torch" in caplog.text

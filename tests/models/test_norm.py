@@ -45,6 +45,24 @@ def test_only_norms_that_compute_the_same_are_replaced() -> None:
     assert isinstance(model["layer"], nn.LayerNorm)
 
 
+class ByHead(nn.Module):
+    """Of tensors [batch, tokens, heads, dim] alone, as xLSTM has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = random_weight(16), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, _, heads, dim = x.shape
+        return x * self.weight.view(heads, dim)
+
+
+def test_a_norm_of_tensors_of_another_shape_is_left_alone() -> None:
+    model = nn.ModuleDict({"by_head": ByHead()})
+    replace_norms(model)
+    assert isinstance(model["by_head"], ByHead)
+
+
 def test_a_loaded_model_has_them_and_keeps_its_names(tiny_llama_folder: Path) -> None:
     model = load_model(str(tiny_llama_folder), cache=tiny_llama_folder).model
     assert isinstance(model.model.norm, RmsNorm)

@@ -23,9 +23,10 @@ from loopwright.models.lean import LeanForward
 from loopwright.models.linear import Linear
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.probe import Probe, answer
 from loopwright.models.product import FEATURES_FIRST
 from loopwright.models.recognise import fastest_forward
-from loopwright.testing.tiny import SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
+from loopwright.testing.tiny import MAX_CONTEXT, SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
 
 
 def mistral(folder: Path) -> Path:
@@ -123,7 +124,8 @@ def test_what_only_looks_like_llama_is_not_served(change: Callable[[Any], None],
     model = loaded_from(tiny_llama_folder).model
     assert isinstance(model.model.layers[0].mlp.up_proj, Linear)
     change(model)
-    assert isinstance(fastest_forward(model), ModuleForward)
+    own = answer(ModuleForward(model), Probe.of(model, MAX_CONTEXT))
+    assert isinstance(fastest_forward(model, own), ModuleForward)
 
 
 def test_only_the_wanted_logits_are_computed(tiny_llama_folder: Path) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from loopwright.models.rotary import FIRST_TABLE, Angles, Turn
+from loopwright.models.rotary import FIRST_TABLE, Angles, Turn, choose_angles
 
 CONTEXT, DIM = 64, 16
 
@@ -18,6 +19,9 @@ def rotary(kind: str) -> Any:
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": 10_000.0}
     if kind != "default":
         parameters |= {"factor": 4.0, "original_max_position_embeddings": CONTEXT}
+    if kind == "longrope":
+        del parameters["factor"]
+        parameters |= {"short_factor": [1.5] * (DIM // 2), "long_factor": [6.0] * (DIM // 2)}
     if kind == "llama3":
         parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     shape = {"hidden_size": 2 * DIM, "num_attention_heads": 2, "head_dim": DIM, "max_position_embeddings": CONTEXT}
@@ -51,3 +55,17 @@ def test_heads_are_turned_as_transformers_does() -> None:
         cos, sin = rotary("default")(x, positions[None])
         theirs, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
         assert torch.allclose(turned, theirs[0].transpose(0, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize(("longest", "row"), [(CONTEXT, [0, 5, CONTEXT - 1]), (CONTEXT + 1, [0, 5, CONTEXT])])
+def test_factors_are_chosen_by_the_context_of_the_run_and_not_by_neighbours(longest: int, row: list[int]) -> None:
+    """As transformers chooses them for a row that ends at the last position."""
+    chosen, own = (nn.ModuleList([rotary("longrope")]) for _ in range(2))
+    choose_angles(chosen, longest)
+    like, last = torch.zeros(1), torch.tensor([row])
+    for name, ours, theirs in zip(("cos", "sin"), chosen[0](like, last), own[0](like, last), strict=True):
+        assert torch.equal(ours, theirs), name
+    for packed in ([5], [5, 2], [5, CONTEXT - 1], [5, CONTEXT + 30]):
+        assert torch.equal(chosen[0](like, torch.tensor([packed]))[0][:, :1], chosen[0](like, last)[0][:, 1:2])
+    angles = Angles(chosen[0], like)
+    assert torch.equal(angles.at(last[0])[0][:, 0], chosen[0](like, last)[0][0])

@@ -63,7 +63,7 @@ class AttentionPlan(Protocol):
         ...
 
 
-def _attention(
+def attention(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -75,6 +75,7 @@ def _attention(
     plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer."""
     extras = [name for name in ("softcap", "s_aux", "head_mask") if others.get(name) is not None]
     if plan is None or extras:
         why = f"it uses {', '.join(extras)}" if extras else "it does not hand keyword arguments to its attention"
@@ -92,4 +93,4 @@ def unsupported(what: str, why: str) -> ModelError:
     )
 
 
-AttentionInterface.register(NAME, _attention)
+AttentionInterface.register(NAME, attention)

@@ -16,19 +16,13 @@ from loopwright.models.forward import PackedForward
 from loopwright.models.linear import replace_linears
 from loopwright.models.native.library import library
 from loopwright.models.norm import replace_norms
-from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.proof import proven
 from loopwright.models.recognise import fastest_forward
+from loopwright.models.rotary import choose_angles
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-PROBE_TOKENS = 12
-PROBE_TOLERANCE = 2e-3
-PROBE_SHARE = 2e-3
-"""Of the largest logit, if that is more: tokens without sense drive a trained model to where its float32 is 0.01 off
-its own float64."""
-HALF_PROBE_SHARE = 0.05
-"""In half precision."""
 
 
 class Language(Protocol):
@@ -75,10 +69,11 @@ def load_model(
     replace_norms(model)
     if device == "cpu":
         replace_linears(model)
-    _prove(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
-    forward = fastest_forward(model, (lambda: library(cache / "native")) if native else None)
-    return LoadedModel(model, tokenizer, min(limit, max_context or limit), forward)
+    longest = min(limit, max_context or limit)
+    choose_angles(model, longest)
+    find = (lambda: library(cache / "native")) if native else None
+    return LoadedModel(model, tokenizer, longest, fastest_forward(model, proven(model, longest), find))
 
 
 def _load_weights(source: str, dtype: str) -> Any:
@@ -120,34 +115,7 @@ def _check_architecture(config: Any) -> None:
     name = getattr(config, "model_type", "model")
     if getattr(config, "is_encoder_decoder", False):
         raise unsupported(name, "it is an encoder-decoder")
+    if not (hasattr(config, "vocab_size") and hasattr(config, "num_hidden_layers")):
+        raise unsupported(name, "it is not a plain language model")
     if others := set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYERS:
         raise unsupported(name, f"it has {', '.join(sorted(others))} layers")
-
-
-@torch.no_grad()
-def _prove(model: Any) -> None:
-    """Compare the model as we run it with the model as it is, on a few tokens.
-
-    Architectures hide surprises (sinks, soft caps, scaled embeddings or logits); a wrong number here would silently
-    spoil a training.
-    """
-    name, tokens = model.config.model_type, {"use_cache": False}
-    ids = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] % model.config.vocab_size
-    positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
-    plan = ChunkPlan([Chunk(0, PROBE_TOKENS)])
-    ours = model(input_ids=ids, position_ids=positions, plan=plan, **tokens).logits.float()
-    if plan.layers_seen != set(range(model.config.num_hidden_layers)):
-        raise unsupported(name, "not every layer asks for attention")
-    embedded = model.get_input_embeddings()(ids)
-    hidden = model.base_model(inputs_embeds=embedded, position_ids=positions, plan=plan, **tokens).last_hidden_state
-    trained = (hidden @ model.get_output_embeddings().weight.t()).float()
-    model.set_attn_implementation("eager")
-    theirs = model(input_ids=ids, **tokens).logits.float()
-    model.set_attn_implementation(NAME)
-    # Numbers of 8 bits differ more, but what we look for (a factor, a cap) is larger still.
-    share = PROBE_SHARE if model.dtype == torch.float32 else HALF_PROBE_SHARE
-    allowed = max(PROBE_TOLERANCE, share * float(theirs.abs().max()))
-    if (difference := float((ours - theirs).abs().max())) > allowed:
-        raise unsupported(name, f"its logits differ by {difference:.2g} from its own attention's")
-    if (difference := float((trained - ours).abs().max())) > allowed:
-        raise unsupported(name, f"its logits are not the product of hidden states and head (off by {difference:.2g})")

@@ -2,14 +2,14 @@
 
 Architectures look alike and hide surprises (layers without rotary embedding, factors, another activation), so likeness
 is only where we begin. A model is served if the parts that we know are all it has, down to the last parameter, and if
-every layer's queries, keys and values come out the same, as well as the logits.
+every layer's queries, keys and values come out the same, as well as the logits, also beyond its windows and at the last
+positions.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import Library, Unavailable
 from loopwright.models.native.step import NativeStep, NoRoomError
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.plans import Chunk, ChunkPlan
+from loopwright.models.probe import Answer, Asked, answer
 from loopwright.models.product import Head, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Heads, Sizes
@@ -31,109 +31,89 @@ BASE = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
+NORMS = HEAD_NORMS | {"norm", "input_layernorm", "post_attention_layernorm"}
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 KNOWN = {Linear, RmsNorm, nn.Embedding}
 """The only modules that may have parameters of their own. The first two exist on a CPU and in float32 alone."""
 
 log = logging.getLogger("loopwright")
 
-TOKENS = 12
 SHARED = 5
-"""Tokens at the probe's beginning that those behind share, when they are decoded."""
+"""Tokens at a sequence's beginning that those behind share, when they are decoded."""
+DECODED = 7
+"""The last tokens of each sequence, which are decoded."""
 SAME = 1e-3
 """How far a number may be off, in shares of the largest of its kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a layer hands to attention."""
-
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    scaling: float
-    window: int | None
-
-
-class _Recording:
-    """A plan that remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Asked] = []
-        self._plan = ChunkPlan([Chunk(0, TOKENS)])
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        # Cloned: whoever asks may overwrite them in its next layer.
-        self.asked.append(Asked((query.clone(), key.clone(), value.clone()), scaling, window))
-        return self._plan.attend(layer, query, key, value, scaling=scaling, window=window)
-
-
-def fastest_forward(model: Any, find: Callable[[], Library | Unavailable] | None = None) -> PackedForward:
-    """The lean forward if it computes what the model does, else the model's own. It decodes by the library that `find`
-    finds, if that computes the same too."""
-    own = ModuleForward(model)
-    theirs, logits = _probe(own, model)
-    parts = _parts(model, theirs)
+def fastest_forward(
+    model: Any, proven: Answer, find: Callable[[], Library | Unavailable] | None = None
+) -> PackedForward:
+    """The lean forward if it computes what the model was proven to compute, else the model's own. It decodes by the
+    library that `find` finds, if that computes the same too."""
+    parts = _parts(model, proven.asked)
     if parts is None:
-        return own
+        return ModuleForward(model)
     lean = LeanForward(parts)
-    mine, same_logits = _probe(lean, model)
-    pairs = [(same_logits, logits)]
-    for one, other in zip(mine, theirs, strict=True):
+    mine = answer(lean, proven.probe)
+    pairs = [(mine.logits, proven.logits)]
+    for one, other in zip(mine.asked, proven.asked, strict=True):
         pairs += zip(one.tensors, other.tensors, strict=True)
     if not all(_is_same(one, other) for one, other in pairs):
-        return own
+        return ModuleForward(model)
     found = find() if find is not None else None
     faster = LeanForward(parts, found) if isinstance(found, Library) else lean
+    native = faster.native()
     try:
-        native = faster.native()
-        if native is None or _is_same(_decoded(native, model, mine), logits[1:]):
+        if native is None or _decodes_the_same(native, proven):
             return faster
         log.warning("native decode steps compute something else for this model here: it decodes by torch")
     except NoRoomError as error:
         log.warning("no memory to prove native decode steps (%s): the model decodes by torch", error)
+    finally:
+        # The last positions of the probe made them as many as the whole context has.
+        parts.angles.shrink()
     return lean
 
 
-def _decoded(native: NativeStep, model: Any, asked: list[Asked]) -> torch.Tensor:
-    """The logits after all tokens of the probe but the first, each decoded behind those before it, in one step. From
-    `SHARED` on they share a prompt."""
-    shared, own = slice(0, SHARED), [0 if last < SHARED else SHARED for last in range(1, TOKENS)]
-    arenas = [
-        [_arena(one, [shared]), _arena(one, [slice(start, last) for last, start in enumerate(own, 1)])] for one in asked
-    ]
+def _decodes_the_same(native: NativeStep, proven: Answer) -> bool:
+    """Whether the last tokens of each sequence, each decoded behind those before it, give the same logits, in one step.
+    From `SHARED` on they share a prompt."""
+    tokens: list[int] = []
+    cells: list[tuple[int, ...]] = []
+    stretches: list[list[slice]] = []
+    for chunk in proven.probe.chunks:
+        shared = slice(chunk.start, min(chunk.start + SHARED, chunk.end))
+        decoded = range(max(chunk.start + 1, chunk.end - DECODED), chunk.end)
+        own = [slice(chunk.start if token < shared.stop else shared.stop, token) for token in decoded]
+        arena = len(stretches)
+        for row, before in enumerate(own):
+            prompt = (arena, 0, SHARED) if before.start == shared.stop else (-1, -1, 0)
+            cells.append((arena + 1, row, before.stop + 1 - before.start, *prompt))
+        stretches += [shared], own
+        tokens += decoded
+    if not tokens:  # in a context of one
+        return True
+    arenas = [[_arena(one, rows) for rows in stretches] for one in proven.asked]
     keys, values = ([[pair[side] for pair in layer] for layer in arenas] for side in (0, 1))
-    prompts = [(0, 0, SHARED) if start else (-1, -1, 0) for start in own]
-    cells = [(1, row, row + 2 - start, *prompt) for row, (start, prompt) in enumerate(zip(own, prompts, strict=True))]
-    positions = torch.arange(1, TOKENS)
-    return native.logits((positions + 1) % model.config.vocab_size, positions, Cells(cells, keys, values))
+    at = torch.tensor(tokens)
+    ids, positions = proven.probe.ids[at], proven.probe.positions[at]
+    return _is_same(native.logits(ids, positions, Cells(cells, keys, values)), proven.logits[at])
 
 
 def _arena(asked: Asked, stretches: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys and values of these stretches of tokens, a row for each."""
+    """The keys and values of these stretches of tokens, a row for each, with room for another token."""
     _, key, value = asked.tensors
     _, heads, _, dim = key.shape
-    keys = torch.zeros(len(stretches), heads, dim, STRIDE, dtype=key.dtype)
-    values = torch.zeros(len(stretches), heads, STRIDE, dim, dtype=value.dtype)
+    longest = max((stretch.stop - stretch.start for stretch in stretches), default=0)
+    capacity = (longest // STRIDE + 1) * STRIDE
+    keys = torch.zeros(len(stretches), heads, dim, capacity, dtype=key.dtype)
+    values = torch.zeros(len(stretches), heads, capacity, dim, dtype=value.dtype)
     for row, stretch in enumerate(stretches):
         length = stretch.stop - stretch.start
         keys[row, :, :, :length] = key[0, :, stretch].transpose(1, 2)
         values[row, :, :length] = value[0, :, stretch]
     return keys, values
-
-
-def _probe(forward: PackedForward, model: Any) -> tuple[list[Asked], torch.Tensor]:
-    plan = _Recording()
-    positions = torch.arange(TOKENS, device=model.device)
-    logits = forward.logits((positions + 1) % model.config.vocab_size, positions, plan, None)
-    return plan.asked, logits
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -168,8 +148,15 @@ def _looks_like_llama(model: Any) -> bool:
         and all(_children(layer) == LAYER for layer in base.layers)
         and all(_children(layer.self_attn) in (ATTENTION, ATTENTION | HEAD_NORMS) for layer in base.layers)
         and all(_children(layer.mlp) == FEED_FORWARD for layer in base.layers)
+        and all(type(norm) is RmsNorm for norm in _norms(base))
         and all(type(module) in KNOWN for module in model.modules() if list(module.parameters(recurse=False)))
     )
+
+
+def _norms(base: Any) -> list[nn.Module]:
+    """All that have the names of norms. Without parameters of their own they may be anything."""
+    named = base.named_modules()
+    return [module for name, module in named if name.rpartition(".")[2] in NORMS]
 
 
 def _children(module: nn.Module) -> set[str]:

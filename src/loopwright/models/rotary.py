@@ -5,12 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-BY_POSITION = ("default", "linear", "llama3", "yarn")
+BY_LENGTH = ("longrope", "dynamic")
+"""Kinds in which transformers chooses the angles of all tokens by the largest position in the row."""
+
+CHOSEN = "chosen"
+"""What becomes of them here."""
+
+BY_POSITION = ("default", "linear", "llama3", "yarn", CHOSEN)
 """Kinds in which the angles of a token depend on its position alone, not on how long the longest sequence is."""
 
 FIRST_TABLE = 1024
 """Positions in the first table; it doubles by need."""
+
+
+def choose_angles(model: Any, max_context: int) -> None:
+    """Choose the angles of kinds `BY_LENGTH` once, as for a sequence of `max_context` tokens: in a packed row they
+    would depend on the neighbours. Whoever loads the model for the same context, in any process, chooses the same."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        # Where it is a choice per kind of layer, the proof decides whether it does any harm.
+        if isinstance(kind, str) and kind in BY_LENGTH:
+            device = module.inv_freq.device
+            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](module.config, device, max_context)
+            module.register_buffer("inv_freq", frequencies, persistent=False)
+            module.rope_type = CHOSEN
 
 
 class Angles:
@@ -19,8 +39,12 @@ class Angles:
     def __init__(self, rotary: Any, like: torch.Tensor) -> None:
         self._rotary = rotary
         self._like = like
-        tabled = getattr(rotary, "rope_type", None) in BY_POSITION
-        self._table = self._compute(torch.arange(FIRST_TABLE, device=like.device)) if tabled else None
+        self.shrink()
+
+    def shrink(self) -> None:
+        """Begin anew with a small table."""
+        tabled = getattr(self._rotary, "rope_type", None) in BY_POSITION
+        self._table = self._compute(torch.arange(FIRST_TABLE, device=self._like.device)) if tabled else None
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, [tokens, 1, dim] each."""

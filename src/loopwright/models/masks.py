@@ -1,0 +1,93 @@
+"""What a model's masks let its layers see, asked while the model runs.
+
+Attention here is told a window, and never looks at a mask. transformers tells both, each from another place, and in
+some models only the mask knows of the window. A row would have to be longer than the window to show it; a mask can be
+asked about any two positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from loopwright.errors import ModelError
+from loopwright.models.attention import AttentionPlan, attention, unsupported
+from loopwright.models.plans import Chunk, ChunkPlan
+
+ASKING = "loopwright-asking-masks"
+"""The name of an attention that computes what ours does, and keeps the mask of each layer. Ours is given none."""
+
+Sees = Callable[..., torch.Tensor]
+"""Of transformers: whether the query at one position sees the key at another, given batch, head and both."""
+
+
+class MaskedPlan(ChunkPlan):
+    """Keeps what the mask of each layer lets it see, and the window that its call carries."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        super().__init__(chunks)
+        self.layers: dict[int, tuple[Sees | None, int | None]] = {}
+
+
+def windows_of(model: Any, plan: MaskedPlan, max_context: int) -> set[int]:
+    """The windows of a model that has run on the plan; raise ModelError if one is not told to the attention."""
+    name, kinds = model.config.model_type, getattr(model.config, "layer_types", None)
+    windows = set()
+    for layer, (sees, window) in plan.layers.items():
+        is_sliding = kinds is not None and kinds[layer] == "sliding_attention"
+        if sees is not None:
+            _compare(name, layer, sees, window, max_context)
+        elif is_sliding and window is None:
+            raise _no_window(name, layer)
+        if window is not None:
+            windows.add(window)
+    return windows
+
+
+def _compare(name: str, layer: int, sees: Sees, window: int | None, max_context: int) -> None:
+    """The mask and the window, for the last queries of a run and one in the middle: a chunk shows at two neighbours."""
+    last = max_context - 1
+    keys = torch.arange(max_context + 1)
+    for query in {last, max(last - 1, 0), last // 2}:
+        try:
+            seen = torch.as_tensor(sees(*torch.tensor([0, 0, query]), keys)).expand(keys.shape)
+        except IndexError as error:
+            raise unsupported(name, f"what layer {layer} sees depends on more than how far away it is") from error
+        ours = (keys <= query) & (keys > query - (max_context if window is None else window))
+        if not torch.equal(seen, ours):
+            if window is None and bool((seen <= ours).all()):
+                raise _no_window(name, layer)
+            raise unsupported(name, f"the mask of layer {layer} is not that of its window ({window})")
+
+
+def _no_window(name: str, layer: int) -> ModelError:
+    return unsupported(name, f"layer {layer} has a sliding window, and its attention is told no window")
+
+
+def _mask(*, mask_function: Sees, **others: Any) -> torch.Tensor:
+    """A mask that nobody adds to anything, with what it stands for."""
+    mask = torch.zeros(1, 1, 1, 1)
+    mask.sees = mask_function  # type: ignore[attr-defined]
+    return mask
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    plan: AttentionPlan | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    if isinstance(plan, MaskedPlan):
+        plan.layers[module.layer_idx] = (getattr(attention_mask, "sees", None), sliding_window)
+    return attention(module, query, key, value, None, sliding_window=sliding_window, plan=plan, **others)
+
+
+AttentionInterface.register(ASKING, _attention)
+AttentionMaskInterface.register(ASKING, _mask)
