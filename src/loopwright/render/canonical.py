@@ -23,7 +23,7 @@ def value_of(arguments: str) -> Any:
     """The value of a call's arguments; what is no JSON stands for itself."""
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

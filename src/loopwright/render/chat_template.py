@@ -25,8 +25,8 @@ class ChatTemplateRenderer:
 
     def __init__(self, tokenizer: ChatTokenizer, thinking: Thinking = Thinking.TEMPLATE) -> None:
         self._vocabulary = Vocabulary(tokenizer)
-        self._template = ChatTemplate(tokenizer)
-        self._joints = Joints(self._template, thinking)
+        self._template = ChatTemplate(tokenizer, self._vocabulary.control)
+        self._joints = Joints(self._template, thinking, self._vocabulary.control)
         self._stop_token_ids = self._derive_stop_token_ids(tokenizer)
         self._rendered = self._render if self._template.tells_time else RenderedOnce(self._render)
 

@@ -14,9 +14,10 @@ from loopwright.errors import ConversationError
 from loopwright.render.call_json import read_call
 from loopwright.render.canonical import template_messages, template_tools, value_of
 from loopwright.render.family_stream import FamilyStream, Reading
-from loopwright.render.probes import ASKED, CALLED, RESULT, TOOL
+from loopwright.render.family_tokenizer import LibraryTokenizer
+from loopwright.render.probes import ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
+from loopwright.render.safe_messages import hidden_messages, hidden_values, thought_apart
 from loopwright.render.siblings import RenderedOnce
-from loopwright.render.vocabulary import ChatTokenizer, Vocabulary
 from loopwright.types import Message, Parsed, Tool, ToolCall
 
 LIBRARY_ERRORS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError)
@@ -28,10 +29,12 @@ T = TypeVar("T")
 class FamilyRenderer:
     """A `Renderer` over one of the library's."""
 
-    def __init__(self, name: str, family: Any, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, name: str, family: Any, tokenizer: LibraryTokenizer) -> None:
+        """`tokenizer` is the one that `family` was made with."""
         self.name = name
         self._family = family
-        self._vocabulary = Vocabulary(tokenizer)
+        self._vocabulary = tokenizer.hiding()
+        self._reads_thoughts = self._finds_thoughts()
         self._openings = tuple(self._opening(messages) for messages in ([ASKED], [ASKED, CALLED, RESULT]))
         self._stop_token_ids = tuple(int(token) for token in family.get_stop_token_ids())
         self._rendered = RenderedOnce(lambda messages, tools: self._render(messages, tools, opening=True))
@@ -56,7 +59,7 @@ class FamilyRenderer:
             return None
         bridge = self._family.bridge_to_next_turn
         prompt, reply = list(stream[:begin]), list(stream[begin:])
-        bridged = self._ask(lambda: bridge(prompt, reply, template_messages(new), tools=template_tools(tools)), new)
+        bridged = self._ask(lambda: bridge(prompt, reply, self._shaped(new), tools=self._listed(tools)), new)
         ids = None if bridged is None else tuple(bridged.token_ids)
         return ids if ids is not None and ids[: len(stream)] == tuple(stream) else None
 
@@ -99,10 +102,28 @@ class FamilyRenderer:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, opening: bool) -> tuple[int, ...]:
         def ids() -> tuple[int, ...]:
-            shaped, listed = template_messages(messages), template_tools(tools)
+            shaped, listed = self._shaped(messages), self._listed(tools)
             return tuple(self._family.render_ids(shaped, tools=listed, add_generation_prompt=opening))
 
         return self._ask(ids, messages)
+
+    def _shaped(self, messages: Sequence[Message]) -> Sequence[dict[str, Any]]:
+        """The messages in the library's shape, with placeholders where they spell a control token (T9)."""
+        if self._reads_thoughts:
+            messages = [thought_apart(message, opened=False) for message in messages]
+        control = self._vocabulary.control
+        return hidden_values(template_messages(hidden_messages(messages, control)), control)
+
+    def _listed(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+        return template_tools(self._vocabulary.control.hide_in_tools(tools))
+
+    def _finds_thoughts(self) -> bool:
+        """Whether the family takes a thought in an answer's text for one in its field."""
+        text, field = (
+            [self._family.render_ids(template_messages([ASKED, said, *more])) for more in ([], [ASKED])]
+            for said in (THOUGHT_IN_TEXT, THOUGHT)
+        )
+        return bool(text == field)
 
     def _ask(self, library: Callable[[], T], messages: Sequence[Message]) -> T:
         try:
