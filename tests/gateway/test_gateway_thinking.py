@@ -10,7 +10,8 @@ import pytest
 
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Head, Responses
-from loopwright.render.recording.recorder import Prepared, Recorder, Said
+from loopwright.render.recording.prepared import Prepared
+from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.types import (
     ChainStart,
@@ -61,7 +62,13 @@ class Rewriting(CharRenderer):
     """Its template would write every history differently."""
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
         return None
 

@@ -16,7 +16,7 @@ pytest.importorskip("renderers")
 
 from tokenizers import AddedToken
 
-from loopwright.errors import ConversationError, ModelError
+from loopwright.errors import ContextError, ConversationError, ModelError
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.choose import make_renderer
 from loopwright.render.families import make_family
@@ -212,6 +212,15 @@ def qwen3_template() -> str:
     return HERMES.replace("'# Tools\\n<tools>'", before).replace(
         "'\\n</tools>\\nCalls go into <tool_call></tool_call>.<|im_end|>\\n'", f"{after} + '<|im_end|>\\n'"
     )
+
+
+def test_what_cannot_fit_is_refused_by_its_size() -> None:
+    huge: Message = {"role": "user", "content": "many words " * 10_000}
+    with pytest.raises(ContextError, match="at least"):
+        family("qwen3").render([huge], most=1000)
+    stream = (*family("qwen3").render([USER]), 5)
+    with pytest.raises(ContextError, match="at least"):
+        family("qwen3").extend(stream, [USER, {"role": "assistant", "content": "x"}], [huge], most=1000)
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -37,7 +37,7 @@ class FamilyRenderer:
         self._reads_thoughts = self._finds_thoughts()
         self._openings = tuple(self._opening(messages) for messages in ([ASKED], [ASKED, CALLED, RESULT]))
         self._stop_token_ids = tuple(int(token) for token in family.get_stop_token_ids())
-        self._rendered = RenderedOnce(lambda messages, tools: self._render(messages, tools, opening=True))
+        self._rendered = RenderedOnce(self._render_fitting)
 
     @property
     def is_prefix_stable(self) -> bool:
@@ -48,15 +48,24 @@ class FamilyRenderer:
     def stop_token_ids(self) -> tuple[int, ...]:
         return self._stop_token_ids
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-        return self._rendered(messages, tools)
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, most: int | None = None
+    ) -> tuple[int, ...]:
+        return self._rendered(messages, tools, most)
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
         begin = self._last_reply(stream)
         if begin is None:
             return None
+        self._vocabulary.check_size(_told(new), most, before=len(stream))
         bridge = self._family.bridge_to_next_turn
         prompt, reply = list(stream[:begin]), list(stream[begin:])
         bridged = self._ask(lambda: bridge(prompt, reply, self._shaped(new), tools=self._listed(tools)), new)
@@ -99,6 +108,10 @@ class FamilyRenderer:
         content = "\n".join(part for part in (read.content, *failed) if part)
         parsed = Parsed(content, read.reasoning_content or "", tuple(call for call in calls if call))
         return Reading(parsed, tried_to_call=bool(read.tool_calls))
+
+    def _render_fitting(self, messages: Sequence[Message], tools: Sequence[Tool], most: int | None) -> tuple[int, ...]:
+        self._vocabulary.check_size(_told(messages), most)
+        return self._render(messages, tools, opening=True)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, opening: bool) -> tuple[int, ...]:
         def ids() -> tuple[int, ...]:
@@ -155,6 +168,12 @@ class FamilyRenderer:
             return str(attempt.raw)
         begin, end = attempt.token_span
         return self._vocabulary.spelling(ids[begin:end])
+
+
+def _told(messages: Sequence[Message]) -> str:
+    """What every family writes, whatever becomes of answers and thoughts: the words of all others."""
+    others = (message for message in messages if message.get("role") in ("system", "user", "tool"))
+    return "".join(str(message.get("content") or "").strip() for message in others)
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from loopwright.render.bytes import ByteTokens, byte_level, is_byte_token
 from loopwright.render.control import ControlTokens, Spelled, hides_spelling
 from loopwright.render.detokenize import UNKNOWN, Detokenizer
 from loopwright.render.plain_ids import PlainIds
+from loopwright.render.size import longest_token, too_long
 from loopwright.render.template import TemplateTokenizer
 from loopwright.render.words import Words, described, keeps_words_apart, normalization, seams
 
@@ -56,6 +57,18 @@ class Vocabulary:
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self.text, self._is_byte)
+
+    def check_size(self, text: str, most: int | None, before: int = 0) -> None:
+        """Raise a ContextError for a text that is sure to have more than `most` ids, together with those `before`."""
+        if most is None or before + len(text) <= most or self._longest is None:
+            return
+        fewest = before + -(-len(self.control.shown(text)) // self._longest)
+        if fewest > most:
+            raise too_long(fewest, most)
+
+    @cached_property
+    def _longest(self) -> int | None:
+        return longest_token(self._direct, self._tokenizer.added_tokens_decoder)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         if not hides_spelling(text):
