@@ -128,6 +128,11 @@ def test_the_model_s_spelling_of_arguments_survives() -> None:
     assert family("qwen3").parse(ids, [ADD]) == Parsed(tool_calls=(ToolCall("add", '{"a" :  "1"}'),))
 
 
+def test_parameters_are_arguments_by_another_name() -> None:
+    ids = tokenizer_of("qwen3").encode('<tool_call>{"name": "add", "parameters": {"a" : "1"}}</tool_call><|im_end|>')
+    assert family("qwen3").parse(ids, [ADD]) == Parsed(tool_calls=(ToolCall("add", '{"a" : "1"}'),))
+
+
 @pytest.mark.parametrize(
     "text", ["see <tool_call>{oops</tool_call>", "see <tool_call>{", '<tool_call>{"arguments": {}}</tool_call>']
 )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from loopwright.errors import ConversationError
 from loopwright.render.call_json import read_call
-from loopwright.render.canonical import template_messages, template_tools, value_of
+from loopwright.render.canonical import template_messages, template_tools
 from loopwright.render.family_stream import FamilyStream, Reading
 from loopwright.render.family_tokenizer import LibraryTokenizer
 from loopwright.render.probes import ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
@@ -192,9 +192,14 @@ def _call(attempt: Any) -> ToolCall | None:
         spelled = read_call(attempt.raw)
     except ValueError:
         spelled = None
-    if spelled is not None and (spelled.name, value_of(spelled.arguments)) == (attempt.name, attempt.arguments):
+    if spelled is not None and spelled.name == attempt.name and _same_arguments(spelled.arguments, attempt.arguments):
         return ToolCall(spelled.name, spelled.arguments, attempt.id or "")
     return _spelled_again(attempt)
+
+
+def _same_arguments(spelled: str, found: Any) -> bool:
+    """Whether the library found what was spelled. It overlooks arguments that a model calls parameters."""
+    return not found or json.loads(spelled) == found
 
 
 def _spelled_again(attempt: Any) -> ToolCall | None:
