@@ -60,9 +60,9 @@ class ControlTokens:
             self._numbers |= {self._normalize(spelled): number for spelled, number in self._numbers.items()}
         texts = sorted(self._numbers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
-        self._firsts = {text[0] for text in texts}
-        self._lasts = {text[-1] for text in texts}
-        self._signs = tuple(self._firsts | self._lasts)
+        self._firsts = tuple({text[0] for text in texts})
+        self._lasts = tuple({text[-1] for text in texts})
+        self._signs = tuple({*self._firsts, *self._lasts})
         """A text without any of these spells no control token, and neither begins nor ends like one."""
         self._beginnings = tuple({text[:size] for text in texts for size in range(1, len(text))})
         self._endings = tuple({text[size:] for text in texts for size in range(1, len(text))})
@@ -81,8 +81,9 @@ class ControlTokens:
             text = normal
         for sign in self._signs:
             if sign in text:
-                hidden = self._pattern.sub(lambda found: _placeholder(self._numbers[found[0]]), text)
-                return self._with_seams(hidden)
+                if self._pattern.search(text):
+                    text = self._pattern.sub(lambda found: _placeholder(self._numbers[found[0]]), text)
+                return self._with_seams(text)
         return text
 
     def hide_in(self, value: Any) -> Any:
@@ -150,13 +151,17 @@ class ControlTokens:
 
     def _with_seams(self, text: str) -> str:
         reach = self._longest - 1
-        end = text if not text[-1:].isspace() else text.rstrip()
-        if any(first in end[-reach:] for first in self._firsts) and end.endswith(self._beginnings):
-            text = f"{end}{_placeholder(_SEAM)}{text[len(end) :]}"
-        begin = text if not text[:1].isspace() else text.lstrip()
-        if any(last in begin[:reach] for last in self._lasts) and begin.startswith(self._endings):
-            blank = text[: len(text) - len(begin)]
-            text = f"{blank}{_placeholder(_SEAM)}{begin}"
+        end = text.rstrip() if text[-1:].isspace() else text
+        tail = end[-reach:]
+        for first in self._firsts:
+            if first in tail and end.endswith(self._beginnings):
+                text = f"{end}{_placeholder(_SEAM)}{text[len(end) :]}"
+                break
+        begin = text.lstrip() if text[:1].isspace() else text
+        head = begin[:reach]
+        for last in self._lasts:
+            if last in head and begin.startswith(self._endings):
+                return f"{text[: len(text) - len(begin)]}{_placeholder(_SEAM)}{begin}"
         return text
 
 
