@@ -14,7 +14,8 @@ from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dial
 from loopwright.gateway.dialects.anthropic_words import ShownThinking
 from loopwright.ports import StreamParser
 from loopwright.render.chat_template import ChatTemplateRenderer
-from loopwright.render.recording.recorder import Prepared, Recorder, Said
+from loopwright.render.recording.prepared import Prepared
+from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.testing.tiny import tiny_tokenizer
 from loopwright.types import (
@@ -67,7 +68,13 @@ class Rewriting(CharRenderer):
     """Its template would write every history differently."""
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
         return None
 

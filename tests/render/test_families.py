@@ -16,7 +16,7 @@ pytest.importorskip("renderers")
 
 from tokenizers import AddedToken
 
-from loopwright.errors import ConversationError, ModelError
+from loopwright.errors import ContextError, ConversationError, ModelError
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.choose import make_renderer
 from loopwright.render.families import make_family
@@ -128,6 +128,11 @@ def test_the_model_s_spelling_of_arguments_survives() -> None:
     assert family("qwen3").parse(ids, [ADD]) == Parsed(tool_calls=(ToolCall("add", '{"a" :  "1"}'),))
 
 
+def test_parameters_are_arguments_by_another_name() -> None:
+    ids = tokenizer_of("qwen3").encode('<tool_call>{"name": "add", "parameters": {"a" : "1"}}</tool_call><|im_end|>')
+    assert family("qwen3").parse(ids, [ADD]) == Parsed(tool_calls=(ToolCall("add", '{"a" : "1"}'),))
+
+
 @pytest.mark.parametrize(
     "text", ["see <tool_call>{oops</tool_call>", "see <tool_call>{", '<tool_call>{"arguments": {}}</tool_call>']
 )
@@ -212,6 +217,15 @@ def qwen3_template() -> str:
     return HERMES.replace("'# Tools\\n<tools>'", before).replace(
         "'\\n</tools>\\nCalls go into <tool_call></tool_call>.<|im_end|>\\n'", f"{after} + '<|im_end|>\\n'"
     )
+
+
+def test_what_cannot_fit_is_refused_by_its_size() -> None:
+    huge: Message = {"role": "user", "content": "many words " * 10_000}
+    with pytest.raises(ContextError, match="at least"):
+        family("qwen3").render([huge], most=1000)
+    stream = (*family("qwen3").render([USER]), 5)
+    with pytest.raises(ContextError, match="at least"):
+        family("qwen3").extend(stream, [USER, {"role": "assistant", "content": "x"}], [huge], most=1000)
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -67,6 +67,19 @@ def test_what_is_no_call_is_content_to_the_letter(text: str) -> None:
         assert parsed.content == text
 
 
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{"name": "add", "parameters": {"a" : 1}}', '{"a" : 1}'),
+        ('{"parameters": "{\\"a\\": 1}", "name": "add"}', '{"a": 1}'),
+        ('{"name": "add", "parameters": {"a": 1}, "arguments": {"b": 2}}', '{"b": 2}'),
+    ],
+)
+def test_parameters_are_arguments_by_another_name(body: str, arguments: str) -> None:
+    parsed = parse_text(f"{CALL}{body}{CALL_END}", Syntax(calls=True))
+    assert parsed.tool_calls == (ToolCall("add", arguments),)
+
+
 @given(st.text(max_size=8), st.lists(st.tuples(st.sampled_from(["add", "naïve"]), arguments), max_size=3))
 def test_calls_are_read_with_the_spelling_of_their_arguments(content: str, calls: list[tuple[str, dict]]) -> None:
     for spell in (

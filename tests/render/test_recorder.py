@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from loopwright.core.chains import turns_of
 from loopwright.render.recording.describing import described
-from loopwright.render.recording.recorder import Prepared, Recorder, Said
+from loopwright.render.recording.prepared import Prepared
+from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.testing import CharRenderer, encode_chars
 from loopwright.types import ChainStart, FinishReason, Generation, Message, RecordedChain, Tool
 

@@ -21,7 +21,7 @@ class Counted:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Tool], most: int | None = None) -> tuple[int, ...]:
         self.calls += 1
         return (self.calls,)
 

@@ -50,6 +50,21 @@ def results(parsed: Parsed, text: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("name", RENDERERS)
+@pytest.mark.parametrize("arguments", [r'{"a": "\ud800"}', '{"a": 1e400}', f'{{"a": [-{"9" * 400}]}}'])
+def test_arguments_on_which_readers_of_json_differ_are_no_other_history(name: str, arguments: str) -> None:
+    renderer, tokenizer = RENDERERS[name], TOKENIZERS[name]
+    prompt = renderer.render([USER], [ADD])
+    sampled = (*spell(tokenizer, call_text("add", arguments), "canonical"), END)
+    said = renderer.parse(sampled, [ADD])
+    assert said.tool_calls == (ToolCall("add", arguments),)
+    stream, history, new = (*prompt, *sampled), [USER, said.message], results(said, "?")
+    extended = renderer.extend(stream, history, new, [ADD])
+    assert extended is not None
+    assert extended[: len(stream)] == stream
+    assert renderer.render([*history, *new], [ADD])
+
+
+@pytest.mark.parametrize("name", RENDERERS)
 @given(turns=turns, how=st.sampled_from(["canonical", "characters", "bytes"]), ended=st.booleans())
 def test_sampled_ids_stay_and_only_what_is_new_is_encoded(
     name: str, turns: list[tuple[str, list[tuple[str, dict[str, Any]]], str]], how: str, ended: bool

@@ -20,7 +20,8 @@ from loopwright.errors import ContextError, EngineError, InterruptionError
 from loopwright.ports import Engine, Renderer, Reply
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.recording.describing import described
-from loopwright.render.recording.recorder import Prepared, Recorder, Said
+from loopwright.render.recording.prepared import Prepared
+from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.types import (
     Episode,
     FinishReason,
@@ -102,9 +103,9 @@ class EnginePolicy:
         number, self._calls = self._calls, self._calls + 1
         asked = tuple(map(_copied, transcript_of(tuple(messages), verb="asked with")))
         self._transcript = asked
-        prepared = self._prepared(asked, tools)
-        budget = self._budget(len(prepared.prompt), max_new_tokens)
-        if budget <= 0:
+        prepared = await self._prepared(asked, tools)
+        budget = 0 if prepared is None else self._budget(len(prepared.prompt), max_new_tokens)
+        if prepared is None or budget <= 0:
             self._finish = FinishReason.LENGTH
             return Reply("", FinishReason.LENGTH)
         seed = derive_seed(self._sampling.seed, number)
@@ -133,10 +134,16 @@ class EnginePolicy:
     async def drift(self) -> None:
         """Not measured: `loopwright drift` does it from what is stored."""
 
-    def _prepared(self, asked: tuple[Message, ...], tools: Sequence[Tool]) -> Prepared:
+    async def _prepared(self, asked: tuple[Message, ...], tools: Sequence[Tool]) -> Prepared | None:
+        """None if the prompt is so long that it need not be encoded."""
         offered = canonical_tools(tools)
         history = self._recorder.history(canonical_messages(asked), offered)
-        return self._recorder.prepare(history, offered, self._renderer, preamble=False)
+        placed = self._recorder.place(history, offered, preamble=False)
+        try:
+            return await placed.prepare_beside(self._renderer, self._max_context)
+        except ContextError as error:
+            self._unfit = self._unfit or error
+            return None
 
     def _budget(self, prompt: int, wish: int | None) -> int:
         """How many tokens may be sampled after so many (S5)."""

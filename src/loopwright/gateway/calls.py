@@ -87,7 +87,7 @@ class ModelCalls:
     async def _counted(self, request: Request, target: Target, dialect: Dialect) -> int:
         session = self._sessions.find_open(target.session or "")
         call = dialect.read(read_json(await request.body()), _recall(session))
-        return self._exchange.count_tokens(session, call)
+        return await self._exchange.count_tokens(session, call)
 
     async def response(self, request: Request, target: Target) -> None:
         """A response that was given, without what its request had asked for: that is not kept."""

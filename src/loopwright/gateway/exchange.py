@@ -30,7 +30,8 @@ from loopwright.gateway.tries import Ask
 from loopwright.gateway.upstream import sample
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
-from loopwright.render.recording.recorder import Prepared, Said
+from loopwright.render.recording.prepared import Prepared
+from loopwright.render.recording.recorder import Said
 from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, Sampling
 
 log = logging.getLogger("loopwright")
@@ -60,12 +61,13 @@ class Exchange:
         if earlier:
             tell_whole(earlier, listener)
             return earlier
-        prepared = self._prepared(session, history, call)
-        head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
-        if listener is not None:
-            listener.head(head)
-        # A call that waits for tokens is under way already: a second try at it must not become a sample of its own.
+        # A call that is encoded or waits for tokens is under way already: a second try at it must not become a sample
+        # of its own.
         with session.tries.flight(history, ask):
+            prepared = await self._prepared(session, history, call)
+            head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
+            if listener is not None:
+                listener.head(head)
             await session.has_tokens()
             _check_open(session)
             room = self._max_context - len(prepared.prompt)
@@ -76,9 +78,10 @@ class Exchange:
                 self._commit(session, prepared, call, answers)
         return [answer for answer, _ in answers]
 
-    def count_tokens(self, session: Session, call: Call) -> int:
+    async def count_tokens(self, session: Session, call: Call) -> int:
         """How long the prompt would be."""
-        return len(self._prepared(session, _history(session, call), call, fitting=False).prompt)
+        prepared = await self._prepared(session, _history(session, call), call, fitting=False)
+        return len(prepared.prompt)
 
     def given(self, session: Session, answer: str) -> Answer | None:
         """An answer that the session has recorded."""
@@ -133,20 +136,30 @@ class Exchange:
             self._logprobs(generation) if call.logprobs else (),
         )
 
-    def _prepared(self, session: Session, history: History, call: Call, *, fitting: bool = True) -> Prepared:
+    async def _prepared(self, session: Session, history: History, call: Call, *, fitting: bool = True) -> Prepared:
+        placed = session.recorder.place(history, call.tools, preamble=call.instructions)
         try:
-            prepared = session.recorder.prepare(history, call.tools, self.renderer, preamble=call.instructions)
+            prepared = await placed.prepare_beside(self.renderer, self._max_context if fitting else None)
+        except ContextError as error:
+            session.unfit = self._unfit(f"at least {error.facts['tokens']}", error.facts["tokens"])
+            raise _too_long(session.unfit) from error
         except LoopwrightError as error:
             message = f"the conversation cannot be written for this model: {error.message}"
             raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
         tokens = len(prepared.prompt)
-        message = f"the prompt has {tokens} tokens, and this model's maximum context length is {self._max_context}"
-        remedy = "shorten the conversation"
         if fitting and tokens >= self._max_context:
-            session.unfit = ContextError(message, remedy=remedy, tokens=tokens, max_context=self._max_context)
-        if fitting and tokens > self._max_context:
-            raise refused(Code.CONTEXT, message, remedy=remedy, param="messages")
+            session.unfit = self._unfit(str(tokens), tokens)
+            if tokens > self._max_context:
+                raise _too_long(session.unfit)
         return prepared
+
+    def _unfit(self, said: str, tokens: int) -> ContextError:
+        return ContextError(
+            f"the prompt has {said} tokens, and this model's maximum context length is {self._max_context}",
+            remedy="shorten the conversation",
+            tokens=tokens,
+            max_context=self._max_context,
+        )
 
     async def _sampled(
         self,
@@ -215,6 +228,10 @@ class Exchange:
     def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
         pieces = self.renderer.pieces(generation.ids)
         return tuple(TokenLogprob(piece, odds) for piece, odds in zip(pieces, generation.logprobs, strict=True))
+
+
+def _too_long(error: ContextError) -> LoopwrightError:
+    return refused(Code.CONTEXT, error.message, remedy=error.remedy, param="messages")
 
 
 def _check_open(session: Session) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from loopwright.gateway.refusals import invalid
+from loopwright.render.call_json import without_lone_surrogates
 
 LONGEST_TOKEN_COUNT = 1 << 31
 
@@ -31,8 +32,7 @@ def _read_odd_json(body: bytes, why: orjson.JSONDecodeError) -> Any:
     if rb"\ud" not in body.lower():
         raise _malformed(why)
     try:
-        mended = json.dumps(json.loads(body), ensure_ascii=False, allow_nan=False).encode("utf-16", "surrogatepass")
-        return orjson.loads(mended.decode("utf-16", "replace"))
+        return orjson.loads(without_lone_surrogates(json.dumps(json.loads(body), ensure_ascii=False, allow_nan=False)))
     except (ValueError, RecursionError) as error:
         raise _malformed(error) from error
 

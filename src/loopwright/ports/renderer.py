@@ -43,17 +43,29 @@ class Renderer(Protocol):
         """The tokens that end an assistant's turn."""
         ...
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-        """The whole conversation, ready for the assistant's next turn."""
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, most: int | None = None
+    ) -> tuple[int, ...]:
+        """The whole conversation, ready for the assistant's next turn.
+
+        Encoding takes long. A conversation that is sure to have more than `most` ids may be refused without it, with a
+        ContextError.
+        """
         ...
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
         """`stream` (the prompt and the sampled ids of `history`) continued by `new`, ready for the next turn.
 
         Nothing of `stream` is tokenised again (T5). None when the template would have rewritten the history: the
-        caller then renders afresh and starts a new chain.
+        caller then renders afresh and starts a new chain. `most` is as in `render`.
         """
         ...
 

@@ -20,7 +20,8 @@ def read_call(body: str) -> ToolCall:
     try:
         found = _members(body.strip(BLANK))
         name, _ = found.get("name", (None, ""))
-        arguments, spelled = found.get("arguments", ({}, "{}"))
+        # Some models were taught to call them parameters.
+        arguments, spelled = found.get("arguments") or found.get("parameters") or ({}, "{}")
         if isinstance(arguments, str):
             arguments, spelled = json.loads(arguments, parse_constant=_no_json), arguments
     except json.JSONDecodeError as error:
@@ -34,6 +35,11 @@ def read_call(body: str) -> ToolCall:
     # A lone surrogate is legal in JSON, but no text that could be sent or stored.
     (name + spelled).encode()
     return ToolCall(name, spelled)
+
+
+def without_lone_surrogates(text: str) -> str:
+    """The text with marks in place of halves of surrogate pairs, which JSON and JavaScript have and UTF-8 has not."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _members(body: str) -> dict[str, tuple[object, str]]:

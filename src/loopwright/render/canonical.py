@@ -4,9 +4,11 @@ with a call's arguments as objects, and recorded conversations."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loopwright.render.call_json import without_lone_surrogates
 from loopwright.types import Message, Tool
 
 
@@ -20,11 +22,23 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
 
 
 def value_of(arguments: str) -> Any:
-    """The value of a call's arguments; what is no JSON stands for itself."""
+    """The value of a call's arguments, such as every reader of JSON takes it: a number that is too large is the largest
+    that there is, half a surrogate pair is a mark. What is no JSON stands for itself."""
     try:
-        return json.loads(arguments)
-    except ValueError:
+        value = json.loads(arguments, parse_float=_float, parse_int=_int)
+        if r"\ud" not in arguments and r"\uD" not in arguments:
+            return value
+        return json.loads(without_lone_surrogates(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError):
         return arguments
+
+
+def _float(written: str) -> float:
+    return min(max(float(written), -sys.float_info.max), sys.float_info.max)
+
+
+def _int(written: str) -> int | float:
+    return int(written) if len(written) < sys.float_info.max_10_exp else _float(written)
 
 
 def _shaped(message: Message) -> dict[str, Any]:

@@ -25,8 +25,8 @@ class ChatTemplateRenderer:
 
     def __init__(self, tokenizer: ChatTokenizer, thinking: Thinking = Thinking.TEMPLATE) -> None:
         self._vocabulary = Vocabulary(tokenizer)
-        self._template = ChatTemplate(tokenizer)
-        self._joints = Joints(self._template, thinking)
+        self._template = ChatTemplate(tokenizer, self._vocabulary.control)
+        self._joints = Joints(self._template, thinking, self._vocabulary.control)
         self._stop_token_ids = self._derive_stop_token_ids(tokenizer)
         self._rendered = self._render if self._template.tells_time else RenderedOnce(self._render)
 
@@ -35,16 +35,25 @@ class ChatTemplateRenderer:
         """The tokenizer's end of sequence, and the token by which the template ends an assistant's turn."""
         return self._stop_token_ids
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-        return self._rendered(messages, tools)
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, most: int | None = None
+    ) -> tuple[int, ...]:
+        return self._rendered(messages, tools, most)
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
         """See the port. `history` ends with the assistant's message whose tokens end `stream`."""
         joint = self._joints.between(history, new, tools)
         if joint is None:
             return None
+        self._vocabulary.check_size(joint, most, before=len(stream))
         added = self._vocabulary.encode(joint)
         # The model ended its turn itself; a reply that was cut has no end, and gets the template's as context.
         if stream and stream[-1] in self._stop_token_ids and added[:1] and added[0] in self._stop_token_ids:
@@ -81,8 +90,10 @@ class ChatTemplateRenderer:
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return self._vocabulary.pieces(ids)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
-        return self._vocabulary.encode(self._template.write(messages, tools))
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], most: int | None) -> tuple[int, ...]:
+        text = self._template.write(messages, tools)
+        self._vocabulary.check_size(text, most)
+        return self._vocabulary.encode(text)
 
     def _thinks_after(self, prompt: Sequence[int] | None) -> bool:
         if prompt is None or not self._template.thoughts:

@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from loopwright.errors import ConversationError, ModelError
 from loopwright.render.canonical import template_messages, template_tools
 from loopwright.render.family_renderer import LIBRARY_ERRORS, FamilyRenderer
+from loopwright.render.family_tokenizer import LibraryTokenizer
 from loopwright.render.probes import ASKED, CALLED, RESULT, TOOL
 from loopwright.render.vocabulary import ChatTokenizer
 from loopwright.types import Message, Thinking, Tool
@@ -52,7 +53,8 @@ def make_family(tokenizer: ChatTokenizer, name: str, thinking: Thinking) -> Fami
             remedy=f"set model.renderer to auto, template, or one of: {', '.join(family_names())}",
         )
     try:
-        return FamilyRenderer(name, _create(tokenizer, name, thinking), tokenizer)
+        seen = LibraryTokenizer(tokenizer)
+        return FamilyRenderer(name, _create(seen, name, thinking), seen)
     except LIBRARY_ERRORS as error:
         raise ModelError(
             f"the tokenizer cannot be used as one of {name!r}: {error}",
@@ -60,7 +62,7 @@ def make_family(tokenizer: ChatTokenizer, name: str, thinking: Thinking) -> Fami
         ) from error
 
 
-def _create(tokenizer: ChatTokenizer, name: str, thinking: Thinking) -> Any:
+def _create(tokenizer: ChatTokenizer | LibraryTokenizer, name: str, thinking: Thinking) -> Any:
     from renderers import create_renderer
     from renderers.configs import _config_class_for
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from loopwright.errors import ConversationError
 from loopwright.render.call_json import read_call
-from loopwright.render.canonical import template_messages, template_tools, value_of
+from loopwright.render.canonical import template_messages, template_tools
 from loopwright.render.family_stream import FamilyStream, Reading
-from loopwright.render.probes import ASKED, CALLED, RESULT, TOOL
+from loopwright.render.family_tokenizer import LibraryTokenizer
+from loopwright.render.probes import ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
+from loopwright.render.safe_messages import hidden_messages, hidden_values, thought_apart
 from loopwright.render.siblings import RenderedOnce
-from loopwright.render.vocabulary import ChatTokenizer, Vocabulary
 from loopwright.types import Message, Parsed, Tool, ToolCall
 
 LIBRARY_ERRORS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError)
@@ -28,13 +29,15 @@ T = TypeVar("T")
 class FamilyRenderer:
     """A `Renderer` over one of the library's."""
 
-    def __init__(self, name: str, family: Any, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, name: str, family: Any, tokenizer: LibraryTokenizer) -> None:
+        """`tokenizer` is the one that `family` was made with."""
         self.name = name
         self._family = family
-        self._vocabulary = Vocabulary(tokenizer)
+        self._vocabulary = tokenizer.hiding()
+        self._reads_thoughts = self._finds_thoughts()
         self._openings = tuple(self._opening(messages) for messages in ([ASKED], [ASKED, CALLED, RESULT]))
         self._stop_token_ids = tuple(int(token) for token in family.get_stop_token_ids())
-        self._rendered = RenderedOnce(lambda messages, tools: self._render(messages, tools, opening=True))
+        self._rendered = RenderedOnce(self._render_fitting)
 
     @property
     def is_prefix_stable(self) -> bool:
@@ -45,18 +48,27 @@ class FamilyRenderer:
     def stop_token_ids(self) -> tuple[int, ...]:
         return self._stop_token_ids
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-        return self._rendered(messages, tools)
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, most: int | None = None
+    ) -> tuple[int, ...]:
+        return self._rendered(messages, tools, most)
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
         begin = self._last_reply(stream)
         if begin is None:
             return None
+        self._vocabulary.check_size(_told(new), most, before=len(stream))
         bridge = self._family.bridge_to_next_turn
         prompt, reply = list(stream[:begin]), list(stream[begin:])
-        bridged = self._ask(lambda: bridge(prompt, reply, template_messages(new), tools=template_tools(tools)), new)
+        bridged = self._ask(lambda: bridge(prompt, reply, self._shaped(new), tools=self._listed(tools)), new)
         ids = None if bridged is None else tuple(bridged.token_ids)
         return ids if ids is not None and ids[: len(stream)] == tuple(stream) else None
 
@@ -97,12 +109,34 @@ class FamilyRenderer:
         parsed = Parsed(content, read.reasoning_content or "", tuple(call for call in calls if call))
         return Reading(parsed, tried_to_call=bool(read.tool_calls))
 
+    def _render_fitting(self, messages: Sequence[Message], tools: Sequence[Tool], most: int | None) -> tuple[int, ...]:
+        self._vocabulary.check_size(_told(messages), most)
+        return self._render(messages, tools, opening=True)
+
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, opening: bool) -> tuple[int, ...]:
         def ids() -> tuple[int, ...]:
-            shaped, listed = template_messages(messages), template_tools(tools)
+            shaped, listed = self._shaped(messages), self._listed(tools)
             return tuple(self._family.render_ids(shaped, tools=listed, add_generation_prompt=opening))
 
         return self._ask(ids, messages)
+
+    def _shaped(self, messages: Sequence[Message]) -> Sequence[dict[str, Any]]:
+        """The messages in the library's shape, with placeholders where they spell a control token (T9)."""
+        if self._reads_thoughts:
+            messages = [thought_apart(message, opened=False) for message in messages]
+        control = self._vocabulary.control
+        return hidden_values(template_messages(hidden_messages(messages, control)), control)
+
+    def _listed(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+        return template_tools(self._vocabulary.control.hide_in_tools(tools))
+
+    def _finds_thoughts(self) -> bool:
+        """Whether the family takes a thought in an answer's text for one in its field."""
+        text, field = (
+            [self._family.render_ids(template_messages([ASKED, said, *more])) for more in ([], [ASKED])]
+            for said in (THOUGHT_IN_TEXT, THOUGHT)
+        )
+        return bool(text == field)
 
     def _ask(self, library: Callable[[], T], messages: Sequence[Message]) -> T:
         try:
@@ -136,6 +170,12 @@ class FamilyRenderer:
         return self._vocabulary.spelling(ids[begin:end])
 
 
+def _told(messages: Sequence[Message]) -> str:
+    """What every family writes, whatever becomes of answers and thoughts: the words of all others."""
+    others = (message for message in messages if message.get("role") in ("system", "user", "tool"))
+    return "".join(str(message.get("content") or "").strip() for message in others)
+
+
 def _shared(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
     """What both begin with."""
     for one, other in zip(first, second, strict=False):
@@ -152,9 +192,14 @@ def _call(attempt: Any) -> ToolCall | None:
         spelled = read_call(attempt.raw)
     except ValueError:
         spelled = None
-    if spelled is not None and (spelled.name, value_of(spelled.arguments)) == (attempt.name, attempt.arguments):
+    if spelled is not None and spelled.name == attempt.name and _same_arguments(spelled.arguments, attempt.arguments):
         return ToolCall(spelled.name, spelled.arguments, attempt.id or "")
     return _spelled_again(attempt)
+
+
+def _same_arguments(spelled: str, found: Any) -> bool:
+    """Whether the library found what was spelled. It overlooks arguments that a model calls parameters."""
+    return not found or json.loads(spelled) == found
 
 
 def _spelled_again(attempt: Any) -> ToolCall | None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 
 from loopwright.render.canonical import value_of
+from loopwright.render.control import ControlTokens
 from loopwright.render.hermes import CALL_END, THINK_END, Syntax, parse_text
 from loopwright.render.template import ChatTemplate
 from loopwright.types import Message, Thinking, Tool
@@ -21,19 +22,23 @@ class Joints:
     With `Thinking.KEEP`, what the template does to thoughts is no matter: the stream has them, and keeps them.
     """
 
-    def __init__(self, template: ChatTemplate, thinking: Thinking) -> None:
+    def __init__(self, template: ChatTemplate, thinking: Thinking, control: ControlTokens) -> None:
         self._template = template
+        self._control = control
         self._keeps_thoughts = thinking is Thinking.KEEP and template.thoughts
 
     def between(self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]) -> str | None:
-        """The text after the last reply of `history`, or None if the template rewrites what is before."""
+        """The text after the last reply of `history`, or None if the template rewrites what is before. There are
+        placeholders in it where words spell a control token."""
+        history, new = self._template.hidden(history), self._template.hidden(new)
+        tools = self._template.hidden_tools(tools)
         if self._keeps_thoughts:
             history = [_without_thought(message) for message in history]
         *earlier, reply = history
         if (joint := self._after(earlier, reply, new, tools)) is None:
             return None
         before = self._before(earlier, tools)
-        real = self._template.write([*history, *new], tools)
+        real = self._template.write_hidden([*history, *new], tools)
         if not (real.startswith(before) and real.endswith(joint)):
             return None
         kept = real.removeprefix(before).removesuffix(joint)
@@ -43,7 +48,7 @@ class Joints:
         self, earlier: Sequence[Message], reply: Message, new: Sequence[Message], tools: Sequence[Tool]
     ) -> str | None:
         mark = _mark([*earlier, reply, *new])
-        marked = self._template.write([*earlier, _marked(reply, mark), *new], tools)
+        marked = self._template.write_hidden([*earlier, _marked(reply, mark), *new], tools)
         if marked.count(mark) != 1:
             return None
         after = marked.partition(mark)[2]
@@ -54,20 +59,20 @@ class Joints:
 
     def _before(self, earlier: Sequence[Message], tools: Sequence[Tool]) -> str:
         if not self._keeps_thoughts:
-            return self._template.write(earlier, tools)
-        return self._template.write(earlier, tools, opening=False) + self._template.header
+            return self._template.write_hidden(earlier, tools)
+        return self._template.write_hidden(earlier, tools, opening=False) + self._template.header
 
     def _says_the_same(self, kept: str, reply: Message) -> bool:
         content = str(reply.get("content") or "")
         calls = reply.get("tool_calls") or ()
-        thoughts = self._template.thoughts and THINK_END not in content
+        thoughts = self._template.thoughts and THINK_END not in self._control.shown(content)
         thinking = thoughts and self._template.opens_thought and not self._keeps_thoughts
         read = parse_text(kept, Syntax(calls=bool(calls), thoughts=thoughts, thinking=thinking))
-        said = [(call["name"], value_of(call["arguments"])) for call in calls]
+        said = [(call["name"], self._control.hide_in(value_of(call["arguments"]))) for call in calls]
         return (
             read.content.strip() == content.strip()
             and read.reasoning.strip() == str(reply.get("reasoning") or "").strip()
-            and [(call.name, value_of(call.arguments)) for call in read.tool_calls] == said
+            and [(call.name, self._control.hide_in(value_of(call.arguments))) for call in read.tool_calls] == said
         )
 
 

@@ -6,6 +6,11 @@ from loopwright.types import Message, Tool
 
 ASKED: Message = {"role": "user", "content": "loopwright-question"}
 ANSWERED: Message = {"role": "assistant", "content": "loopwright-answer"}
+THOUGHT: Message = {"role": "assistant", "content": "loopwright-answer", "reasoning": "loopwright-thought"}
+THOUGHT_IN_TEXT: Message = {
+    "role": "assistant",
+    "content": "<think>\nloopwright-thought\n</think>\n\nloopwright-answer",
+}
 CALLED: Message = {
     "role": "assistant",
     "content": "",

@@ -20,7 +20,8 @@ _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | or
 _AMBIGUOUS = b"null"
 """None, and every number that is not finite."""
 
-Render = Callable[[Sequence[Message], Sequence[Tool]], tuple[int, ...]]
+Render = Callable[[Sequence[Message], Sequence[Tool], int | None], tuple[int, ...]]
+"""With the most ids that are wanted: what is given does not depend on it, only whether something is."""
 
 
 class RenderedOnce:
@@ -30,17 +31,17 @@ class RenderedOnce:
         self._render = render
         self._known: dict[bytes, tuple[int, ...]] = {}
 
-    def __call__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Tool], most: int | None = None) -> tuple[int, ...]:
         try:
             spelled = orjson.dumps((tuple(messages), tuple(tools)), option=_PLAIN)
         except orjson.JSONEncodeError:
-            return self._render(messages, tools)
+            return self._render(messages, tools, most)
         if _AMBIGUOUS in spelled:
-            return self._render(messages, tools)
+            return self._render(messages, tools, most)
         key = blake2b(spelled, digest_size=16).digest()
         ids = self._known.get(key)
         if ids is None:
-            ids = self._render(messages, tools)
+            ids = self._render(messages, tools, most)
             if len(self._known) >= LATEST:
                 self._known.clear()
             self._known[key] = ids

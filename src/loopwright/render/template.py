@@ -13,9 +13,11 @@ from jinja2 import TemplateError
 
 from loopwright.errors import ConversationError, ModelError
 from loopwright.render.canonical import template_messages, template_tools, value_of
+from loopwright.render.control import ControlTokens
 from loopwright.render.hermes import THINK, THINK_END, Syntax, parse_text
 from loopwright.render.plain_tools import plain_messages
-from loopwright.render.probes import ANSWERED, ASKED, CALLED, RESULT, TOOL
+from loopwright.render.probes import ANSWERED, ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
+from loopwright.render.safe_messages import hidden_arguments, hidden_messages, hidden_values, thought_apart
 from loopwright.types import Message, Tool
 
 CLOCK = "strftime_now"
@@ -35,16 +37,18 @@ class TemplateTokenizer(Protocol):
 class ChatTemplate:
     """Writes canonical conversations."""
 
-    def __init__(self, tokenizer: TemplateTokenizer) -> None:
+    def __init__(self, tokenizer: TemplateTokenizer, control: ControlTokens) -> None:
         if not tokenizer.chat_template:
             raise ModelError(
                 "the tokenizer has no chat template, so messages cannot be turned into a prompt",
                 remedy="use an instruct or chat model, or put a chat_template.jinja into the model's folder",
             )
         self._tokenizer = tokenizer
+        self._control = control
         self.thoughts = THINK_END in str(tokenizer.chat_template)
         self.tells_time = CLOCK in str(tokenizer.chat_template)
         """Whether what it writes depends on the clock."""
+        self._reads_thoughts = False
         self._native = self._writes_tools()
         self._result_role = "tool" if self._writes([ASKED, ANSWERED, RESULT], "loopwright-result") else "user"
         before = self.write([ASKED], opening=False)
@@ -53,6 +57,7 @@ class ChatTemplate:
         answered = self.write([ASKED, ANSWERED], opening=False)
         self.closing = answered.partition(str(ANSWERED["content"]))[2]
         """What stands after an assistant's last own word."""
+        self._reads_thoughts = self.thoughts and control.knows(THINK_END) and self._finds_thoughts()
 
     @property
     def header(self) -> str:
@@ -64,13 +69,28 @@ class ChatTemplate:
         """Whether the model begins inside a thought."""
         return self.thoughts and self.opening.rstrip().endswith(THINK)
 
+    def hidden(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages without control tokens: placeholders stand where they spell one (T9)."""
+        if self._reads_thoughts:
+            messages = [thought_apart(message, opened=self.opens_thought) for message in messages]
+        return hidden_messages(messages, self._control)
+
+    def hidden_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        return self._control.hide_in_tools(tools)
+
     def write(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opening: bool = True) -> str:
-        """The conversation as text; with `opening`, ready for the assistant's next word."""
+        """The conversation as text, with placeholders where words spell a control token; with `opening`, ready for the
+        assistant's next word."""
+        return self.write_hidden(self.hidden(messages), self.hidden_tools(tools), opening=opening)
+
+    def write_hidden(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opening: bool = True) -> str:
+        """`write`, for messages and tools in which nothing is left to hide."""
         try:
             if not self._native:
+                messages = hidden_arguments(messages, self._control)
                 messages, tools = plain_messages(messages, tools, self._result_role), ()
             return self._apply(messages, tools, opening=opening)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ConversationError(
                 f"the model's chat template refuses a conversation of {roles}: {error}",
@@ -80,7 +100,7 @@ class ChatTemplate:
     def _apply(self, messages: Sequence[Message], tools: Sequence[Tool], *, opening: bool) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                template_messages(messages),
+                hidden_values(template_messages(messages), self._control),
                 tools=template_tools(tools),
                 add_generation_prompt=opening,
                 tokenize=False,
@@ -98,6 +118,12 @@ class ChatTemplate:
         return [(call.name, value_of(call.arguments)) for call in read] == [
             (call["name"], value_of(call["arguments"])) for call in CALLED["tool_calls"]
         ]
+
+    def _finds_thoughts(self) -> bool:
+        """Whether the template takes a thought in an answer's text for one in its field."""
+        texts = [self._tried([ASKED, *more], []) for more in ([THOUGHT_IN_TEXT], [THOUGHT_IN_TEXT, ASKED])]
+        fields = [self._tried([ASKED, *more], []) for more in ([THOUGHT], [THOUGHT, ASKED])]
+        return texts == fields
 
     def _writes(self, messages: Sequence[Message], words: str, tools: Sequence[Tool] = ()) -> bool:
         return words in self._tried(messages, tools)

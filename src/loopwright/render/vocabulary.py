@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from loopwright.render.bytes import ByteTokens, byte_level, is_byte_token
+from loopwright.render.control import ControlTokens, Spelled, hides_spelling
 from loopwright.render.detokenize import UNKNOWN, Detokenizer
+from loopwright.render.plain_ids import PlainIds
+from loopwright.render.size import longest_token, too_long
 from loopwright.render.template import TemplateTokenizer
-from loopwright.render.words import Words, described, keeps_words_apart, seams
+from loopwright.render.words import Words, described, keeps_words_apart, normalization, seams
 
 
 class ChatTokenizer(TemplateTokenizer, Protocol):
@@ -29,9 +32,10 @@ PROBE = "Two  words\n\tof <b>caf\u00e9</b> \N{SNOWMAN}, 3+4=7;\r\n\N{CJK UNIFIED
 
 
 class Vocabulary:
-    """Encodes and decodes. Special tokens are those that stand in the text, because the template writes them."""
+    """Encodes and decodes. Control tokens are those that stand in the text, because the template writes them; what
+    `control` has hidden is text. `marks` are control tokens that the template does not show."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, marks: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._direct = self._core()
         added = tokenizer.added_tokens_decoder
@@ -41,6 +45,9 @@ class Vocabulary:
         """The text of ids."""
         self.spelling = self._decoder(skip_special_tokens=False)
         """Every token as it is written, special ones too."""
+        template = str(getattr(tokenizer, "chat_template", ""))
+        self.control = ControlTokens(added, template, marks, normalization(self._direct))
+        self._plain_ids = PlainIds(self._encode_text, self._direct, self.control, self.spelling)
         # Siblings are asked the same: their prompt is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
@@ -51,7 +58,46 @@ class Vocabulary:
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self.text, self._is_byte)
 
+    def check_size(self, text: str, most: int | None, before: int = 0) -> None:
+        """Raise a ContextError for a text that is sure to have more than `most` ids, together with those `before`."""
+        if most is None or before + len(text) <= most or self._longest is None:
+            return
+        fewest = before + -(-len(self.control.shown(text)) // self._longest)
+        if fewest > most:
+            raise too_long(fewest, most)
+
+    @cached_property
+    def _longest(self) -> int | None:
+        return longest_token(self._direct, self._tokenizer.added_tokens_decoder)
+
     def _encode(self, text: str) -> tuple[int, ...]:
+        if not hides_spelling(text):
+            return self._encode_text(text)
+        shown, spelled = self.control.spelled(text)
+        if not any(one.is_text for one in spelled):
+            return self._encode_text(shown)
+        ids = self._encode_text(shown)
+        control = [token for token in ids if token in self.control]
+        if control != [one.token for one in spelled]:
+            # The tokenizer has rules of its own for where an added token may stand.
+            return self._encode_in_parts(shown, spelled)
+        found = iter(spelled)
+        kept: list[int] = []
+        for token in ids:
+            here = next(found) if token in self.control else None
+            kept += self._plain_ids[shown[here.begin : here.end]] if here is not None and here.is_text else [token]
+        return tuple(kept)
+
+    def _encode_in_parts(self, text: str, spelled: Sequence[Spelled]) -> tuple[int, ...]:
+        ids: list[int] = []
+        place = 0
+        for one in spelled:
+            if one.is_text:
+                ids += [*self._encode_text(text[place : one.begin]), *self._plain_ids[text[one.begin : one.end]]]
+                place = one.end
+        return (*ids, *self._encode_text(text[place:]))
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
         direct = self._direct
         # Whoever pads or cuts with the same tokenizer leaves that behind in it.
         if direct is None or direct.truncation is not None or direct.padding is not None:

@@ -139,6 +139,17 @@ def _cuts_between_words(step: Mapping[str, Any]) -> bool:
     return known and step["behavior"] == "Isolated" and not step["invert"]
 
 
+def normalization(core: Any) -> Callable[[str], str] | None:
+    """What a tokenizer's core does to the signs of a text before it looks for words. Marks for spaces are no matter."""
+    if core is None or core.normalizer is None:
+        return None
+    steps = json.dumps(described(core.normalizer))
+    if any(step in steps for step in ("Prepend", "Replace", "Precompiled")):
+        return None
+    normalize: Callable[[str], str] = core.normalizer.normalize_str
+    return normalize
+
+
 def described(part: Any) -> dict[str, Any]:
     """A part of a tokenizer, as its file describes it."""
     read: dict[str, Any] = json.loads(part.__getstate__())

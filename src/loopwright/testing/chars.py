@@ -25,13 +25,21 @@ class CharRenderer:
     name = "characters"
     stop_token_ids = (END,)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, most: int | None = None
+    ) -> tuple[int, ...]:
         plain = plain_messages(messages, tools, result_role="tool")
         said = (encode_chars(f"{message['role']}: {message['content']}") for message in plain)
         return (*(token for message in said for token in message), *_OPENING)
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
         closed = stream if stream[-1:] == (END,) else (*stream, END)
         return (*closed, *self.render(new))

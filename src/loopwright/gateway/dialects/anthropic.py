@@ -32,6 +32,7 @@ from loopwright.gateway.reading import (
     strings,
 )
 from loopwright.gateway.refusals import Code, invalid, refused
+from loopwright.render.canonical import value_of
 from loopwright.types import Message
 
 UNGRANTED = ("tool_choice", "thinking", "output_config", "service_tier")
@@ -109,7 +110,14 @@ def _blocks(answer: Answer, thinking: ShownThinking) -> Iterator[Mapping[str, An
 
 
 def _arguments(written: str) -> Any:
+    if not written.strip():
+        return {}
     try:
-        return orjson.loads(written) if written.strip() else {}
+        return orjson.loads(written)
     except orjson.JSONDecodeError:
+        value = value_of(written)
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
         return {"arguments": written}
+    return value if isinstance(value, dict) else {"arguments": written}

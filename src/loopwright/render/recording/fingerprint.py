@@ -8,12 +8,13 @@ here, because clients drop it; `same_thoughts` says whether what they kept could
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import orjson
 
+from loopwright.render.call_json import without_lone_surrogates
 from loopwright.types import Message, Tool
 
 SIZE = 16
@@ -69,19 +70,22 @@ def _arguments(written: str) -> str:
     if not written.strip():
         return "{}"
     try:
-        value = json.loads(written, parse_float=_float, parse_int=_int, parse_constant=str)
+        if r"\ud" in written or r"\uD" in written:
+            written = without_lone_surrogates(json.dumps(json.loads(written), ensure_ascii=False))
+        value = json.loads(written, parse_float=_float, parse_int=_int, parse_constant=lambda constant: None)
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
     except (ValueError, TypeError, RecursionError):
         return written.strip()
 
 
-def _float(written: str) -> float | int | str:
+def _float(written: str) -> float | int | None:
     value = float(written)
-    if not math.isfinite(value):
-        return written
+    if abs(value) >= sys.float_info.max:
+        # JavaScript says null where a number is too large for it; we say the largest that there is.
+        return None
     return int(value) if abs(value) < LARGEST_EXACT_FLOAT and value.is_integer() else value
 
 
-def _int(written: str) -> float | int | str:
+def _int(written: str) -> float | int | None:
     # Only short ones are read as integers: Python refuses those of thousands of digits.
     return int(written) if len(written) < len(str(LARGEST_EXACT_FLOAT)) else _float(written)

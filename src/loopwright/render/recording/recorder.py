@@ -18,26 +18,12 @@ from loopwright.errors import ChainError
 from loopwright.ports import Renderer
 from loopwright.render.recording.fingerprint import EMPTY, chained, prefix_digests, same_thoughts, tools_digest
 from loopwright.render.recording.matching import History, Index, quoted, why_new
+from loopwright.render.recording.prepared import Placed, Prepared
 from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, Generation, Message, TokenChain, Tool, Turn
 
 RECENT = 8
 """Among so many latest replies the one is looked for that a compacted history quotes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call that can be sent to an engine: `prompt` goes on from the stream of turn `parent`, if there is one. `why`
-    is what a new chain is due to, if the turn has no parent."""
-
-    history: History
-    tools: tuple[Tool, ...]
-    prompt: tuple[int, ...]
-    parent: int | None
-    shared_messages: int
-    shared_tokens: int
-    why: ChainStart
-    preamble: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +105,23 @@ class Recorder:
 
     def prepare(self, history: History, tools: tuple[Tool, ...], renderer: Renderer, *, preamble: bool) -> Prepared:
         """Find the chain that the history goes on from, and encode only what is new (T5)."""
-        why = None
-        found = self._continued(history)
-        if found is not None:
-            place, parent = found
-            stream = self.stream(parent)
-            new = history.messages[place + 1 :]
-            prompt = renderer.extend(stream, self.conversation(parent), new, tools)
-            if prompt is not None:
-                _check_extends(prompt, stream)
-                shared = len(stream)
-                return Prepared(history, tools, prompt, parent, place + 1, shared, ChainStart.BRANCH, preamble)
-            why = ChainStart.TEMPLATE
-        why = why or why_new(history, self._index, self._recent)
-        return Prepared(history, tools, renderer.render(history.messages, tools), None, 0, 0, why, preamble)
+        return self.place(history, tools, preamble=preamble).prepare(renderer)
 
-    def _continued(self, history: History) -> tuple[int, int] | None:
-        for place, turns in self._index.continued(history):
+    def place(self, history: History, tools: tuple[Tool, ...], *, preamble: bool) -> Placed:
+        """Find the chain that the history goes on from."""
+        parent = self._continued(history)
+        if parent is None:
+            return Placed(history, tools, preamble, why_new(history, self._index, self._recent))
+        stream, conversation = self.stream(parent), self.conversation(parent)
+        return Placed(history, tools, preamble, ChainStart.BRANCH, parent, stream, conversation)
+
+    def _continued(self, history: History) -> int | None:
+        for _, turns in self._index.continued(history):
             fitting = [number for number in turns if self._same_thoughts(number, history.messages)]
             if fitting:
                 # Equal replies to equal prompts: one that nothing goes on from yet keeps its own chain.
                 free = [number for number in fitting if not self._went_on(number)]
-                return place, (free or fitting)[-1]
+                return (free or fitting)[-1]
         return None
 
     def _same_thoughts(self, number: int, messages: Sequence[Message]) -> bool:
@@ -317,11 +298,3 @@ class Recorder:
 
 def _tuples(turn: Recorded) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
     return tuple(turn.ids.tolist()), tuple(turn.logprobs.tolist()), tuple(turn.versions.tolist())
-
-
-def _check_extends(prompt: tuple[int, ...], stream: tuple[int, ...]) -> None:
-    if prompt[: len(stream)] != stream:
-        raise ChainError(
-            "the renderer changed a stream that it was to extend",
-            remedy="report this with the model's name: training on such a chain would be wrong",
-        )

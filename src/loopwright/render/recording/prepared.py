@@ -1,0 +1,76 @@
+"""A call that can be sent to an engine: the chain that it goes on from, and its prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from loopwright.errors import ChainError
+from loopwright.ports import Renderer
+from loopwright.render.recording.matching import History
+from loopwright.types import ChainStart, Message, Tool
+
+LARGE = 1 << 16
+"""In characters. To encode as many takes longer than the event loop should stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call that can be sent to an engine: `prompt` goes on from the stream of turn `parent`, if there is one. `why`
+    is what a new chain is due to, if the turn has no parent."""
+
+    history: History
+    tools: tuple[Tool, ...]
+    prompt: tuple[int, ...]
+    parent: int | None
+    shared_messages: int
+    shared_tokens: int
+    why: ChainStart
+    preamble: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A call whose place in a recorder is known: after turn `parent`, whose `conversation` has the ids `stream`, or in
+    a new chain. It holds all that its prompt needs, so that any thread can prepare it."""
+
+    history: History
+    tools: tuple[Tool, ...]
+    preamble: bool
+    why: ChainStart
+    parent: int | None = None
+    stream: tuple[int, ...] = ()
+    conversation: tuple[Message, ...] = ()
+
+    @property
+    def is_large(self) -> bool:
+        return sum(len(message["content"] or "") for message in self.history.messages) >= LARGE
+
+    def prepare(self, renderer: Renderer, most: int | None = None) -> Prepared:
+        """Encode only what is new (T5). A prompt that is sure to have more than `most` ids may be a ContextError."""
+        history, why = self.history, self.why
+        if self.parent is not None:
+            place = len(self.conversation)
+            new = history.messages[place:]
+            prompt = renderer.extend(self.stream, self.conversation, new, self.tools, most=most)
+            if prompt is not None:
+                _check_extends(prompt, self.stream)
+                shared = len(self.stream)
+                return Prepared(history, self.tools, prompt, self.parent, place, shared, why, self.preamble)
+            why = ChainStart.TEMPLATE
+        prompt = renderer.render(history.messages, self.tools, most=most)
+        return Prepared(history, self.tools, prompt, None, 0, 0, why, self.preamble)
+
+    async def prepare_beside(self, renderer: Renderer, most: int | None = None) -> Prepared:
+        """`prepare`, in a thread of its own if it takes long."""
+        if not self.is_large:
+            return self.prepare(renderer, most)
+        return await asyncio.to_thread(self.prepare, renderer, most)
+
+
+def _check_extends(prompt: tuple[int, ...], stream: tuple[int, ...]) -> None:
+    if prompt[: len(stream)] != stream:
+        raise ChainError(
+            "the renderer changed a stream that it was to extend",
+            remedy="report this with the model's name: training on such a chain would be wrong",
+        )
