@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,17 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.ports import Policy
 from loopwright.render.chat_template import ChatTemplateRenderer
-from loopwright.testing import CharRenderer, ScriptedEngine, encode_chars
-from loopwright.types import Episode, FinishReason, Message, PauseMode, Sampling, StopReason, Task, TokenChain
+from loopwright.testing import CharRenderer, ScriptedEngine, UnhurriedForward, encode_chars
+from loopwright.types import (
+    Episode,
+    FinishReason,
+    Message,
+    PauseMode,
+    Sampling,
+    StopReason,
+    Task,
+    TokenChain,
+)
 
 ASK: tuple[Message, ...] = ({"role": "user", "content": "hi"},)
 TASK = Task.ask("greet", "hi")
@@ -184,7 +194,8 @@ async def test_a_loop_that_is_not_resumable_is_not_interrupted_but_fails() -> No
 
 @pytest.fixture(scope="module")
 def loaded(tiny_llama_folder: Path) -> LoadedModel:
-    return load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
+    model = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
+    return replace(model, forward=UnhurriedForward(model.forward))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])

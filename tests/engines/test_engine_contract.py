@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from loopwright.engines.worker import embedded
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.ports import Engine, PauseMode
-from loopwright.testing import ScriptedEngine
+from loopwright.testing import ScriptedEngine, UnhurriedForward
 from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
 
 LONG = 900
@@ -28,7 +29,8 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     if request.param == "scripted":
         yield ScriptedEngine([tuple(range(LONG))], steps=3)
         return
-    loaded: LoadedModel = request.getfixturevalue("loaded")
+    model: LoadedModel = request.getfixturevalue("loaded")
+    loaded = replace(model, forward=UnhurriedForward(model.forward))
     async with AsyncExitStack() as stack:
         compute = stack.enter_context(ComputeThread())
         engine: Any = await stack.enter_async_context(TorchEngine(loaded, compute))

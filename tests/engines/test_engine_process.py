@@ -17,8 +17,9 @@ from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.worker import Worker
 from loopwright.errors import BudgetError
-from loopwright.models.load import LoadedModel
+from loopwright.models.load import load_model
 from loopwright.models.weight_files import write_weights
+from loopwright.testing.tiny import tiny_llama
 from loopwright.types import GenerateRequest, Generation, PauseMode, Sampling
 
 pytestmark = pytest.mark.real
@@ -26,11 +27,17 @@ pytestmark = pytest.mark.real
 TOKENS = 600
 
 
+@pytest.fixture(scope="module")
+def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of many layers, computed by torch: it takes seconds to answer, and can be met in the middle."""
+    return tiny_llama(tmp_path_factory.mktemp("deep"), num_hidden_layers=24, initializer_range=0.2)
+
+
 class Processes:
     """Launches engines and knows the process of the latest."""
 
     def __init__(self, model: Path | str, log: Path) -> None:
-        self._command = engine_command(str(model), threads=1, max_batch=8)
+        self._command = engine_command(str(model), threads=1, max_batch=8, native=False)
         self._log = log
         self.pids: list[int] = []
 
@@ -64,9 +71,9 @@ async def under_way(controller: RolloutController, call: asyncio.Task[Generation
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_a_killed_engine_costs_no_token(tiny_llama_folder: Path, tmp_path: Path, temperature: float) -> None:
+async def test_a_killed_engine_costs_no_token(deep_folder: Path, tmp_path: Path, temperature: float) -> None:
     """kill -9 in the middle of an answer: the caller gets what it would have got without."""
-    processes, request = Processes(tiny_llama_folder, tmp_path / "log"), ask(temperature=temperature, seed=3)
+    processes, request = Processes(deep_folder, tmp_path / "log"), ask(temperature=temperature, seed=3)
     async with RolloutController.open([processes.launch]) as controller:
         expected = await controller.generate(request)
         call = asyncio.create_task(controller.generate(request))
@@ -80,12 +87,13 @@ async def test_a_killed_engine_costs_no_token(tiny_llama_folder: Path, tmp_path:
 
 
 async def test_tokens_before_and_after_an_update_and_a_death_are_exact_for_their_version(
-    tiny_llama_folder: Path, tmp_path: Path, loaded: LoadedModel, plain: PlainModel
+    deep_folder: Path, tmp_path: Path
 ) -> None:
     """T4, T8: each compared with transformers' own numbers under the weights that its stamp names."""
+    loaded, plain = load_model(str(deep_folder), cache=deep_folder), PlainModel(deep_folder, 2)
     put(loaded.model, plain.versions[1])
     file = write_weights(loaded.model, tmp_path / "w.safetensors")
-    processes, request = Processes(tiny_llama_folder, tmp_path / "log"), ask(temperature=0.7, seed=5)
+    processes, request = Processes(deep_folder, tmp_path / "log"), ask(temperature=0.7, seed=5)
     async with RolloutController.open([processes.launch]) as controller:
         call = asyncio.create_task(controller.generate(request))
         await under_way(controller, call)

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from loopwright.models.load import LoadedModel
 from loopwright.models.weight_files import write_weights
 from loopwright.ports import OnPart
 from loopwright.serve.listen import listening
+from loopwright.testing import UnhurriedForward
 from loopwright.types import GenerateRequest, Generation, PauseMode, Sampling
 
 BODY = {"token_ids": [0, 1, 2], "sampling_params": {"max_tokens": 3}}
@@ -375,7 +377,8 @@ async def test_a_connection_that_was_reset_meanwhile_is_made_anew() -> None:
 @pytest.fixture
 async def over_http(loaded: LoadedModel) -> AsyncIterator[HttpEngine]:
     with ComputeThread() as compute:
-        async with TorchEngine(loaded, compute) as engine, served(engine) as client:
+        unhurried = replace(loaded, forward=UnhurriedForward(loaded.forward))
+        async with TorchEngine(unhurried, compute) as engine, served(engine) as client:
             yield client
 
 

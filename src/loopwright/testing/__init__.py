@@ -4,6 +4,7 @@ from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.testing.flaky import FlakyJudger
 from loopwright.testing.judge_server import JudgeReply, JudgeRequest, JudgeServer, chat_reply
 from loopwright.testing.scripted import ScriptedEngine
+from loopwright.testing.unhurried import UnhurriedForward
 from loopwright.testing.virtual_time import VirtualTimeLoop, run_virtually
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "JudgeRequest",
     "JudgeServer",
     "ScriptedEngine",
+    "UnhurriedForward",
     "VirtualTimeLoop",
     "chat_reply",
     "encode_chars",
