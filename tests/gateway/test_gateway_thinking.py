@@ -174,9 +174,15 @@ class ThinkingRenderer(ChatTemplateRenderer):
         return ThinkingParser(self)
 
     def extend(
-        self, stream: Sequence[int], history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        stream: Sequence[int],
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        most: int | None = None,
     ) -> tuple[int, ...] | None:
-        return super().extend(stream, [{**message, "reasoning": ""} for message in history], new, tools)
+        return super().extend(stream, [{**message, "reasoning": ""} for message in history], new, tools, most=most)
 
 
 @pytest.mark.parametrize(
