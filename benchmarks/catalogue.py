@@ -13,11 +13,11 @@ from benchmarks.neighbour import BesideBusy
 from benchmarks.setting import Benchmark
 from loopwright.errors import BenchError
 
-GRPO = Grpo("grpo", "a GRPO step: SmolLM2-135M, 8 x 8 samples, <= 16 new tokens, reward 0 or 1, beside TRL")
+DENSE = Grpo("grpo-dense", "the same with a reward that leaves no group without signal", reward="dense")
 
 BENCHMARKS: tuple[Benchmark, ...] = (
-    GRPO,
-    Grpo("grpo-dense", "the same with a reward that leaves no group without signal", reward="dense"),
+    Grpo("grpo", "a GRPO step: SmolLM2-135M, 8 x 8 samples, <= 16 new tokens, reward 0 or 1, beside TRL"),
+    DENSE,
     Grpo(
         "grpo-long",
         "a GRPO step after 1,195-token prompts: SmolLM2-135M, 2 x 8 samples, <= 32 new tokens, beside TRL",
@@ -38,9 +38,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         threads=1,
         rounds=15,
     ),
-    BesideBusy(
-        "busy", "the step of `grpo` beside a process that keeps a core busy; the other side lets OpenMP spin", GRPO
-    ),
+    # Of steps that all have the same work to do: a quiet one is compared with the next, which is not.
+    BesideBusy("busy", "the step of grpo-dense beside a busy process; the other side lets OpenMP spin", DENSE),
     Buffer("buffer", "45 KB samples put and got, one by one and 64 at once: committed to SQLite, beside TransferQueue"),
     GatewayCalls("gateway", "a recorded model call: 512-token prompts, 128-token answers, beside LiteLLM's proxy"),
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),

@@ -12,9 +12,9 @@ SPIN_COUNT = "GOMP_SPINCOUNT"
 CHOICES = (SPIN_COUNT, "OMP_WAIT_POLICY")
 """If the user has set one of them, we set nothing."""
 
-SPINS = 2_000
-"""Turns of the waiting loop, a few microseconds: longer than the gaps between the kernels of one step, and short
-enough to leave the core to others (docs/benchmarks.md, `busy`)."""
+SPINS = 500
+"""Turns of the waiting loop: about as long as it takes to wake a thread. With fewer a quiet step takes longer, with more
+a busy one (measured, docs/benchmarks.md, `busy`)."""
 
 
 def wait_without_spinning(env: MutableMapping[str, str]) -> None:
