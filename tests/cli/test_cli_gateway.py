@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from loopwright.core.chains import turns_of
 from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
 from loopwright.errors import ConfigError
 from loopwright.gateway.server import Address
+from loopwright.gateway.store import DELIVERED_SECONDS
 from loopwright.types import Thinking
 
 KEY = "a-key"
@@ -140,6 +142,8 @@ def test_a_killed_gateway_comes_back_with_its_sessions(tiny_llama_folder: Path, 
         first = http.post("/session-1/v1/chat/completions", json=body).json()["choices"][0]["message"]
         other = {"messages": [{"role": "user", "content": "Something else."}]}
         delivered = http.post("/session-1/v1/chat/completions", json=other).json()["id"]
+        # That it was delivered is written down a moment later.
+        time.sleep(20 * DELIVERED_SECONDS)
         process.send_signal(signal.SIGKILL)
         process.wait()
     process, where = start(tmp_path, tiny_llama_folder)

@@ -40,7 +40,8 @@ class Metrics:
         self.context_tokens += len(turn.context)
         if turn.start is not None:
             self.chains[turn.start.value] += 1
-        self.omitted.update(turn.omitted)
+        if omitted := turn.omitted:
+            self.omitted.update(omitted)
 
     def replayed(self) -> None:
         self.replays += 1

@@ -38,6 +38,10 @@ CREATE TABLE IF NOT EXISTS undelivered (session TEXT, number INTEGER, PRIMARY KE
 """Turns have row numbers, so that a new one goes behind all others: in the order of sessions it would move them. Those
 of a gateway of before, which had no such table, count as delivered."""
 
+DELIVER = "DELETE FROM undelivered WHERE session = ? AND number = ?"
+DELIVERED_SECONDS = 0.01
+"""How long a delivery may be known in memory alone: a commit for each would cost a tenth of all that a call costs."""
+
 
 class SessionStore(Protocol):
     """Keeps sessions. Whatever a method has returned from is kept. One that has ended stays until it is deleted, unless
@@ -115,6 +119,8 @@ class SqliteStore:
         self._lock = ExitStack()
         self._tidying: asyncio.Task[None] | None = None
         self._wrote = False
+        self._delivered: list[tuple[str, int]] = []
+        """Turns that have reached their client. That is written with what is written next, or a moment later."""
 
     async def __aenter__(self) -> Self:
         with ExitStack() as lock:
@@ -134,6 +140,8 @@ class SqliteStore:
             self._tidying.cancel()
             await asyncio.wait((self._tidying,))
         if self._connection is not None:
+            with suppress(RunError):
+                self._write_delivered()
             self._connection.close()
             self._connection = None
         self._lock.close()
@@ -149,10 +157,19 @@ class SqliteStore:
             db.executemany("INSERT INTO undelivered VALUES (?, ?)", [row[:2] for row in rows])
 
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
-        if numbers:
-            rows = [(session_id, number) for number in numbers]
-            with self._transaction() as db:
-                db.executemany("DELETE FROM undelivered WHERE session = ? AND number = ?", rows)
+        if numbers and not self._delivered:
+            asyncio.get_running_loop().call_later(DELIVERED_SECONDS, self._write_delivered_later)
+        self._delivered += [(session_id, number) for number in numbers]
+
+    def _write_delivered_later(self) -> None:
+        # What is wrong with the file is told to the next who writes.
+        with suppress(RunError):
+            self._write_delivered()
+
+    def _write_delivered(self) -> None:
+        if self._delivered:
+            with self._transaction():
+                """All that is to be written is written with it."""
 
     def undelivered(self, session_id: str) -> Set[int]:
         with self._transaction() as db:
@@ -201,6 +218,9 @@ class SqliteStore:
                 raise sqlite3.ProgrammingError("the store is not open")
             with self._connection as connection:
                 yield connection
+                if self._delivered:
+                    connection.executemany(DELIVER, self._delivered)
+            self._delivered.clear()
         except sqlite3.Error as error:
             raise _unusable(self._path, error) from error
 

@@ -68,4 +68,6 @@ class Detokenizer:
 
 
 def _unknown_at_end(text: str) -> int:
-    return next((held for held in range(MOST_HELD, 0, -1) if text.endswith(UNKNOWN * held)), 0)
+    if not text.endswith(UNKNOWN):
+        return 0
+    return next(held for held in range(MOST_HELD, 0, -1) if text.endswith(UNKNOWN * held))
