@@ -13,8 +13,8 @@ CHOICES = (SPIN_COUNT, "OMP_WAIT_POLICY")
 """If the user has set one of them, we set nothing."""
 
 SPINS = 500
-"""Turns of the waiting loop: about as long as it takes to wake a thread. With fewer a quiet step takes longer, with more
-a busy one (measured, docs/benchmarks.md, `busy`)."""
+"""Turns of the waiting loop: about as long as it takes to wake a thread. With fewer a quiet step takes longer, with
+more a busy one (measured, docs/benchmarks.md, `busy`)."""
 
 
 def wait_without_spinning(env: MutableMapping[str, str]) -> None:
