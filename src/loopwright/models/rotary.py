@@ -36,15 +36,18 @@ def choose_angles(model: Any, max_context: int) -> None:
 class Angles:
     """The angles of a model's own rotary embedding."""
 
-    def __init__(self, rotary: Any, like: torch.Tensor) -> None:
+    def __init__(self, rotary: Any, like: torch.Tensor, *, tabled: bool = True) -> None:
+        """Unless `tabled`, they are computed each time, until `tabulate` is called."""
         self._rotary = rotary
         self._like = like
-        self.shrink()
+        self._table: torch.Tensor | None = None
+        if tabled:
+            self.tabulate()
 
-    def shrink(self) -> None:
-        """Begin anew with a small table."""
-        tabled = getattr(self._rotary, "rope_type", None) in BY_POSITION
-        self._table = self._compute(torch.arange(FIRST_TABLE, device=self._like.device)) if tabled else None
+    def tabulate(self) -> None:
+        """Look them up from now on, if they depend on a token's position alone."""
+        if getattr(self._rotary, "rope_type", None) in BY_POSITION:
+            self._table = self._compute(torch.arange(FIRST_TABLE, device=self._like.device))
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, [tokens, 1, dim] each."""
