@@ -16,6 +16,7 @@ from transformers.masking_utils import (
 )
 
 from loopwright.errors import ModelError
+from loopwright.models import plans
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import load_model
 from loopwright.models.masks import MaskedPlan, windows_of
@@ -67,6 +68,19 @@ def test_windows_that_masks_and_calls_agree_on() -> None:
 def test_a_layer_that_sees_something_else_is_refused(sees: Any, window: int | None, why: str) -> None:
     with pytest.raises(ModelError, match=why):
         asked((causal_mask_function, None), (sees, window))
+
+
+def test_numbers_beyond_a_window_are_compared(monkeypatch: pytest.MonkeyPatch, tiny_sliding_folder: Path) -> None:
+    """Masks may be right, and what we compute of them wrong."""
+    causal = plans._causal
+
+    def sees_one_more(*tensors: Any) -> torch.Tensor:
+        *others, window = tensors
+        return causal(*others, None if window is None else window + 1)
+
+    monkeypatch.setattr(plans, "_causal", sees_one_more)
+    with pytest.raises(ModelError, match="differ by"):
+        load_model(str(tiny_sliding_folder), cache=tiny_sliding_folder)
 
 
 def test_a_long_context_takes_no_memory_to_prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
