@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-BY_LENGTH = ("longrope", "dynamic")
+LONGROPE = "longrope"
+BY_LENGTH = (LONGROPE, "dynamic")
 """Kinds in which transformers chooses the angles of all tokens by the largest position in the row."""
 
 CHOSEN = "chosen"
@@ -27,9 +28,12 @@ def choose_angles(model: Any, max_context: int) -> None:
         kind = getattr(module, "rope_type", None)
         # Where it is a choice per kind of layer, the proof decides whether it does any harm.
         if isinstance(kind, str) and kind in BY_LENGTH:
-            device = module.inv_freq.device
-            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](module.config, device, max_context)
-            module.register_buffer("inv_freq", frequencies, persistent=False)
+            # Dynamic ones are kept as the model made them: they change only beyond its own limit, and some models
+            # (HunYuan) put a factor of their own into them.
+            if kind == LONGROPE:
+                device = module.inv_freq.device
+                frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](module.config, device, max_context)
+                module.register_buffer("inv_freq", frequencies, persistent=False)
             module.rope_type = CHOSEN
 
 
