@@ -105,6 +105,14 @@ async def test_a_model_that_kills_its_server_again_and_again_does_not_end_the_ru
 
 
 @pytest.mark.usefixtures("no_pause")
+async def test_a_call_is_not_charged_for_the_start_of_its_server(tmp_path: Path) -> None:
+    slow = server("--mark", str(tmp_path / "mark"), "--slow-again", shared=True, timeout_seconds=0.5)
+    async with loop_of(slow) as loop:
+        assert (await said(loop, "die afterwards", "a"))[1].startswith("1 notes")
+        assert await said(loop, "hang") == ["error: remember took longer than 0.5 s"]
+
+
+@pytest.mark.usefixtures("no_pause")
 async def test_a_server_that_dies_with_every_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loopwright.agents.mcp_shared.MAX_BLAMED", 1)
     async with loop_of(server(shared=True)) as loop:

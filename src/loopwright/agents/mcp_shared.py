@@ -41,10 +41,14 @@ class RunningServer(Protocol):
 
 
 class SharedServer:
-    """Use it as `async with`. Entering `start` starts a server, or raises ToolServerError; leaving ends it."""
+    """Use it as `async with`. Entering `start` starts a server, or raises ToolServerError; leaving ends it.
 
-    def __init__(self, start: Callable[[], AbstractAsyncContextManager[RunningServer]]) -> None:
+    A call may take `timeout_seconds`. What it has to wait for a server is not its own time.
+    """
+
+    def __init__(self, start: Callable[[], AbstractAsyncContextManager[RunningServer]], timeout_seconds: float) -> None:
         self._start = start
+        self._timeout_seconds = timeout_seconds
         self._deaths = 0
         self._blamed = 0
         self._suspects = 0
@@ -75,7 +79,7 @@ class SharedServer:
     async def use(self, name: str, arguments: Mapping[str, Any]) -> str:
         server = await self._unsuspected()
         try:
-            return self._answered(await server.use(name, arguments))
+            return await self._ask(server, name, arguments)
         except ToolServerError as error:
             self._lose(server, error)
         self._suspects += 1
@@ -99,7 +103,7 @@ class SharedServer:
     async def _use_alone(self, name: str, arguments: Mapping[str, Any]) -> str:
         server = await self.running()
         try:
-            return self._answered(await server.use(name, arguments))
+            return await self._ask(server, name, arguments)
         except ToolServerError as error:
             self._blamed += 1
             if self._blamed <= MAX_BLAMED:
@@ -107,7 +111,15 @@ class SharedServer:
             self._lose(server, error)
             return f"error: the server of {name} died 2 times while it ran"
 
-    def _answered(self, said: str) -> str:
+    async def _ask(self, server: RunningServer, name: str, arguments: Mapping[str, Any]) -> str:
+        deadline = asyncio.timeout(self._timeout_seconds)
+        try:
+            async with deadline:
+                said = await server.use(name, arguments)
+        except TimeoutError:
+            if deadline.expired():
+                return f"error: {name} took longer than {self._timeout_seconds:g} s"
+            raise
         self._deaths = self._blamed = 0
         return said
 
