@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import Any
 
 NOTES: list[str] = []
@@ -27,6 +28,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
             text = params["arguments"].get("text", "")
             if text == "die" or (text == "die once" and not _was_here()):
                 os._exit(3)
+            if text == "hang":
+                time.sleep(30.0)
             if text == "bad":
                 return {"content": [{"type": "text", "text": "no bad words"}], "isError": True}
             NOTES.append(text)
@@ -47,6 +50,8 @@ def _was_here() -> bool:
 def main() -> None:
     if "--refuse" in sys.argv or ("--start-once" in sys.argv and _was_here()):
         sys.exit("out of ink")
+    if "--slow-again" in sys.argv and _was_here():
+        time.sleep(1.0)
     for line in sys.stdin:
         request = json.loads(line)
         if "id" not in request:

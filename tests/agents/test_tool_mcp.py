@@ -88,6 +88,41 @@ async def test_a_call_that_kills_its_server_whenever_it_is_made_is_a_tools_error
 
 
 @pytest.mark.usefixtures("no_pause")
+async def test_neighbours_of_a_call_that_kills_its_server_are_answered() -> None:
+    async with loop_of(server(shared=True)) as loop:
+        (killed,), *others = await asyncio.gather(*(said(loop, text) for text in ("die", "a", "b", "c", "d")))
+    assert killed.startswith("error: the server of remember died")
+    assert ["notes" in text for (text,) in others] == [True] * 4, others
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_model_that_kills_its_server_again_and_again_does_not_end_the_run() -> None:
+    async with loop_of(server(shared=True)) as loop:
+        for _ in range(3):
+            (killed,) = await said(loop, "die")
+            assert killed.startswith("error: the server of remember died")
+        assert (await said(loop, "a"))[0].startswith("1 notes")
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_call_is_not_charged_for_the_start_of_its_server(tmp_path: Path) -> None:
+    slow = server("--mark", str(tmp_path / "mark"), "--slow-again", shared=True, timeout_seconds=0.5)
+    async with loop_of(slow) as loop:
+        assert (await said(loop, "die afterwards", "a"))[1].startswith("1 notes")
+        assert await said(loop, "hang") == ["error: remember took longer than 0.5 s"]
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_server_that_dies_with_every_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.agents.mcp_shared.MAX_BLAMED", 1)
+    async with loop_of(server(shared=True)) as loop:
+        await said(loop, "die")
+        await said(loop, "die")
+        with pytest.raises(ToolServerError, match="is given up"):
+            await said(loop, "die", "die")
+
+
+@pytest.mark.usefixtures("no_pause")
 async def test_a_shared_server_that_does_not_come_back_fails_every_rollout_with_its_reason(tmp_path: Path) -> None:
     stays_away = server("--mark", str(tmp_path / "mark"), "--start-once", shared=True)
     async with loop_of(stays_away) as loop:

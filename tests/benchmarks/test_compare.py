@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loopwright.models.openmp import SPINS
 from tools.compare.contests import FEWEST, MOST, _goes_on
 from tools.compare.deadline import Deadline
 from tools.compare.trees import Tree
@@ -39,8 +40,9 @@ def test_there_are_a_few_rounds_even_without_time_and_never_too_many() -> None:
 
 
 def test_a_tree_runs_its_own_code_and_waits_as_it_says_itself() -> None:
-    tree = Tree("old", Path("/there"), {"PYTHONPATH": "/here", "GOMP_SPINCOUNT": "5", "HOME": "/h"})
+    tree = Tree("old", Path("/there"), {"PYTHONPATH": "/here", "GOMP_SPINCOUNT": str(SPINS), "HOME": "/h"})
     environment = tree.environment(2)
     assert environment["PYTHONPATH"] == "/there/src:/there"
     assert "GOMP_SPINCOUNT" not in environment
     assert (environment["OMP_NUM_THREADS"], environment["HOME"]) == ("2", "/h")
+    assert Tree("old", Path("/there"), {"GOMP_SPINCOUNT": "5"}).environment(2)["GOMP_SPINCOUNT"] == "5"

@@ -9,6 +9,7 @@ import pytest
 
 import loopwright
 from loopwright.cli import bench, main
+from loopwright.errors import BenchError
 
 
 @pytest.fixture
@@ -64,6 +65,24 @@ def test_a_busy_machine_is_a_warning(run, tmp_path, monkeypatch, share, warned):
     monkeypatch.setattr(bench, "find_checkout", lambda: _checkout_without_peers(tmp_path))
     _, _, err = run("grpo-tiny")
     assert ("the machine is busy (40% of its cores)" in err) == warned
+
+
+@pytest.mark.parametrize("chosen", [None, "7"])
+def test_workers_have_the_users_choice_of_how_threads_wait_and_not_ours(run, monkeypatch, chosen):
+    given = []
+
+    async def measure(benchmark, places, env, **others):
+        given.append(env.get("GOMP_SPINCOUNT"))
+        raise BenchError("enough", remedy="none")
+
+    monkeypatch.setattr("benchmarks.harness.measure", measure)
+    monkeypatch.setattr("loopwright.doctor.busy.busy_share", lambda: None)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+    run("manager", "--ours-only")
+    assert given == [chosen]
 
 
 def test_an_installed_package_says_that_it_has_no_benchmarks(run, tmp_path, monkeypatch):

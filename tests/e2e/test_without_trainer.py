@@ -16,6 +16,7 @@ from loopwright.build import ServedModel, open_run, serve_engine
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.engines.http.client import HttpEngine
+from loopwright.engines.restartable import RestartableEngine
 from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GroupStatus
@@ -113,6 +114,19 @@ async def test_an_engine_that_runs_already_gives_the_same(
     versions = {v for one in lines_of(made_there) for chain in one["episode"]["chains"] for v in chain["versions"]}
     assert 5 not in versions, "a session that was killed would give up what its own weights cannot have sampled"
     assert [chains_of(one) for one in lines_of(made_there)] == [chains_of(one) for one in lines_of(made_here)]
+
+
+async def test_waiting_for_an_engine_elsewhere_is_not_the_agents_time(
+    measured: Path, command: Command, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    held = RestartableEngine.held_seconds
+    monkeypatch.setattr(RestartableEngine, "held_seconds", lambda self: asked.append(held(self)) or asked[-1])
+    model = ServedModel(str(tiny_model), tmp_path, "float32", None, None, 64, 0)
+    async with serve_engine(model, host="127.0.0.1", port=0, key=None) as port:
+        code, _, err = await asyncio.to_thread(command, "eval", measured, "--engine", f"http://127.0.0.1:{port}")
+    assert (code, err) == (0, "")
+    assert asked, "whoever limits the agents' time has to ask the engine how long it was away"
 
 
 def test_an_engine_that_is_not_there_is_named(measured: Path, command: Command) -> None:

@@ -16,9 +16,12 @@ from transformers.masking_utils import (
 )
 
 from loopwright.errors import ModelError
+from loopwright.models import plans
+from loopwright.models.lean import LeanForward
 from loopwright.models.load import load_model
 from loopwright.models.masks import MaskedPlan, windows_of
-from loopwright.testing.tiny import SHAPE, tiny_tokenizer
+from loopwright.models.rotary import FIRST_TABLE, Angles
+from loopwright.testing.tiny import SHAPE, tiny_llama, tiny_tokenizer
 
 CONTEXT = 4096
 
@@ -65,6 +68,36 @@ def test_windows_that_masks_and_calls_agree_on() -> None:
 def test_a_layer_that_sees_something_else_is_refused(sees: Any, window: int | None, why: str) -> None:
     with pytest.raises(ModelError, match=why):
         asked((causal_mask_function, None), (sees, window))
+
+
+def test_numbers_beyond_a_window_are_compared(monkeypatch: pytest.MonkeyPatch, tiny_sliding_folder: Path) -> None:
+    """Masks may be right, and what we compute of them wrong."""
+    causal = plans._causal
+
+    def sees_one_more(*tensors: Any) -> torch.Tensor:
+        *others, window = tensors
+        return causal(*others, None if window is None else window + 1)
+
+    monkeypatch.setattr(plans, "_causal", sees_one_more)
+    with pytest.raises(ModelError, match="differ by"):
+        load_model(str(tiny_sliding_folder), cache=tiny_sliding_folder)
+
+
+def test_a_long_context_takes_no_memory_to_prove(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A table of all angles up to the last position would take gigabytes."""
+    computed: list[int] = []
+    compute = Angles._compute
+
+    def counted(self: Angles, positions: torch.Tensor) -> torch.Tensor:
+        computed.append(len(positions))
+        return compute(self, positions)
+
+    monkeypatch.setattr(Angles, "_compute", counted)
+    folder = tiny_llama(tmp_path, max_position_embeddings=1 << 17)
+    loaded = load_model(str(folder), cache=tmp_path)
+    assert isinstance(loaded.forward, LeanForward)
+    assert loaded.max_context == 1 << 17
+    assert max(computed) == FIRST_TABLE
 
 
 def test_a_cap_on_logits_is_refused_while_they_are_small(tmp_path: Path) -> None:

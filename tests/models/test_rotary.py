@@ -69,3 +69,13 @@ def test_factors_are_chosen_by_the_context_of_the_run_and_not_by_neighbours(long
         assert torch.equal(chosen[0](like, torch.tensor([packed]))[0][:, :1], chosen[0](like, last)[0][:, 1:2])
     angles = Angles(chosen[0], like)
     assert torch.equal(angles.at(last[0])[0][:, 0], chosen[0](like, last)[0][0])
+
+
+def test_dynamic_angles_stay_as_the_model_made_them() -> None:
+    """HunYuan multiplies the base of its own by a factor that transformers' plain formula does not know."""
+    own = rotary("dynamic")
+    own.inv_freq = own.inv_freq * 0.5
+    wanted = own.inv_freq.clone()
+    choose_angles(nn.ModuleList([own]), CONTEXT)
+    own(torch.zeros(1), torch.tensor([[0, 5 * CONTEXT]]))
+    assert torch.equal(own.inv_freq, wanted)

@@ -10,17 +10,21 @@ import pytest
 
 from loopwright.agents import EnginePolicy, PythonTool, ToolBudget, ToolLoop
 from loopwright.engines.controller import RolloutController
+from loopwright.engines.restartable import RestartableEngine
 from loopwright.engines.worker import embedded
+from loopwright.errors import EngineLostError
+from loopwright.ports import OnPart
 from loopwright.produce import run_rollout
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.testing.virtual_time import run_virtually
-from loopwright.types import Episode, GenerateRequest, PauseMode, RolloutKey, Sampling, StopReason, Task
+from loopwright.types import Episode, GenerateRequest, Generation, PauseMode, RolloutKey, Sampling, StopReason, Task
 
 TOOLS = Path(__file__).parent.parent / "agents"
 TASK = Task.ask("t", "What is it?", truth="it")
 CALL = '<tool_call>{"name": "look_up", "arguments": {"words": ["it"]}}</tool_call>'
 ANSWER_SECONDS = 4.0
 PAUSE_SECONDS = 1000.0
+AWAY_SECONDS = 40.0
 
 
 def answer(request: GenerateRequest) -> str:
@@ -62,3 +66,29 @@ def test_its_own_time_is_charged(seconds: float, mode: PauseMode | None) -> None
     episode = run_virtually(rolled_out({"seconds": seconds}, mode))
     assert episode.stop is StopReason.BUDGET
     assert episode.answer != "it"
+
+
+class Restarting(ScriptedEngine):
+    """Answers the first call, and is away for a while before the second."""
+
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+        now = asyncio.get_running_loop().time()
+        if self.requests and now < ANSWER_SECONDS + AWAY_SECONDS:
+            raise EngineLostError("it is started again", remedy="none: the test wants it so")
+        return await super().generate(request, on_part)
+
+
+def test_an_engine_elsewhere_that_is_started_again_is_not_charged() -> None:
+    """The agent would be graded for an outage."""
+
+    async def rolled_out() -> Episode:
+        loop = ToolLoop([PythonTool("user_tools.py:look_up", TOOLS, 5.0)], budget=ToolBudget(8, seconds=10.0))
+        engine = RestartableEngine(Restarting(answer, seconds=lambda request: ANSWER_SECONDS))
+        held = engine.held_seconds
+        policy = EnginePolicy(engine, CharRenderer(), Sampling(max_new_tokens=500), "t/0/0/0", 9999, held=held)
+        made = await run_rollout(RolloutKey("t", 0, 0), TASK, loop=loop, policy=policy, timeout_seconds=20.0, held=held)
+        assert made.episode is not None, made.reward
+        return made.episode
+
+    episode = run_virtually(rolled_out())
+    assert (episode.answer, episode.stop) == ("it", StopReason.DONE)

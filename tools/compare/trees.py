@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.process import environment_of
 from loopwright.errors import BenchError
-from loopwright.models.openmp import SPIN_COUNT
+from loopwright.models.openmp import without_our_choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Tree:
 
     def environment(self, threads: int) -> dict[str, str]:
         """Of a process that runs this tree's code, whichever tree the environment was set up from."""
-        # Each tree says itself how its threads wait.
-        own = {name: value for name, value in self.env.items() if name != SPIN_COUNT}
+        # Each tree says itself how its threads wait, unless the user does.
+        own = without_our_choice(self.env)
         return {**environment_of(own, self.path, threads), "PYTHONPATH": f"{self.path / 'src'}:{self.path}"}
 
 

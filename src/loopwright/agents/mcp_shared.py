@@ -1,9 +1,10 @@
 """One server of tools for all rollouts, started again when it dies.
 
-Its tools keep nothing, so a call that lost its server is made once more on the next one. A call that loses that too is
-a tool's error, which the model reads (R2). A server that dies again and again without answering in between is given up
-(R4): from then on every rollout that wants it is a failure of infrastructure, with the last reason. One that never
-started is not tried again: a wrong command stays wrong.
+Its tools keep nothing, so a call that lost its server is made once more on the next one: alone, since any of the calls
+that were under way may have killed it. A call that loses that server too is a tool's error, which the model reads (R2).
+The others never hear of it. A server that dies again and again by itself, or with every call, is given up (R4): from
+then on every rollout that wants it is a failure of infrastructure, with the last reason. One that never started is not
+tried again: a wrong command stays wrong.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from loopwright.types import Tool
 
 log = logging.getLogger("loopwright")
 
-TRIES = 2
-"""How often one call may lose its server."""
 MAX_RESTARTS = 3
+"""Of a server that is lost again and again, no call being to blame."""
+MAX_BLAMED = 20
+"""Calls in a row that may be blamed. A group of rollouts may make the same bad call; a server that never answers is
+broken."""
 FIRST_PAUSE_SECONDS = 0.2
 """Before a server is started again; each later pause is twice as long."""
 
@@ -38,11 +41,20 @@ class RunningServer(Protocol):
 
 
 class SharedServer:
-    """Use it as `async with`. Entering `start` starts a server, or raises ToolServerError; leaving ends it."""
+    """Use it as `async with`. Entering `start` starts a server, or raises ToolServerError; leaving ends it.
 
-    def __init__(self, start: Callable[[], AbstractAsyncContextManager[RunningServer]]) -> None:
+    A call may take `timeout_seconds`. What it has to wait for a server is not its own time.
+    """
+
+    def __init__(self, start: Callable[[], AbstractAsyncContextManager[RunningServer]], timeout_seconds: float) -> None:
         self._start = start
+        self._timeout_seconds = timeout_seconds
         self._deaths = 0
+        self._blamed = 0
+        self._suspects = 0
+        self._no_suspects = asyncio.Event()
+        self._no_suspects.set()
+        self._alone = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         self._running: asyncio.Future[RunningServer] = asyncio.get_running_loop().create_future()
@@ -65,16 +77,51 @@ class SharedServer:
         return await asyncio.shield(self._running)
 
     async def use(self, name: str, arguments: Mapping[str, Any]) -> str:
-        for _ in range(TRIES):
+        server = await self._unsuspected()
+        try:
+            return await self._ask(server, name, arguments)
+        except ToolServerError as error:
+            self._lose(server, error)
+        self._suspects += 1
+        self._no_suspects.clear()
+        try:
+            async with self._alone:
+                return await self._use_alone(name, arguments)
+        finally:
+            self._suspects -= 1
+            if not self._suspects:
+                self._no_suspects.set()
+
+    async def _unsuspected(self) -> RunningServer:
+        """The server, as soon as no call is under way that may kill it."""
+        while True:
+            await self._no_suspects.wait()
             server = await self.running()
-            try:
-                said = await server.use(name, arguments)
-            except ToolServerError as error:
-                self._lose(server, error)
-            else:
+            if self._no_suspects.is_set():
+                return server
+
+    async def _use_alone(self, name: str, arguments: Mapping[str, Any]) -> str:
+        server = await self.running()
+        try:
+            return await self._ask(server, name, arguments)
+        except ToolServerError as error:
+            self._blamed += 1
+            if self._blamed <= MAX_BLAMED:
                 self._deaths = 0
-                return said
-        return f"error: the server of {name} died {TRIES} times while it ran"
+            self._lose(server, error)
+            return f"error: the server of {name} died 2 times while it ran"
+
+    async def _ask(self, server: RunningServer, name: str, arguments: Mapping[str, Any]) -> str:
+        deadline = asyncio.timeout(self._timeout_seconds)
+        try:
+            async with deadline:
+                said = await server.use(name, arguments)
+        except TimeoutError:
+            if deadline.expired():
+                return f"error: {name} took longer than {self._timeout_seconds:g} s"
+            raise
+        self._deaths = self._blamed = 0
+        return said
 
     def _lose(self, server: RunningServer, error: ToolServerError) -> None:
         """From now on whoever wants a server waits for the next one. Others may have lost this one before."""
@@ -108,7 +155,8 @@ class SharedServer:
                 error = await self._live()
             except ToolServerError as not_started:
                 error = not_started
-        words = f"was lost {self._deaths + 1} times without an answer in between, and is given up"
+        losses = self._deaths + 1 + 2 * self._blamed
+        words = f"was lost {losses} times without an answer in between, and is given up"
         return ToolServerError(f"a shared server of tools {words}: {error.message}", remedy=error.remedy)
 
     async def _live(self) -> ToolServerError:

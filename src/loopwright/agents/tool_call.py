@@ -19,10 +19,11 @@ from loopwright.types import Message, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """A tool, ready to be called in one rollout. `use` may raise anything."""
+    """A tool, ready to be called in one rollout. `use` may raise anything, and take as long as it likes if there are no
+    `timeout_seconds`."""
 
     tool: Tool
-    timeout_seconds: float
+    timeout_seconds: float | None
     use: Callable[[Mapping[str, Any]], Awaitable[object]]
 
     @property

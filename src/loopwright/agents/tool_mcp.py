@@ -49,7 +49,7 @@ class McpServer:
         self._command, self._base, self._env = tuple(command), base, dict(env)
         self._only = only
         self._timeout_seconds, self._start_seconds = timeout_seconds, start_seconds
-        self._shared = SharedServer(self._started) if shared else None
+        self._shared = SharedServer(self._started, timeout_seconds) if shared else None
 
     async def __aenter__(self) -> Self:
         if self._shared is not None:
@@ -63,13 +63,16 @@ class McpServer:
     @asynccontextmanager
     async def open(self, task: Task, state: dict[str, Any]) -> AsyncIterator[Sequence[BoundTool]]:
         if self._shared is not None:
-            yield self._bound((await self._shared.running()).tools, self._shared.use)
+            # It times its calls itself.
+            yield self._bound((await self._shared.running()).tools, self._shared.use, None)
             return
         async with self._started() as server:
-            yield self._bound(server.tools, server.use)
+            yield self._bound(server.tools, server.use, self._timeout_seconds)
 
-    def _bound(self, tools: Sequence[Tool], use: Callable[[str, Mapping[str, Any]], Awaitable[str]]) -> list[BoundTool]:
-        return [BoundTool(tool, self._timeout_seconds, partial(use, str(tool["name"]))) for tool in tools]
+    def _bound(
+        self, tools: Sequence[Tool], use: Callable[[str, Mapping[str, Any]], Awaitable[str]], seconds: float | None
+    ) -> list[BoundTool]:
+        return [BoundTool(tool, seconds, partial(use, str(tool["name"]))) for tool in tools]
 
     @asynccontextmanager
     async def _started(self) -> AsyncIterator[_Connection]:

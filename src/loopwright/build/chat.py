@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from loopwright.agents import EnginePolicy
 from loopwright.engines.torch.engine import TorchEngine
@@ -39,9 +40,10 @@ class ChatModel:
 async def open_chat(folder: RunFolder, *, cache: Path) -> AsyncIterator[ChatModel]:
     """The run's model: the exported one, or that of its latest checkpoint. `cache` is where converted models are."""
     weights = newest_weights(folder)
+    trained_context = _model_config(folder).get("max_context")
     with ComputeThread() as compute:
         await compute.run(configure, threads=None, deterministic=False)
-        model = await compute.run(load_model, weights.path, cache=cache)
+        model = await compute.run(load_model, weights.path, cache=cache, trained_context=trained_context)
         async with TorchEngine(model, compute, max_batch=1, cache_tokens=model.max_context) as engine:
             yield ChatModel(engine, model)
 
@@ -52,5 +54,9 @@ def run_renderer(folder: RunFolder) -> Renderer:
         raise RunError(
             f"{folder.path} has no tokenizer yet", remedy="wait until the run has loaded its model, then try again"
         )
-    model = (folder.stored_config() or {}).get("model", {})
-    return make_renderer(load_tokenizer(str(folder.tokenizer)), model.get("renderer", "auto"))
+    return make_renderer(load_tokenizer(str(folder.tokenizer)), _model_config(folder).get("renderer", "auto"))
+
+
+def _model_config(folder: RunFolder) -> dict[str, Any]:
+    model: dict[str, Any] = (folder.stored_config() or {}).get("model", {})
+    return model

@@ -12,7 +12,6 @@ from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
 from loopwright.models.load import load_tokenizer
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
-from loopwright.ports import StreamingEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class RemoteModel:
 
 
 @asynccontextmanager
-async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[StreamingEngine, RemoteModel]]:
+async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[RestartableEngine, RemoteModel]]:
     """The engine, and how to talk to the model that it serves."""
     from loopwright.engines.http.client import HttpEngine
 

@@ -71,7 +71,7 @@ async def open_session(
     redact = redactor_of(loaded, remote.key if remote else None)
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
-        bench, engine, lockstep = await _bench_and_engine(stack, loaded, cache, version, remote)
+        bench, engine, lockstep, held = await _bench_and_engine(stack, loaded, cache, version, remote)
         folder = stack.enter_context(_folder(Path(config.trainer.run_dir), snapshot, fresh))
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         folder.adopt(snapshot, loaded.base)
@@ -83,7 +83,7 @@ async def open_session(
             folder,
             bench,
             engine,
-            await stack.enter_async_context(bench.runner(engine, lockstep, redact=redact)),
+            await stack.enter_async_context(bench.runner(engine, lockstep, held, redact=redact)),
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,
@@ -92,13 +92,15 @@ async def open_session(
 
 async def _bench_and_engine(
     stack: AsyncExitStack, loaded: Loaded, cache: Path, version: int, remote: RemoteEngine | None
-) -> tuple[Bench, StreamingEngine, Lockstep | None]:
+) -> tuple[Bench, StreamingEngine, Lockstep | None, Callable[[], float]]:
+    """Also for how many seconds the engine has answered nobody: it may be lost and come back."""
     if remote is not None:
         elsewhere, model = await stack.enter_async_context(connected(remote))
-        return await stack.enter_async_context(open_bench(loaded, model)), Stamped(elsewhere, version), None
+        there = await stack.enter_async_context(open_bench(loaded, model))
+        return there, Stamped(elsewhere, version), None, elsewhere.held_seconds
     bench = await stack.enter_async_context(open_workbench(loaded, cache))
     engine = await stack.enter_async_context(bench.embedded_engine(version))
-    return bench, engine, engine
+    return bench, engine, engine, lambda: 0.0
 
 
 @contextmanager

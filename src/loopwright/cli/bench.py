@@ -16,7 +16,7 @@ import loopwright
 from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import show_warning
 from loopwright.errors import BenchError
-from loopwright.models.openmp import SPIN_COUNT
+from loopwright.models.openmp import without_our_choice
 
 PACKAGE = "benchmarks"
 
@@ -44,8 +44,8 @@ def bench(
         _module("harness", checkout).measure(
             benchmark,
             places,
-            # Peers wait as OpenMP lets them; ours says itself how it waits.
-            {name: value for name, value in os.environ.items() if name != SPIN_COUNT},
+            # Peers wait as OpenMP or the user lets them; ours says itself how it waits.
+            without_our_choice(os.environ),
             rounds=rounds or benchmark.rounds,
             ours_only=ours_only,
             say=lambda text: typer.echo(text, err=True),

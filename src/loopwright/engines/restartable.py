@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 from loopwright.engines.controller import MAX_BREAKS
+from loopwright.engines.stopwatch import Stopwatch
 from loopwright.errors import EngineLostError
 from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
@@ -30,10 +31,15 @@ class RestartableEngine:
     def __init__(self, engine: StreamingEngine, wait_seconds: float = WAIT_SECONDS) -> None:
         self._engine = engine
         self._wait_seconds = wait_seconds
+        self._held = Stopwatch()
 
     @property
     def version(self) -> int:
         return self._engine.version
+
+    def held_seconds(self) -> float:
+        """For how long calls have waited so far for an engine that was lost."""
+        return self._held.seconds()
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Who does not listen gets an answer that was lost anew, from its beginning."""
@@ -63,7 +69,8 @@ class RestartableEngine:
         while not call.is_whole:
             if loop.time() + pause > deadline or breaks > MAX_BREAKS:
                 raise lost
-            await asyncio.sleep(pause)
+            with self._held.running():
+                await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             before = call.tokens
             try:

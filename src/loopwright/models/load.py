@@ -54,11 +54,13 @@ def load_model(
     cache: Path,
     dtype: str = "float32",
     max_context: int | None = None,
+    trained_context: int | None = None,
     device: str = "cpu",
     native: bool = True,
 ) -> LoadedModel:
     """Load from a folder, a Hugging Face name, or `smollm2`; raise ModelError when it could not be trained. It decodes
-    by `native` steps where it can, unless it shall not."""
+    by `native` steps where it can, unless it shall not. Angles that depend on the length are those of
+    `trained_context`, or else of `max_context`."""
     source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
     tokenizer = load_tokenizer(source)
     config = _from_pretrained(AutoConfig, source, "config")
@@ -71,7 +73,7 @@ def load_model(
         replace_linears(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
     longest = min(limit, max_context or limit)
-    choose_angles(model, longest)
+    choose_angles(model, min(limit, trained_context or longest))
     find = (lambda: library(cache / "native")) if native else None
     return LoadedModel(model, tokenizer, longest, fastest_forward(model, proven(model, longest), find))
 

@@ -71,8 +71,7 @@ def fastest_forward(
     except NoRoomError as error:
         log.warning("no memory to prove native decode steps (%s): the model decodes by torch", error)
     finally:
-        # The last positions of the probe made them as many as the whole context has.
-        parts.angles.shrink()
+        parts.angles.tabulate()
     return lean
 
 
@@ -132,7 +131,8 @@ def _parts(model: Any, asked: list[Asked]) -> LeanModel | None:
     heads, table = Heads(queries=query[1], keys=key[1], dim=query[-1]), base.embed_tokens.weight
     return LeanModel(
         table=table,
-        angles=Angles(base.rotary_emb, table),
+        # The probe asks for the last positions: a table would hold those of the whole context, gigabytes for a million.
+        angles=Angles(base.rotary_emb, table, tabled=False),
         sizes=Sizes(heads, hidden=table.shape[1], inner=len(base.layers[0].mlp.gate_proj.weight)),
         layers=[_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)],
         norm=ColumnNorm(base.norm),

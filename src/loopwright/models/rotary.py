@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-BY_LENGTH = ("longrope", "dynamic")
+LONGROPE = "longrope"
+BY_LENGTH = (LONGROPE, "dynamic")
 """Kinds in which transformers chooses the angles of all tokens by the largest position in the row."""
 
 CHOSEN = "chosen"
@@ -27,24 +28,30 @@ def choose_angles(model: Any, max_context: int) -> None:
         kind = getattr(module, "rope_type", None)
         # Where it is a choice per kind of layer, the proof decides whether it does any harm.
         if isinstance(kind, str) and kind in BY_LENGTH:
-            device = module.inv_freq.device
-            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](module.config, device, max_context)
-            module.register_buffer("inv_freq", frequencies, persistent=False)
+            # Dynamic ones are kept as the model made them: they change only beyond its own limit, and some models
+            # (HunYuan) put a factor of their own into them.
+            if kind == LONGROPE:
+                device = module.inv_freq.device
+                frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](module.config, device, max_context)
+                module.register_buffer("inv_freq", frequencies, persistent=False)
             module.rope_type = CHOSEN
 
 
 class Angles:
     """The angles of a model's own rotary embedding."""
 
-    def __init__(self, rotary: Any, like: torch.Tensor) -> None:
+    def __init__(self, rotary: Any, like: torch.Tensor, *, tabled: bool = True) -> None:
+        """Unless `tabled`, they are computed each time, until `tabulate` is called."""
         self._rotary = rotary
         self._like = like
-        self.shrink()
+        self._table: torch.Tensor | None = None
+        if tabled:
+            self.tabulate()
 
-    def shrink(self) -> None:
-        """Begin anew with a small table."""
-        tabled = getattr(self._rotary, "rope_type", None) in BY_POSITION
-        self._table = self._compute(torch.arange(FIRST_TABLE, device=self._like.device)) if tabled else None
+    def tabulate(self) -> None:
+        """Look them up from now on, if they depend on a token's position alone."""
+        if getattr(self._rotary, "rope_type", None) in BY_POSITION:
+            self._table = self._compute(torch.arange(FIRST_TABLE, device=self._like.device))
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, [tokens, 1, dim] each."""
