@@ -102,6 +102,8 @@ async def crowd(sessions: int, folder: Path) -> str:
             grown = held() - before
             peak = tracemalloc.get_traced_memory()[1] - before
             await end_all(h, ids)
+            # The server hears of closed connections in its own time, and lets go of them then.
+            await asyncio.sleep(2.0)
             left = held() - before
         finally:
             tracemalloc.stop()
