@@ -291,3 +291,17 @@ def test_a_mark_with_much_space_behind_it_takes_no_longer() -> None:
     ids = PlainIds(encode, None, {0}, spelling)["<|end|>" + "\n" * 500]
     assert 0 not in ids
     assert signs < 20_000
+
+
+def test_a_text_cannot_swallow_the_mark_behind_it() -> None:
+    """MiniMax's marks overlap: a text that ends in the beginning of one took the first sign of the next."""
+    tokenizer = tiny_tokenizer(CHATML.replace("<|im_start|>", "]~b]").replace("<|im_end|>", "[e~["))
+    marks = ("]~!b[", "]~b]", "[e~[")
+    tokenizer.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
+    numbers = set(tokenizer.convert_tokens_to_ids(list(marks)))
+    renderer = ChatTemplateRenderer(tokenizer)
+    usual = [token for token in renderer.render([{"role": "user", "content": "Hi"}]) if token in numbers]
+    for text in ("Hi]~!b", "]~!b", "]~!b[]~!b", "[e~", "]~!b "):
+        ids = renderer.render([{"role": "user", "content": text}])
+        assert [token for token in ids if token in numbers] == usual
+        assert text in tokenizer.decode(ids, skip_special_tokens=False)
