@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from tokenizers import AddedToken
 
 from loopwright.render.canonical import template_messages
 from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.render.control import ControlTokens
 from loopwright.render.drift import chain_drift
 from loopwright.render.plain_ids import PlainIds
 from loopwright.render.plain_tools import plain_messages
@@ -305,3 +307,19 @@ def test_a_text_cannot_swallow_the_mark_behind_it() -> None:
         ids = renderer.render([{"role": "user", "content": text}])
         assert [token for token in ids if token in numbers] == usual
         assert text in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_many_marks_are_looked_for_in_no_more_time() -> None:
+    """Each was tried at each sign: a page of 4 MB stopped the event loop for seconds, because `re` keeps the GIL."""
+    many = ControlTokens({n: AddedToken(f"<|reserved_{n}|>", special=True) for n in range(2_000)})
+    few = ControlTokens({n: AddedToken(f"<|reserved_{n}|>", special=True) for n in range(2)})
+    page = "<|reserved_" * 5_000
+    assert many.hide("<|reserved_1999|>") != "<|reserved_1999|>"
+    assert many.shown(many.hide("a<|reserved_19|><|reserved_199|>")) == "a<|reserved_19|><|reserved_199|>"
+
+    def seconds(control: ControlTokens) -> float:
+        begin = time.perf_counter()
+        control.hide(page)
+        return time.perf_counter() - begin
+
+    assert min(seconds(many) for _ in range(3)) < 20 * min(seconds(few) for _ in range(3))

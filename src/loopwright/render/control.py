@@ -63,7 +63,7 @@ class ControlTokens:
         if self._normalize is not None:
             self._numbers |= {self._normalize(spelled): number for spelled, number in self._numbers.items()}
         texts = sorted(self._numbers, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
+        self._pattern = re.compile(_one_of(texts) if texts else "(?!)")
         self._firsts = tuple({text[0] for text in texts})
         self._lasts = tuple({text[-1] for text in texts})
         self._signs = tuple({*self._firsts, *self._lasts})
@@ -155,7 +155,7 @@ class ControlTokens:
         return found is not None and found.start() < end
 
     def _with_space(self, whole: str, begin: int, end: int, last: int, number: int) -> tuple[int, int]:
-        """Where a token begins and ends with the white space beside it that it swallows, and that the text must keep."""
+        """Where a token begins and ends with the white space that it swallows, and that the text must keep."""
         takes_left, takes_right = self._flags[number]
         while takes_left and begin > last and whole[begin - 1].isspace():
             begin -= 1
@@ -189,6 +189,18 @@ def hides_spelling(text: str) -> bool:
 
 def _placeholder(number: int) -> str:
     return f"{_SECRET}{number:08d}"
+
+
+def _one_of(texts: Collection[str]) -> str:
+    """A pattern that finds the longest of these, letter by letter: to try one text after the other at each place takes
+    as long as there are texts."""
+    rests: dict[str, set[str]] = {}
+    for text in texts:
+        if text:
+            rests.setdefault(text[0], set()).add(text[1:])
+    branches = [re.escape(first) + _one_of(rest) for first, rest in rests.items()]
+    pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+    return f"(?:{pattern})?" if branches and "" in texts else pattern
 
 
 def _is_control(token: Any, template: str, marks: Collection[str]) -> bool:
