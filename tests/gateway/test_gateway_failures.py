@@ -211,6 +211,18 @@ async def test_a_turn_that_cannot_be_stored_is_not_recorded(tmp_path: Path) -> N
         assert len(h.recorder()) == 0
 
 
+async def test_agents_are_not_told_where_the_store_lies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with SqliteStore(tmp_path / "sessions.sqlite") as store, house(["Hello."] * 9, store=store) as h:
+        await h.session()
+        assert store._connection is not None
+        store._connection.execute("PRAGMA query_only = ON")
+        for stream in (False, True):
+            response = await h.post("/session-1/v1/chat/completions", {"messages": HI, "stream": stream})
+            assert "cannot be used" in response.text
+            assert str(tmp_path) not in response.text
+    assert str(tmp_path) in caplog.text
+
+
 async def test_many_sessions_at_once_are_all_kept(tmp_path: Path) -> None:
     async with SqliteStore(tmp_path / "sessions.sqlite") as store, house(numbered, store=store) as h:
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -22,6 +23,8 @@ from loopwright.errors import RunError
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.wire import session_from_row, session_row, turn_from_row, turn_row
 from loopwright.render.recording.recorded import Recorded
+
+log = logging.getLogger("loopwright")
 
 FORMAT = 1
 TIDY_SECONDS = 2.0
@@ -128,7 +131,7 @@ class SqliteStore:
             try:
                 self._connection = await asyncio.to_thread(_open, self._path)
             except sqlite3.Error as error:
-                raise _unusable(self._path, error) from error
+                raise _unusable(str(self._path), error) from error
             self._lock = lock.pop_all()
         self._tidying = asyncio.create_task(self._tidy())
         return self
@@ -222,7 +225,9 @@ class SqliteStore:
                     connection.executemany(DELIVER, self._delivered)
             self._delivered.clear()
         except sqlite3.Error as error:
-            raise _unusable(self._path, error) from error
+            # Agents are told this: where the file lies is for whoever runs the gateway.
+            log.error("%s cannot be used: %s", self._path, error)
+            raise _unusable("the store of sessions", error) from error
 
     async def _tidy(self) -> None:
         """Move what was committed from the log into the file, from time to time, and not in the event loop."""
@@ -275,5 +280,5 @@ def _checkpoint(path: Path) -> None:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> RunError:
-    return RunError(f"{path} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")
+def _unusable(what: str, error: sqlite3.Error) -> RunError:
+    return RunError(f"{what} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")
