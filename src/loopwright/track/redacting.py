@@ -29,19 +29,20 @@ def redactor_of(loaded: Loaded, *keys: str | None) -> Redactor:
     given under a name that says so, and what the addresses of judgers hold."""
     config = loaded.config
     named = {judger.api_key_env for judger in config.judgers.values() if isinstance(judger, EndpointConfig)}
-    secrets = {name: value for name, value in loaded.secrets.items() if name in named or names_a_secret(name)}
+    # Pairs: several judgers and tools may be given something under the same name.
+    secrets = [(name, value) for name, value in loaded.secrets.items() if name in named or names_a_secret(name)]
     for name, judger in config.judgers.items():
         if isinstance(judger, HttpJudgerConfig | LlmJudgerConfig):
             url = judger.url if isinstance(judger, HttpJudgerConfig) else judger.base_url
-            secrets |= {f"judgers.{name}: {part}": value for part, value in _in_url(url)}
+            secrets += [(f"judgers.{name}: {part}", value) for part, value in _in_url(url)]
     for _, task_set in config.all_task_sets():
         for tool in task_set.agent.tools if isinstance(task_set.agent, ToolAgent) else ():
             given = tool.env if isinstance(tool, McpToolsConfig) else {}
-            secrets |= {name: value for name, value in given.items() if names_a_secret(name)}
-    for name, value in secrets.items():
+            secrets += [(name, value) for name, value in given.items() if names_a_secret(name)]
+    for name, value in secrets:
         if len(value) < SHORTEST_SECRET:
             log.warning("%s has less than %d characters: logs and stored texts may show it", name, SHORTEST_SECRET)
-    return Redactor((*secrets.values(), *(key for key in keys if key)))
+    return Redactor((*(value for _, value in secrets), *(key for key in keys if key)))
 
 
 def _in_url(url: str) -> Iterator[tuple[str, str]]:
