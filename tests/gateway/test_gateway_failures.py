@@ -195,6 +195,30 @@ async def test_a_store_keeps_no_key_of_a_session_that_is_over(tmp_path: Path) ->
     assert KEY.encode() not in stored
 
 
+def is_in_a_file(words: str, folder: Path) -> bool:
+    return any(words.encode() in file.read_bytes() for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_what_is_redacted_is_soon_in_no_file(
+    deleted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed in SQLite's log for as long as the gateway ran, and for good if that was killed."""
+    monkeypatch.setattr("loopwright.gateway.store.TIDY_SECONDS", 0.02)
+    async with SqliteStore(tmp_path / "sessions.sqlite", Redactor([KEY])) as store, house(["Hi."], store=store) as h:
+        await h.session()
+        await h.chat("session-1", [{"role": "user", "content": f"It is {KEY}"}])
+        assert is_in_a_file(KEY, tmp_path)
+        session = h.gateway.sessions.find("session-1")
+        if deleted:
+            h.gateway.sessions.delete(session)
+        else:
+            h.gateway.sessions.end(session)
+        async with asyncio.timeout(5):
+            while is_in_a_file(KEY, tmp_path):
+                await asyncio.sleep(0.02)
+
+
 class FullDisk(SqliteStore):
     """Takes sessions, and no turns."""
 

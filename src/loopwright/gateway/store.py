@@ -124,6 +124,7 @@ class SqliteStore:
         self._wrote = False
         self._delivered: list[tuple[str, int]] = []
         """Turns that have reached their client. That is written with what is written next, or a moment later."""
+        self._removed = False
 
     async def __aenter__(self) -> Self:
         with ExitStack() as lock:
@@ -183,9 +184,11 @@ class SqliteStore:
         with self._transaction() as db:
             db.execute("UPDATE sessions SET state = ? WHERE id = ?", (state.value, session_id))
             changed = self._redacted(db, session_id)
+            self._removed |= bool(changed)
             db.executemany("UPDATE turns SET facts = ? WHERE session = ? AND number = ?", changed)
 
     def delete(self, session_id: str) -> None:
+        self._removed = True
         with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
             db.execute("DELETE FROM undelivered WHERE session = ?", (session_id,))
@@ -234,10 +237,13 @@ class SqliteStore:
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             if self._wrote:
-                self._wrote = False
+                removed, emptied = self._removed, False
+                self._wrote = self._removed = False
                 # What is wrong with the file is told to the next who writes.
                 with suppress(sqlite3.Error):
-                    await asyncio.to_thread(_checkpoint, self._path)
+                    emptied = await asyncio.to_thread(_checkpoint, self._path, empty=removed)
+                if removed and not emptied:
+                    self._wrote = self._removed = True
 
 
 @contextmanager
@@ -274,10 +280,14 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _checkpoint(path: Path) -> None:
-    """It waits for nobody: what is in use stays in the log until the next time."""
-    with closing(sqlite3.connect(path)) as connection:
+def _checkpoint(path: Path, *, empty: bool) -> bool:
+    """It waits for nobody: what is in use stays in the log until the next time. With `empty`, what was deleted or
+    redacted is not left behind in the log; False if somebody was using it."""
+    with closing(sqlite3.connect(path, timeout=0)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        # Only what was written since then is left to be moved: that holds up nobody who writes.
+        busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() if empty else (0,)
+    return not busy
 
 
 def _unusable(what: str, error: sqlite3.Error) -> RunError:
