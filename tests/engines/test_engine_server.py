@@ -7,7 +7,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from loopwright.models.load import LoadedModel
 from loopwright.models.weight_files import write_weights
 from loopwright.ports import OnPart
 from loopwright.serve.listen import listening
-from loopwright.testing import UnhurriedForward
+from loopwright.testing import ScriptedEngine, UnhurriedForward
 from loopwright.types import GenerateRequest, Generation, PauseMode, Sampling
 
 BODY = {"token_ids": [0, 1, 2], "sampling_params": {"max_tokens": 3}}
@@ -345,6 +345,23 @@ def test_the_system_watches_whether_a_connection_has_another_end(factory: Callab
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(look())
+
+
+@pytest.mark.parametrize("on_part", [None, lambda part: None])
+async def test_a_server_that_is_ended_before_the_first_token_is_a_lost_engine(
+    on_part: OnPart | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answered 500, which nobody takes for an engine that may come back."""
+    monkeypatch.setattr("loopwright.serve.listen.GRACE_SECONDS", 0.05)
+    slow = ScriptedEngine([[5]], seconds=lambda request: 60.0)
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(listening(engine_app(slow), key=None))
+        async with HttpEngine.connect(f"http://127.0.0.1:{port}", None) as client:
+            call = asyncio.create_task(client.generate(ask(), on_part))
+            await until(lambda: slow.requests)
+            await stack.aclose()
+            with pytest.raises(EngineLostError):
+                await call
 
 
 async def test_a_connection_that_was_reset_meanwhile_is_made_anew() -> None:

@@ -195,6 +195,30 @@ async def test_a_store_keeps_no_key_of_a_session_that_is_over(tmp_path: Path) ->
     assert KEY.encode() not in stored
 
 
+def is_in_a_file(words: str, folder: Path) -> bool:
+    return any(words.encode() in file.read_bytes() for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_what_is_redacted_is_soon_in_no_file(
+    deleted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed in SQLite's log for as long as the gateway ran, and for good if that was killed."""
+    monkeypatch.setattr("loopwright.gateway.store.TIDY_SECONDS", 0.02)
+    async with SqliteStore(tmp_path / "sessions.sqlite", Redactor([KEY])) as store, house(["Hi."], store=store) as h:
+        await h.session()
+        await h.chat("session-1", [{"role": "user", "content": f"It is {KEY}"}])
+        assert is_in_a_file(KEY, tmp_path)
+        session = h.gateway.sessions.find("session-1")
+        if deleted:
+            h.gateway.sessions.delete(session)
+        else:
+            h.gateway.sessions.end(session)
+        async with asyncio.timeout(5):
+            while is_in_a_file(KEY, tmp_path):
+                await asyncio.sleep(0.02)
+
+
 class FullDisk(SqliteStore):
     """Takes sessions, and no turns."""
 
@@ -209,6 +233,18 @@ async def test_a_turn_that_cannot_be_stored_is_not_recorded(tmp_path: Path) -> N
         assert response.status_code == 500
         assert "the disk is full" in response.json()["error"]["message"]
         assert len(h.recorder()) == 0
+
+
+async def test_agents_are_not_told_where_the_store_lies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with SqliteStore(tmp_path / "sessions.sqlite") as store, house(["Hello."] * 9, store=store) as h:
+        await h.session()
+        assert store._connection is not None
+        store._connection.execute("PRAGMA query_only = ON")
+        for stream in (False, True):
+            response = await h.post("/session-1/v1/chat/completions", {"messages": HI, "stream": stream})
+            assert "cannot be used" in response.text
+            assert str(tmp_path) not in response.text
+    assert str(tmp_path) in caplog.text
 
 
 async def test_many_sessions_at_once_are_all_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -67,3 +68,17 @@ async def test_a_large_prompt_is_encoded_beside_the_event_loop(encoded: list[tup
     await policy.reply([user(f"{LARGE} else")])
     large = [on_loop for length, on_loop in encoded if length > 50_000]
     assert large == [False] * 4
+
+
+@pytest.mark.parametrize("where", ["arguments", "thought", "tools"])
+async def test_so_is_one_whose_bulk_is_no_content(where: str, encoded: list[tuple[int, bool]]) -> None:
+    called = {"name": "write", "arguments": json.dumps({"file": LARGE if where == "arguments" else ""})}
+    said = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": called}]}
+    result = {"role": "tool", "tool_call_id": "c", "content": LARGE[:60_000] if where == "thought" else "done"}
+    thought = {"reasoning_content": LARGE} if where == "thought" else {}
+    function = {"name": "write", "parameters": {"description": LARGE if where == "tools" else ""}}
+    async with house(["Hello."], max_context=10**6) as h:
+        session = await h.session()
+        tools = [{"type": "function", "function": function}]
+        await h.chat(session, [user("hi"), {**said, **thought}, result], tools=tools)
+    assert [on_loop for length, on_loop in encoded if length > 50_000] == [False]

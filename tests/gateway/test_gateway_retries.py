@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from loopwright.types import GenerateRequest
 
 HI = [{"role": "user", "content": "Hi"}]
 PATH = "/session-1/v1/chat/completions"
+NO_WISHES: Mapping[str, Any] = {}
 RETRY = {"x-stainless-retry-count": "1"}
 
 
@@ -21,11 +23,13 @@ def numbered(request: GenerateRequest) -> str:
     return f"Answer {len(request.prompt_ids)} of {request.sampling.seed % 997}."
 
 
-async def asked(h: House, **headers: str) -> str:
-    return str((await h.post(PATH, {"messages": HI}, **headers)).json()["id"])
+async def asked(h: House, wishes: Mapping[str, Any] = NO_WISHES, **headers: str) -> str:
+    return str((await h.post(PATH, {"messages": HI, **wishes}, **headers)).json()["id"])
 
 
-async def lose(h: House, monkeypatch: pytest.MonkeyPatch, **headers: str) -> None:
+async def lose(
+    h: House, monkeypatch: pytest.MonkeyPatch, wishes: Mapping[str, Any] = NO_WISHES, **headers: str
+) -> None:
     """An answer that is committed, and does not reach its client."""
 
     def gone(self: Any, session: Any, answers: Any) -> None:
@@ -33,7 +37,7 @@ async def lose(h: House, monkeypatch: pytest.MonkeyPatch, **headers: str) -> Non
 
     with monkeypatch.context() as patch:
         patch.setattr("loopwright.gateway.exchange.Exchange.delivered", gone)
-        await h.post(PATH, {"messages": HI}, **headers)
+        await h.post(PATH, {"messages": HI, **wishes}, **headers)
 
 
 async def test_the_retry_of_a_call_that_failed_does_not_get_anothers_answer() -> None:
@@ -142,3 +146,19 @@ async def test_a_store_without_deliveries_has_delivered_all(tmp_path: Path) -> N
         db.execute("UPDATE turns SET facts = CAST(json_remove(CAST(facts AS TEXT), '$.draws') AS BLOB)")
     async with SqliteStore(file) as store, house(numbered, store=store) as h:
         assert await asked(h) != delivered
+
+
+async def test_a_lost_answer_is_not_given_to_who_asks_for_another_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked for three tokens of the likeliest got a hundred at temperature 1."""
+    file = tmp_path / "sessions.sqlite"
+    wishes = {"max_tokens": 30, "stop": ["STOP"], "temperature": 0.5}
+    async with SqliteStore(file) as store, house(numbered, store=store) as h:
+        await h.session()
+        await lose(h, monkeypatch, wishes)
+        (lost,) = [f"chatcmpl-{turn.answer}" for turn in h.recorder().turns]
+        assert await asked(h) != lost
+        assert await asked(h, wishes | {"max_tokens": 3}, **RETRY) != lost
+    async with SqliteStore(file) as store, house(numbered, store=store) as h:
+        assert await asked(h, wishes, **RETRY) == lost

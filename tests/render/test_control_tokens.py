@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,9 @@ from tokenizers import AddedToken
 
 from loopwright.render.canonical import template_messages
 from loopwright.render.chat_template import ChatTemplateRenderer
+from loopwright.render.control import ControlTokens
 from loopwright.render.drift import chain_drift
+from loopwright.render.plain_ids import PlainIds
 from loopwright.render.plain_tools import plain_messages
 from loopwright.testing.tiny import CHATML, tiny_tokenizer
 from loopwright.types import Message, Thinking
@@ -273,3 +276,50 @@ def test_smollm2() -> None:
     usual = renderer.render([{"role": "user", "content": "Hi"}])
     assert [token for token in ids if token in special] == [token for token in usual if token in special]
     assert INJECTED in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_mark_with_much_space_behind_it_takes_no_longer() -> None:
+    """Every place of that space was tried as a cut: a page with a mark and 60,000 line ends took minutes."""
+    signs = 0
+
+    def encode(text: str) -> list[int]:
+        nonlocal signs
+        signs += len(text)
+        return [0, *map(ord, text.replace("<|end|>", "\0"))]
+
+    def spelling(ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids)).replace("\0", " ")
+
+    ids = PlainIds(encode, None, {0}, spelling)["<|end|>" + "\n" * 500]
+    assert 0 not in ids
+    assert signs < 20_000
+
+
+def test_a_text_cannot_swallow_the_mark_behind_it() -> None:
+    """MiniMax's marks overlap: a text that ends in the beginning of one took the first sign of the next."""
+    tokenizer = tiny_tokenizer(CHATML.replace("<|im_start|>", "]~b]").replace("<|im_end|>", "[e~["))
+    marks = ("]~!b[", "]~b]", "[e~[")
+    tokenizer.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
+    numbers = set(tokenizer.convert_tokens_to_ids(list(marks)))
+    renderer = ChatTemplateRenderer(tokenizer)
+    usual = [token for token in renderer.render([{"role": "user", "content": "Hi"}]) if token in numbers]
+    for text in ("Hi]~!b", "]~!b", "]~!b[]~!b", "[e~", "]~!b "):
+        ids = renderer.render([{"role": "user", "content": text}])
+        assert [token for token in ids if token in numbers] == usual
+        assert text in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_many_marks_are_looked_for_in_no_more_time() -> None:
+    """Each was tried at each sign: a page of 4 MB stopped the event loop for seconds, because `re` keeps the GIL."""
+    many = ControlTokens({n: AddedToken(f"<|reserved_{n}|>", special=True) for n in range(2_000)})
+    few = ControlTokens({n: AddedToken(f"<|reserved_{n}|>", special=True) for n in range(2)})
+    page = "<|reserved_" * 5_000
+    assert many.hide("<|reserved_1999|>") != "<|reserved_1999|>"
+    assert many.shown(many.hide("a<|reserved_19|><|reserved_199|>")) == "a<|reserved_19|><|reserved_199|>"
+
+    def seconds(control: ControlTokens) -> float:
+        begin = time.perf_counter()
+        control.hide(page)
+        return time.perf_counter() - begin
+
+    assert min(seconds(many) for _ in range(3)) < 20 * min(seconds(few) for _ in range(3))

@@ -66,21 +66,32 @@ def test_the_secrets_of_a_config_are_known(tmp_path: Path, caplog: pytest.LogCap
         "command": ["notes"],
         "env": {"NOTES_PASSWORD": "the-notes-password", "MOOD": "sunny-side"},
     }
+    other = {
+        "kind": "mcp",
+        "command": ["more"],
+        "env": {"NOTES_PASSWORD": "another-password", "JUDGE_KEY": "another-judges-key"},
+    }
     config = {
         "model": {"path": "smollm2"},
         "trainer": {"run_dir": "run", "steps": 1},
         "data": {"kind": "python", "path": "tasks.py:tasks"},
-        "agent": {"kind": "tool", "tools": [server], "judger": "own"},
+        "agent": {"kind": "tool", "tools": [server, other], "judger": "own"},
         "judgers": {
             "own": {"kind": "native", "path": "judge.py:judge", "env": ["SEARCH_TOKEN", "DATA"]},
             "web": {"kind": "http", "url": "http://host/", "api_key_env": "JUDGE_KEY"},
             "other": {"kind": "http", "url": "http://host/", "api_key_env": "OTHER"},
+            "named": {"kind": "http", "url": "http://host/?mood=sunny-side&api_key=the-urls%2Fkey"},
+            "model": {"kind": "llm", "base_url": "http://host/v1?key=the-models-key", "model": "m"},
         },
     }
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(config))
     redact = redactor_of(load(file, env=env), "the-engines-key", None)
     for secret in ("the-judges-key", "the-search-token", "the-notes-password", "the-engines-key"):
+        assert redact(f"it is {secret}.") == f"it is {MARK}."
+    for secret in ("another-password", "another-judges-key"):
+        assert redact(f"it is {secret}.") == f"it is {MARK}."
+    for secret in ("the-urls%2Fkey", "the-urls/key", "the-models-key"):
         assert redact(f"it is {secret}.") == f"it is {MARK}."
     assert redact("sunny-side /data/here short") == "sunny-side /data/here short"
     assert "OTHER has less than 8 characters" in caplog.text

@@ -84,11 +84,13 @@ def _in_base64(secret: bytes, encode: Any) -> Iterator[str]:
 
 def _without_beginnings(text: str, form: str) -> str:
     """Without the beginnings of a secret that are all that is left of it where the text was cut."""
-    head, start = form[:SHORTEST_SECRET], 0
-    while (start := text.find(head, start)) >= 0:
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(form, text[start : start + len(form)], strict=False))
-        end = start + sum(1 for _ in same)
+    head, parts, start = form[:SHORTEST_SECRET], list[str](), 0
+    place = text.find(head)
+    while place >= 0:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(form, text[place : place + len(form)], strict=False))
+        end = place + sum(1 for _ in same)
         if end == len(text) or text.startswith(CUT_HERE, end):
-            text = text[:start] + MARK + text[end:]
-        start += 1
-    return text
+            parts += [text[start:place], MARK]
+            start = end
+        place = text.find(head, max(start, place + 1))
+    return "".join([*parts, text[start:]]) if parts else text

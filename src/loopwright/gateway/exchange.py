@@ -100,7 +100,8 @@ class Exchange:
         recorder, tries = session.recorder, session.tries
         if not await tries.begin(history, ask):
             return []
-        asked = recorder.asked(history)
+        wishes = orjson.dumps(_wishes(call))
+        asked = [n for n in recorder.asked(history) if orjson.dumps(recorder.turns[n].wishes) == wishes]
         if not asked:
             return []
         first = tries.first(ask)

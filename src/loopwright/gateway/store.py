@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -22,6 +23,8 @@ from loopwright.errors import RunError
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.wire import session_from_row, session_row, turn_from_row, turn_row
 from loopwright.render.recording.recorded import Recorded
+
+log = logging.getLogger("loopwright")
 
 FORMAT = 1
 TIDY_SECONDS = 2.0
@@ -121,6 +124,7 @@ class SqliteStore:
         self._wrote = False
         self._delivered: list[tuple[str, int]] = []
         """Turns that have reached their client. That is written with what is written next, or a moment later."""
+        self._removed = False
 
     async def __aenter__(self) -> Self:
         with ExitStack() as lock:
@@ -128,7 +132,7 @@ class SqliteStore:
             try:
                 self._connection = await asyncio.to_thread(_open, self._path)
             except sqlite3.Error as error:
-                raise _unusable(self._path, error) from error
+                raise _unusable(str(self._path), error) from error
             self._lock = lock.pop_all()
         self._tidying = asyncio.create_task(self._tidy())
         return self
@@ -180,9 +184,11 @@ class SqliteStore:
         with self._transaction() as db:
             db.execute("UPDATE sessions SET state = ? WHERE id = ?", (state.value, session_id))
             changed = self._redacted(db, session_id)
+            self._removed |= bool(changed)
             db.executemany("UPDATE turns SET facts = ? WHERE session = ? AND number = ?", changed)
 
     def delete(self, session_id: str) -> None:
+        self._removed = True
         with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
             db.execute("DELETE FROM undelivered WHERE session = ?", (session_id,))
@@ -222,17 +228,22 @@ class SqliteStore:
                     connection.executemany(DELIVER, self._delivered)
             self._delivered.clear()
         except sqlite3.Error as error:
-            raise _unusable(self._path, error) from error
+            # Agents are told this: where the file lies is for whoever runs the gateway.
+            log.error("%s cannot be used: %s", self._path, error)
+            raise _unusable("the store of sessions", error) from error
 
     async def _tidy(self) -> None:
         """Move what was committed from the log into the file, from time to time, and not in the event loop."""
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             if self._wrote:
-                self._wrote = False
+                removed, emptied = self._removed, False
+                self._wrote = self._removed = False
                 # What is wrong with the file is told to the next who writes.
                 with suppress(sqlite3.Error):
-                    await asyncio.to_thread(_checkpoint, self._path)
+                    emptied = await asyncio.to_thread(_checkpoint, self._path, empty=removed)
+                if removed and not emptied:
+                    self._wrote = self._removed = True
 
 
 @contextmanager
@@ -269,11 +280,15 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _checkpoint(path: Path) -> None:
-    """It waits for nobody: what is in use stays in the log until the next time."""
-    with closing(sqlite3.connect(path)) as connection:
+def _checkpoint(path: Path, *, empty: bool) -> bool:
+    """It waits for nobody: what is in use stays in the log until the next time. With `empty`, what was deleted or
+    redacted is not left behind in the log; False if somebody was using it."""
+    with closing(sqlite3.connect(path, timeout=0)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        # Only what was written since then is left to be moved: that holds up nobody who writes.
+        busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() if empty else (0,)
+    return not busy
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> RunError:
-    return RunError(f"{path} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")
+def _unusable(what: str, error: sqlite3.Error) -> RunError:
+    return RunError(f"{what} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")

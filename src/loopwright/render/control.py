@@ -29,10 +29,14 @@ _SECRET = f"{secrets.randbelow(9 * 10**29) + 10**29}"
 _PLACEHOLDER = re.compile(_SECRET + r"(\d{8})")
 _SEAM = 10**8 - 1
 
+CUT = -1
+"""No token's number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """A control token that a text spells from `begin` to `end`. `is_text`: no template wrote it."""
+    """A control token that a text spells from `begin` to `end`. `is_text`: no template wrote it. `token` is `CUT` where
+    only its beginning is meant, because the rest belongs to a token that the template wrote."""
 
     begin: int
     end: int
@@ -59,7 +63,7 @@ class ControlTokens:
         if self._normalize is not None:
             self._numbers |= {self._normalize(spelled): number for spelled, number in self._numbers.items()}
         texts = sorted(self._numbers, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
+        self._pattern = re.compile(_one_of(texts) if texts else "(?!)")
         self._firsts = tuple({text[0] for text in texts})
         self._lasts = tuple({text[-1] for text in texts})
         self._signs = tuple({*self._firsts, *self._lasts})
@@ -130,21 +134,34 @@ class ControlTokens:
     def _found(self, whole: str, hidden: Sequence[tuple[int, int]]) -> Iterator[Spelled]:
         places, last = iter(hidden), 0
         next_one = next(places, None)
-        for found in self._pattern.finditer(whole):
+        while found := self._pattern.search(whole, last):
             begin, end = found.span()
             while next_one is not None and next_one[1] <= begin:
                 next_one = next(places, None)
             is_text = next_one is not None and next_one[0] < end
             number = self._numbers[found[0]]
-            if is_text:
-                # Such a token swallows the white space beside it, which the text must keep.
-                takes_left, takes_right = self._flags[number]
-                while takes_left and begin > last and whole[begin - 1].isspace():
-                    begin -= 1
-                while takes_right and whole[end : end + 1].isspace():
-                    end += 1
+            if next_one is not None and is_text:
+                if next_one[1] < end and self._begins_within(whole, next_one[1], end):
+                    # What the text and the template spell together must not take from what the template wrote.
+                    end, number = next_one[1], CUT
+                else:
+                    begin, end = self._with_space(whole, begin, end, last, number)
             last = end
             yield Spelled(begin, end, number, is_text)
+
+    def _begins_within(self, whole: str, begin: int, end: int) -> bool:
+        """Whether a token begins there."""
+        found = self._pattern.search(whole, begin, end + self._longest)
+        return found is not None and found.start() < end
+
+    def _with_space(self, whole: str, begin: int, end: int, last: int, number: int) -> tuple[int, int]:
+        """Where a token begins and ends with the white space that it swallows, and that the text must keep."""
+        takes_left, takes_right = self._flags[number]
+        while takes_left and begin > last and whole[begin - 1].isspace():
+            begin -= 1
+        while takes_right and whole[end : end + 1].isspace():
+            end += 1
+        return begin, end
 
     def _text_of(self, number: str) -> str:
         return "" if int(number) == _SEAM else self._written[int(number)]
@@ -172,6 +189,18 @@ def hides_spelling(text: str) -> bool:
 
 def _placeholder(number: int) -> str:
     return f"{_SECRET}{number:08d}"
+
+
+def _one_of(texts: Collection[str]) -> str:
+    """A pattern that finds the longest of these, letter by letter: to try one text after the other at each place takes
+    as long as there are texts."""
+    rests: dict[str, set[str]] = {}
+    for text in texts:
+        if text:
+            rests.setdefault(text[0], set()).add(text[1:])
+    branches = [re.escape(first) + _one_of(rest) for first, rest in rests.items()]
+    pattern = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+    return f"(?:{pattern})?" if branches and "" in texts else pattern
 
 
 def _is_control(token: Any, template: str, marks: Collection[str]) -> bool:

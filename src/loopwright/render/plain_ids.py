@@ -39,12 +39,14 @@ class PlainIds(dict[str, tuple[int, ...]]):
         return ids
 
     def _candidates(self, text: str) -> Iterator[Sequence[int]]:
+        # The white space that a token swallows may be long: it is not cut.
+        first, last = len(text) - len(text.lstrip()) + 1, len(text.rstrip())
+        if self._core is not None:
+            yield from (_behind(anchor, text, self._without_added_tokens) for anchor in ANCHORS)
         encoders = [self._without_added_tokens] if self._core is not None else []
         for encode in (*encoders, self._encode):
             for anchor in ANCHORS:
-                if encode != self._encode:
-                    yield _behind(anchor, text, encode)
-                for cut in range(1, len(text)):
+                for cut in range(first, last):
                     yield [*_behind(anchor, text[:cut], encode), *_behind(anchor, text[cut:], encode)]
                 yield [token for sign in text for token in _behind(anchor, sign, encode)]
 

@@ -11,9 +11,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from loopwright.engines.http.wire import generation_to_json
-from loopwright.errors import LoopwrightError
+from loopwright.errors import LoopwrightError, RefusedError
 from loopwright.ports import StreamingEngine
 from loopwright.serve.errors import error_body
+from loopwright.serve.guard import answer_error
 from loopwright.types import GenerateRequest, Generation
 
 BEAT_SECONDS = 5.0
@@ -70,19 +71,26 @@ async def _next(arrived: asyncio.Queue[Generation | None], seconds: float, write
 class WhileConnected(Response):
     """A response whose `work` writes its body, and is cancelled when the client goes away.
 
-    The status is sent with the first bytes, so that an error before them is answered as one.
+    The status is sent with the first bytes, so that an error before them is answered as one. When the server
+    ends before them, the client is told that nobody is there: it may ask whoever is started next.
     """
 
     def __init__(self, work: Callable[[Write], Awaitable[None]], media_type: str) -> None:
         super().__init__(media_type=media_type)
         del self.headers["content-length"]
         self._work = work
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         working = asyncio.ensure_future(self._run(send))
         leaving = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not self._started:
+                self._started = True
+                await answer_error(send, _ending())
+            raise
         finally:
             for task in (working, leaving):
                 task.cancel()
@@ -91,12 +99,9 @@ class WhileConnected(Response):
             working.result()
 
     async def _run(self, send: Send) -> None:
-        started = False
-
         async def write(body: bytes) -> None:
-            nonlocal started
-            if not started:
-                started = True
+            if not self._started:
+                self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -107,6 +112,10 @@ class WhileConnected(Response):
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _ending() -> RefusedError:
+    return RefusedError("the engine is being ended", remedy="ask again when it was started again", status=503)
 
 
 def _event(body: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import orjson
+
 from loopwright.errors import ChainError
 from loopwright.ports import Renderer
 from loopwright.render.recording.matching import History
@@ -44,7 +46,7 @@ class Placed:
 
     @property
     def is_large(self) -> bool:
-        return sum(len(message["content"] or "") for message in self.history.messages) >= LARGE
+        return sum(map(_size, self.history.messages)) >= LARGE or len(orjson.dumps(self.tools)) >= LARGE
 
     def prepare(self, renderer: Renderer, most: int | None = None) -> Prepared:
         """Encode only what is new (T5). A prompt that is sure to have more than `most` ids may be a ContextError."""
@@ -66,6 +68,12 @@ class Placed:
         if not self.is_large:
             return self.prepare(renderer, most)
         return await asyncio.to_thread(self.prepare, renderer, most)
+
+
+def _size(message: Message) -> int:
+    """In characters: what is said, thought and asked of tools."""
+    size = len(message["content"] or "") + len(message.get("reasoning") or "")
+    return size + sum(len(call["arguments"]) for call in message.get("tool_calls") or ())
 
 
 def _check_extends(prompt: tuple[int, ...], stream: tuple[int, ...]) -> None:
