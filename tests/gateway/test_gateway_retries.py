@@ -142,7 +142,7 @@ async def test_a_store_without_deliveries_has_delivered_all(tmp_path: Path) -> N
         await h.session()
         delivered = await asked(h)
     with sqlite3.connect(file) as db:
-        db.execute("DROP TABLE IF EXISTS undelivered")
+        db.execute("DROP TABLE IF EXISTS delivered")
         db.execute("UPDATE turns SET facts = CAST(json_remove(CAST(facts AS TEXT), '$.draws') AS BLOB)")
     async with SqliteStore(file) as store, house(numbered, store=store) as h:
         assert await asked(h) != delivered

@@ -100,8 +100,10 @@ class Exchange:
         recorder, tries = session.recorder, session.tries
         if not await tries.begin(history, ask):
             return []
+        if not (equal := recorder.asked(history)):
+            return []
         wishes = orjson.dumps(_wishes(call))
-        asked = [n for n in recorder.asked(history) if orjson.dumps(recorder.turns[n].wishes) == wishes]
+        asked = [number for number in equal if orjson.dumps(recorder.turns[number].wishes) == wishes]
         if not asked:
             return []
         first = tries.first(ask)

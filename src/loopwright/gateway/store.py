@@ -36,14 +36,14 @@ CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL, number INTEGER NOT NULL, facts BLOB NOT NULL, tokens BLOB NOT NULL,
     PRIMARY KEY (session, number)
 );
-CREATE TABLE IF NOT EXISTS undelivered (session TEXT, number INTEGER, PRIMARY KEY (session, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS delivered (session TEXT, number INTEGER, PRIMARY KEY (session, number)) WITHOUT ROWID;
 """
 """Turns have row numbers, so that a new one goes behind all others: in the order of sessions it would move them. Those
 of a gateway of before, which had no such table, count as delivered."""
 
-DELIVER = "DELETE FROM undelivered WHERE session = ? AND number = ?"
 DELIVERED_SECONDS = 0.01
-"""How long a delivery may be known in memory alone: a commit for each would cost a tenth of all that a call costs."""
+"""How long a delivery may be known in memory alone. A commit for each, or another table in each turn's commit, would
+cost a twentieth of all that a call costs."""
 
 
 class SessionStore(Protocol):
@@ -158,7 +158,6 @@ class SqliteStore:
         rows = [(session_id, turn.number, *turn_row(turn)) for turn in turns]
         with self._transaction() as db:
             db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?)", rows)
-            db.executemany("INSERT INTO undelivered VALUES (?, ?)", [row[:2] for row in rows])
 
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
         if numbers and not self._delivered:
@@ -172,12 +171,16 @@ class SqliteStore:
 
     def _write_delivered(self) -> None:
         if self._delivered:
-            with self._transaction():
-                """All that is to be written is written with it."""
+            with self._transaction() as db:
+                db.executemany("INSERT OR IGNORE INTO delivered VALUES (?, ?)", self._delivered)
+            self._delivered.clear()
 
     def undelivered(self, session_id: str) -> Set[int]:
+        self._write_delivered()
         with self._transaction() as db:
-            rows = db.execute("SELECT number FROM undelivered WHERE session = ?", (session_id,)).fetchall()
+            of = "SELECT number FROM {} WHERE session = :session"
+            both = f"{of.format('turns')} EXCEPT {of.format('delivered')}"
+            rows = db.execute(both, {"session": session_id}).fetchall()
         return {number for (number,) in rows}
 
     def end(self, session_id: str, state: SessionState) -> None:
@@ -191,7 +194,7 @@ class SqliteStore:
         self._removed = True
         with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
-            db.execute("DELETE FROM undelivered WHERE session = ?", (session_id,))
+            db.execute("DELETE FROM delivered WHERE session = ?", (session_id,))
             db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
 
     def sessions(self) -> Sequence[Session]:
@@ -224,9 +227,6 @@ class SqliteStore:
                 raise sqlite3.ProgrammingError("the store is not open")
             with self._connection as connection:
                 yield connection
-                if self._delivered:
-                    connection.executemany(DELIVER, self._delivered)
-            self._delivered.clear()
         except sqlite3.Error as error:
             # Agents are told this: where the file lies is for whoever runs the gateway.
             log.error("%s cannot be used: %s", self._path, error)
@@ -268,7 +268,11 @@ def _open(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     # What is deleted or redacted is not left behind in unused pages.
     connection.execute("PRAGMA secure_delete = ON")
+    kept_deliveries = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'delivered'").fetchone()
     connection.executescript(SCHEMA)
+    if kept_deliveries is None:
+        with connection:
+            connection.execute("INSERT INTO delivered SELECT session, number FROM turns")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in (0, FORMAT):
         with closing(connection):

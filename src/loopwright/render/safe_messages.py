@@ -9,6 +9,8 @@ from loopwright.render.control import ControlTokens
 from loopwright.render.hermes import THINK, THINK_END
 from loopwright.types import Message
 
+ROLES = frozenset({"system", "user", "assistant", "tool"})
+"""They spell nothing; any other role might."""
 NOT_WRITTEN = "ids"
 """The field of a recorded reply that no template writes."""
 
@@ -39,6 +41,8 @@ def _hidden(message: Message, control: ControlTokens) -> Message:
     """Most messages stay as they are, and are not copied: this is done for every message of every call."""
     changed: dict[str, Any] = {}
     for key, value in message.items():
+        if key == "role" and value in ROLES:
+            continue
         if isinstance(value, str):
             hidden = control.hide(value)
             if hidden is not value:

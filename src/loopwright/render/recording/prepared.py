@@ -46,7 +46,9 @@ class Placed:
 
     @property
     def is_large(self) -> bool:
-        return sum(map(_size, self.history.messages)) >= LARGE or len(orjson.dumps(self.tools)) >= LARGE
+        if sum(map(_size, self.history.messages)) >= LARGE:
+            return True
+        return bool(self.tools) and len(orjson.dumps(self.tools)) >= LARGE
 
     def prepare(self, renderer: Renderer, most: int | None = None) -> Prepared:
         """Encode only what is new (T5). A prompt that is sure to have more than `most` ids may be a ContextError."""
