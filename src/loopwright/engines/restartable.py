@@ -45,7 +45,8 @@ class RestartableEngine:
         """Who does not listen gets an answer that was lost anew, from its beginning."""
         call = _Call(request, on_part)
         try:
-            return await call.ask(self._engine)
+            # Nothing was heard yet, so there is nothing to join: most calls go no further.
+            return await self._engine.generate(request, None if on_part is None else call.hear)
         except EngineLostError as lost:
             return await self._go_on(call, lost)
 
@@ -98,14 +99,14 @@ class _Call:
 
     async def ask(self, engine: StreamingEngine) -> Generation:
         before = self._heard()
-        rest = await engine.generate(self._request.after(before), None if self._on_part is None else self._hear)
+        rest = await engine.generate(self._request.after(before), None if self._on_part is None else self.hear)
         return before.then(rest) if before.ids else rest
 
     def cut_by_length(self) -> Generation:
         heard = self._heard()
         return Generation(heard.ids, heard.logprobs, heard.versions, FinishReason.LENGTH)
 
-    def _hear(self, part: Generation) -> None:
+    def hear(self, part: Generation) -> None:
         self._parts.append(part)
         self.tokens += len(part.ids)
         if self._on_part is not None:

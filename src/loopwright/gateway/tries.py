@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from loopwright.render.recording.matching import History
 
@@ -30,16 +29,17 @@ class Ask:
 
 @dataclass(slots=True)
 class Tries:
-    """The tries at one session's questions. `flights` are the questions that are under way, with an event for the end
-    of each; `calls` are the first answers by idempotency key."""
+    """The tries at one session's questions. `flights` are the questions that are under way; `calls` are the first
+    answers by idempotency key, and `keyed` all answers that have one; `owed` counts the samples that tries after a
+    failed one get."""
 
-    flights: dict[bytes, list[asyncio.Event]] = field(default_factory=dict)
+    flights: dict[bytes, list[Flight]] = field(default_factory=dict)
     calls: dict[str, str] = field(default_factory=dict)
     on_their_way: dict[str, str] = field(default_factory=dict)
     """Answers that somebody waits for, by id, and who: the id of their request."""
-    _keyed: set[str] = field(default_factory=set)
+    keyed: set[str] = field(default_factory=set)
     _seen: Counter[tuple[bytes, int]] = field(default_factory=Counter)
-    _owed: Counter[tuple[bytes, int]] = field(default_factory=Counter)
+    owed: Counter[tuple[bytes, int]] = field(default_factory=Counter)
 
     def first(self, ask: Ask) -> str | None:
         """The answer of the call that the key names, if there was one."""
@@ -48,66 +48,97 @@ class Tries:
     async def begin(self, history: History, ask: Ask) -> bool:
         """Take note of a try, and wait for those that it may repeat. False: it is owed a sample of its own."""
         place = (_question(history), ask.tries)
-        self._seen[place] += 1
+        self._seen[place] = self._seen.get(place, 0) + 1
         if not ask.tries and self.first(ask) is None:
             return True
         if self._is_owed(place, ask):
             return False
         # An earlier try may still be under way: the client has only lost its patience.
-        for landed in tuple(self.flights.get(place[0], ())):
-            await landed.wait()
+        for flight in tuple(self.flights.get(place[0], ())):
+            await flight.landed()
         return not self._is_owed(place, ask)
 
     def _is_owed(self, place: tuple[bytes, int], ask: Ask) -> bool:
-        if ask.key is not None or not self._owed[place]:
+        if ask.key is not None or not self.owed[place]:
             return False
-        self._owed[place] -= 1
+        self.owed[place] -= 1
         return True
 
     def is_lost(self, answer: str) -> bool:
         """Whether an answer that was not delivered is nobody's: a key still names its client, if it had one."""
-        return answer not in self.on_their_way and answer not in self._keyed
+        return answer not in self.on_their_way and answer not in self.keyed
 
     def is_only(self, history: History, ask: Ask) -> bool:
         """Whether this can only be the one call that asked the question."""
         question = _question(history)
         return bool(ask.tries) and self._seen[question, 0] == self._seen[question, ask.tries] == 1
 
-    @contextmanager
-    def flight(self, history: History, ask: Ask) -> Iterator[None]:
+    def flight(self, history: History, ask: Ask) -> Flight:
         """While a question is under way, a second try at it can wait for its end. If it fails, the next try is owed a
         sample."""
-        question, landed = _question(history), asyncio.Event()
-        under_way = self.flights.setdefault(question, [])
-        under_way.append(landed)
-        if ask.key is not None:
-            self.calls[ask.key] = ask.id
-            self._keyed.add(ask.id)
-        try:
-            yield
-        except BaseException:
-            self._owed[question, ask.tries + 1] += ask.key is None
-            raise
-        finally:
-            landed.set()
-            under_way.remove(landed)
-            if not under_way:
-                self.flights.pop(question, None)
+        return Flight(self, _question(history), ask)
 
-    @contextmanager
-    def delivering(self, ask: Ask) -> Iterator[None]:
+    def delivering(self, ask: Ask) -> Delivery:
         """While somebody waits for an answer, it is on its way to them: the same question is another one's."""
-        self.on_their_way[ask.id] = ask.id
-        try:
-            yield
-        finally:
-            for answer in [answer for answer, by in self.on_their_way.items() if by == ask.id]:
-                del self.on_their_way[answer]
+        return Delivery(self.on_their_way, ask)
 
     def claim(self, answer: str, ask: Ask) -> None:
         """An answer that was recorded before is on its way to who asks now, if they can be told from others."""
         if ask.id in self.on_their_way:
             self.on_their_way[answer] = ask.id
+
+
+class Flight:
+    """A question that is under way, as `with`. No generator behind it: every call has one."""
+
+    def __init__(self, tries: Tries, question: bytes, ask: Ask) -> None:
+        self._tries = tries
+        self._question = question
+        self._ask = ask
+        self._landed: asyncio.Event | None = None
+
+    async def landed(self) -> None:
+        """Wait for its end."""
+        self._landed = self._landed or asyncio.Event()
+        await self._landed.wait()
+
+    def __enter__(self) -> None:
+        tries, ask = self._tries, self._ask
+        tries.flights.setdefault(self._question, []).append(self)
+        if ask.key is not None:
+            tries.calls[ask.key] = ask.id
+            tries.keyed.add(ask.id)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tries, question = self._tries, self._question
+        if error is not None and self._ask.key is None:
+            tries.owed[question, self._ask.tries + 1] += 1
+        if self._landed is not None:
+            self._landed.set()
+        under_way = tries.flights[question]
+        under_way.remove(self)
+        if not under_way:
+            del tries.flights[question]
+
+
+class Delivery:
+    """An answer on its way to who asks, as `with`."""
+
+    def __init__(self, on_their_way: dict[str, str], ask: Ask) -> None:
+        self._on_their_way = on_their_way
+        self._id = ask.id
+
+    def __enter__(self) -> None:
+        self._on_their_way[self._id] = self._id
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._on_their_way[self._id]
+        for answer in [answer for answer, by in self._on_their_way.items() if by == self._id]:
+            del self._on_their_way[answer]
 
 
 def _question(history: History) -> bytes:
