@@ -14,7 +14,7 @@ from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
-from loopwright.ports import CheckpointEngine, Learner, Tracker
+from loopwright.ports import Learner, Tracker, WeightPublisher
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
@@ -43,7 +43,7 @@ class Engines:
     """The engines of a run as one, and how new weights reach them. `lockstep` is there if they can keep step."""
 
     engine: RolloutController
-    weights: CheckpointEngine
+    weights: WeightPublisher
     lockstep: TorchEngine | None = None
     restarts: Callable[[], int] = lambda: 0
 

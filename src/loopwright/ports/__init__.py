@@ -10,12 +10,11 @@ from loopwright.ports.sampler import Sampler, TaskSource
 from loopwright.ports.sessions import Endpoint, ServedPolicy
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
 from loopwright.ports.tracker import Tracker
-from loopwright.ports.weights import CheckpointEngine
+from loopwright.ports.weights import WeightPublisher
 from loopwright.types import PauseMode
 
 __all__ = [
     "AgentLoop",
-    "CheckpointEngine",
     "Endpoint",
     "Engine",
     "GroupJudger",
@@ -42,4 +41,5 @@ __all__ = [
     "StreamingEngine",
     "TaskSource",
     "Tracker",
+    "WeightPublisher",
 ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from loopwright.errors import BudgetError, StalledError
-from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
+from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.upkeep import Upkeep
@@ -31,7 +31,7 @@ class ColocateTrainer:
         manager: AgentLoopManager,
         engine: Engine,
         learner: Learner,
-        weights: CheckpointEngine,
+        weights: WeightPublisher,
         upkeep: Upkeep,
         tracker: Tracker,
         intervals: Intervals,

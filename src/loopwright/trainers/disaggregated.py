@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from loopwright.errors import CheckpointError
-from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
+from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.upkeep import Upkeep
@@ -39,7 +39,7 @@ class DisaggregatedTrainer:
         manager: AgentLoopManager,
         engine: Engine,
         learner: Learner,
-        weights: CheckpointEngine,
+        weights: WeightPublisher,
         upkeep: Upkeep,
         tracker: Tracker,
         intervals: Intervals,
