@@ -17,7 +17,7 @@ from loopwright.build import parts
 from loopwright.build.engines import Engines, colocated, disaggregated
 from loopwright.build.recipe import gather, make_recipe
 from loopwright.build.sampling import Workbench, open_workbench
-from loopwright.build.training import Begun, Opened, Trainer, make_trainer
+from loopwright.build.training import Begun, RunParts, Trainer, make_trainer
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.learn.learner import TorchLearner
@@ -98,15 +98,15 @@ async def open_run(
         learner = await _learner(bench, recipe, folder, begun.latest)
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
-        opened = Opened(bench, folder, storage, begun, learner, tracker)
-        engines = await stack.enter_async_context(_engines(opened, env or {}))
+        run_parts = RunParts(bench, folder, storage, begun, learner, tracker)
+        engines = await stack.enter_async_context(_engines(run_parts, env or {}))
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(
             bench.runner(engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact)
         )
         on_rollout = console.on_rollout if console else None
-        trainer, manager = make_trainer(opened, engines, runner, stop=stop, on_rollout=on_rollout)
+        trainer, manager = make_trainer(run_parts, engines, runner, stop=stop, on_rollout=on_rollout)
         stack.push_async_callback(manager.shutdown)
         stack.enter_context(_out_of_the_collectors_way())
         yield Run(folder, config, learner, trainer, tracker)
@@ -131,11 +131,11 @@ def _forgets(config: RunConfig) -> bool:
     return config.buffer.kind is BufferKind.MEMORY
 
 
-def _engines(opened: Opened, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
-    bench, learner = opened.bench, opened.learner
+def _engines(run_parts: RunParts, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
+    bench, learner = run_parts.bench, run_parts.learner
     if bench.config.trainer.kind is TrainerKind.COLOCATE:
         return colocated(bench, learner)
-    return disaggregated(bench, learner, opened.folder, opened.tracker, env)
+    return disaggregated(bench, learner, run_parts.folder, run_parts.tracker, env)
 
 
 async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begun:

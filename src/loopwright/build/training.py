@@ -38,7 +38,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class RunParts:
     """All that a run has before anything is sampled."""
 
     bench: Workbench
@@ -63,7 +63,7 @@ class Rollouts:
 
 
 def make_trainer(
-    opened: Opened,
+    run_parts: RunParts,
     engines: Engines,
     runner: RolloutRunner,
     *,
@@ -71,16 +71,16 @@ def make_trainer(
     on_rollout: Callable[[Rollout], None] | None,
 ) -> tuple[Trainer, AgentLoopManager]:
     """The trainer that `trainer.kind` names, and the manager of its production."""
-    bench, learner, tracker = opened.bench, opened.learner, opened.tracker
+    bench, learner, tracker = run_parts.bench, run_parts.learner, run_parts.tracker
     config, rollouts = bench.config, Rollouts(on_rollout)
     manager = AgentLoopManager(
         bench.train_sets,
         runner,
-        opened.begun.buffer,
+        run_parts.begun.buffer,
         engines.engine,
         parts.produce_settings(config),
         step=learner.version,
-        plans=opened.begun.plans,
+        plans=run_parts.begun.plans,
         on_rollout=rollouts.saw,
     )
     watchdog = Watchdog(
@@ -92,8 +92,8 @@ def make_trainer(
     evaluator = None
     if bench.eval_sets:
         sets, plans = bench.eval_sets, bench.eval_plans
-        evaluator = Evaluator(sets, plans, runner, opened.storage, tracker, on_rollout=rollouts.saw)
-    trainer = _kind(opened, engines)(
+        evaluator = Evaluator(sets, plans, runner, run_parts.storage, tracker, on_rollout=rollouts.saw)
+    trainer = _kind(run_parts, engines)(
         manager=manager,
         engine=engines.engine,
         learner=learner,
@@ -101,33 +101,33 @@ def make_trainer(
         upkeep=Upkeep(
             learner=learner,
             evaluator=evaluator,
-            checkpoints=opened.begun.checkpoints,
+            checkpoints=run_parts.begun.checkpoints,
             tracker=tracker,
             watchdog=watchdog,
-            storage=opened.storage,
+            storage=run_parts.storage,
             archives=config.buffer.archive,
         ),
         tracker=tracker,
         intervals=parts.intervals(config),
         watchdog=watchdog,
-        owes_evaluation=_owes_evaluation(opened),
+        owes_evaluation=_owes_evaluation(run_parts),
     )
     return trainer, manager
 
 
-def _kind(opened: Opened, engines: Engines) -> Callable[..., Trainer]:
-    config = opened.bench.config
+def _kind(run_parts: RunParts, engines: Engines) -> Callable[..., Trainer]:
+    config = run_parts.bench.config
     if config.trainer.kind is TrainerKind.COLOCATE:
         return ColocateTrainer
     return partial(DisaggregatedTrainer, in_flight=config.produce.in_flight, restarts=engines.restarts)
 
 
-def _owes_evaluation(opened: Opened) -> bool:
+def _owes_evaluation(run_parts: RunParts) -> bool:
     """Whether the weights of now were to be evaluated, and were not, or not in every way."""
-    config, step = opened.bench.config, opened.learner.version
+    config, step = run_parts.bench.config, run_parts.learner.version
     if config.eval is None or not parts.intervals(config).evaluates(step):
         return False
     wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
-    database = opened.folder.rollouts
+    database = run_parts.folder.rollouts
     stored = StoredRun(database).evaluations() if database.is_file() else ()
     return not wanted <= {tuple(one) for one in stored}
