@@ -17,7 +17,7 @@ from loopwright.build import parts
 from loopwright.build.engines import Engines, colocated, disaggregated
 from loopwright.build.recipe import gather, make_recipe
 from loopwright.build.sampling import Workbench, open_workbench
-from loopwright.build.training import Begun, RunParts, Trainer, make_trainer
+from loopwright.build.training import ResumeState, RunParts, Trainer, make_trainer
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.learn.learner import TorchLearner
@@ -94,11 +94,11 @@ async def open_run(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
         storage = await stack.enter_async_context(_storage(config, folder))
-        begun = await _begin(config, folder, storage)
-        learner = await _learner(bench, recipe, folder, begun.latest)
+        resume_state = await _resume(config, folder, storage)
+        learner = await _learner(bench, recipe, folder, resume_state.latest)
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
-        run_parts = RunParts(bench, folder, storage, begun, learner, tracker)
+        run_parts = RunParts(bench, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env or {}))
         if console is not None:
             stack.enter_context(console)
@@ -138,7 +138,7 @@ def _engines(run_parts: RunParts, env: Mapping[str, str]) -> AbstractAsyncContex
     return disaggregated(bench, learner, run_parts.folder, run_parts.tracker, env)
 
 
-async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begun:
+async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> ResumeState:
     """Find the latest checkpoint and bring the ledger back to it (D1, D3)."""
     checkpoints = Checkpoints(folder.checkpoints, config.trainer.keep_checkpoints)
     checkpoints.clear_unfinished()
@@ -151,7 +151,7 @@ async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begu
     next_draws = {name: drawn.get(name, 0) for name in names} if from_checkpoint else None
     policy = parts.stale_policy(config)
     buffer, plans = await StoredBuffer.resume(storage, policy, names, step=step, next_draws=next_draws)
-    return Begun(checkpoints, latest, buffer, plans)
+    return ResumeState(checkpoints, latest, buffer, plans)
 
 
 async def _learner(bench: Workbench, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:

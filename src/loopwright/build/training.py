@@ -28,8 +28,8 @@ Trainer = ColocateTrainer | DisaggregatedTrainer
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """Where a run stands when it is opened."""
+class ResumeState:
+    """What an earlier process left of a run: its latest checkpoint, and its groups, brought back to that checkpoint."""
 
     checkpoints: Checkpoints
     latest: Checkpoint | None
@@ -39,12 +39,12 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """All that a run has before anything is sampled."""
+    """What an opened run consists of, apart from its engines."""
 
     bench: Workbench
     folder: RunFolder
     storage: Storage
-    begun: Begun
+    resume_state: ResumeState
     learner: TorchLearner
     tracker: Tracker
 
@@ -76,11 +76,11 @@ def make_trainer(
     manager = AgentLoopManager(
         bench.train_sets,
         runner,
-        run_parts.begun.buffer,
+        run_parts.resume_state.buffer,
         engines.engine,
         parts.produce_settings(config),
         step=learner.version,
-        plans=run_parts.begun.plans,
+        plans=run_parts.resume_state.plans,
         on_rollout=rollouts.saw,
     )
     watchdog = Watchdog(
@@ -101,7 +101,7 @@ def make_trainer(
         upkeep=Upkeep(
             learner=learner,
             evaluator=evaluator,
-            checkpoints=run_parts.begun.checkpoints,
+            checkpoints=run_parts.resume_state.checkpoints,
             tracker=tracker,
             watchdog=watchdog,
             storage=run_parts.storage,
