@@ -57,7 +57,7 @@ async def roll_out(
 
 
 async def _make(session: Session, groups: int) -> Made:
-    batch_size = session.bench.config.trainer.groups_per_step
+    batch_size = session.sampling.config.trainer.groups_per_step
     batches = StoredRun(session.folder.rollouts).steps()
     number = batches[-1] if batches else 0
     producer = await _producer(session, number)
@@ -79,11 +79,11 @@ async def _make(session: Session, groups: int) -> Made:
 async def _producer(session: Session, batch: int) -> AgentLoopManager:
     """It goes on after `batch`, with what was drawn and not finished."""
     # What a train step has no use for is still what these weights do.
-    sets = [replace(task_set, filter=None) for task_set in session.bench.train_sets]
+    sets = [replace(task_set, filter=None) for task_set in session.sampling.train_sets]
     policy = StalePolicy(horizon=None)
     names = [task_set.name for task_set in sets]
     buffer, plans = await StoredBuffer.resume(session.storage, policy, names, step=batch)
-    settings = parts.produce_settings(session.bench.config)
+    settings = parts.produce_settings(session.sampling.config)
     return AgentLoopManager(
         sets, session.runner, buffer, session.engine, settings, step=batch, plans=plans, on_rollout=session.on_rollout
     )

@@ -16,7 +16,7 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.engines import Engines, colocated, disaggregated
 from loopwright.build.recipe import gather, make_recipe
-from loopwright.build.sampling import Workbench, open_workbench
+from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
 from loopwright.build.training import ResumeState, RunParts, Trainer, make_trainer
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
@@ -87,23 +87,23 @@ async def open_run(
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
         ingredients = gather(loaded)
-        bench = await stack.enter_async_context(open_workbench(loaded, cache))
-        recipe = await bench.compute.run(make_recipe, loaded, ingredients, bench.model, cache)
+        sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache))
+        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
         path = Path(config.trainer.run_dir)
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
         storage = await stack.enter_async_context(_storage(config, folder))
         resume_state = await _resume(config, folder, storage)
-        learner = await _learner(bench, recipe, folder, resume_state.latest)
+        learner = await _learner(sampling, recipe, folder, resume_state.latest)
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
-        run_parts = RunParts(bench, folder, storage, resume_state, learner, tracker)
+        run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env or {}))
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(
-            bench.runner(engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact)
+            sampling.runner(engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact)
         )
         on_rollout = console.on_rollout if console else None
         trainer, manager = make_trainer(run_parts, engines, runner, stop=stop, on_rollout=on_rollout)
@@ -132,10 +132,10 @@ def _forgets(config: RunConfig) -> bool:
 
 
 def _engines(run_parts: RunParts, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
-    bench, learner = run_parts.bench, run_parts.learner
-    if bench.config.trainer.kind is TrainerKind.COLOCATE:
-        return colocated(bench, learner)
-    return disaggregated(bench, learner, run_parts.folder, run_parts.tracker, env)
+    sampling, learner = run_parts.sampling, run_parts.learner
+    if sampling.config.trainer.kind is TrainerKind.COLOCATE:
+        return colocated(sampling, learner)
+    return disaggregated(sampling, learner, run_parts.folder, run_parts.tracker, env)
 
 
 async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> ResumeState:
@@ -154,11 +154,13 @@ async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> Res
     return ResumeState(checkpoints, latest, buffer, plans)
 
 
-async def _learner(bench: Workbench, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:
-    learner = await bench.compute.run(TorchLearner, bench.model, recipe, bench.compute)
+async def _learner(
+    sampling: LocalSamplingParts, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None
+) -> TorchLearner:
+    learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
     if latest is not None:
         await learner.load(latest.path)
-    bench.model.tokenizer.save_pretrained(folder.tokenizer)
+    sampling.model.tokenizer.save_pretrained(folder.tokenizer)
     return learner
 
 

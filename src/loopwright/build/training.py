@@ -11,7 +11,7 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.build import parts
 from loopwright.build.engines import Engines
 from loopwright.build.eval_plans import eval_modes
-from loopwright.build.sampling import Workbench
+from loopwright.build.sampling import LocalSamplingParts
 from loopwright.learn.learner import TorchLearner
 from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
 from loopwright.produce import AgentLoopManager, RolloutRunner
@@ -41,7 +41,7 @@ class ResumeState:
 class RunParts:
     """What an opened run consists of, apart from its engines."""
 
-    bench: Workbench
+    sampling: LocalSamplingParts
     folder: RunFolder
     storage: Storage
     resume_state: ResumeState
@@ -71,10 +71,10 @@ def make_trainer(
     on_rollout: Callable[[Rollout], None] | None,
 ) -> tuple[Trainer, AgentLoopManager]:
     """The trainer that `trainer.kind` names, and the manager of its production."""
-    bench, learner, tracker = run_parts.bench, run_parts.learner, run_parts.tracker
-    config, rollouts = bench.config, Rollouts(on_rollout)
+    sampling, learner, tracker = run_parts.sampling, run_parts.learner, run_parts.tracker
+    config, rollouts = sampling.config, Rollouts(on_rollout)
     manager = AgentLoopManager(
-        bench.train_sets,
+        sampling.train_sets,
         runner,
         run_parts.resume_state.buffer,
         engines.engine,
@@ -90,8 +90,8 @@ def make_trainer(
         describe=manager.describe,
     )
     evaluator = None
-    if bench.eval_sets:
-        sets, plans = bench.eval_sets, bench.eval_plans
+    if sampling.eval_sets:
+        sets, plans = sampling.eval_sets, sampling.eval_plans
         evaluator = Evaluator(sets, plans, runner, run_parts.storage, tracker, on_rollout=rollouts.saw)
     trainer = _kind(run_parts, engines)(
         manager=manager,
@@ -116,7 +116,7 @@ def make_trainer(
 
 
 def _kind(run_parts: RunParts, engines: Engines) -> Callable[..., Trainer]:
-    config = run_parts.bench.config
+    config = run_parts.sampling.config
     if config.trainer.kind is TrainerKind.COLOCATE:
         return ColocateTrainer
     return partial(DisaggregatedTrainer, in_flight=config.produce.in_flight, restarts=engines.restarts)
@@ -124,7 +124,7 @@ def _kind(run_parts: RunParts, engines: Engines) -> Callable[..., Trainer]:
 
 def _owes_evaluation(run_parts: RunParts) -> bool:
     """Whether the weights of now were to be evaluated, and were not, or not in every way."""
-    config, step = run_parts.bench.config, run_parts.learner.version
+    config, step = run_parts.sampling.config, run_parts.learner.version
     if config.eval is None or not parts.intervals(config).evaluates(step):
         return False
     wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
