@@ -15,7 +15,7 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.build import parts
 from loopwright.build.remote import RemoteEngine
-from loopwright.build.session import Session, open_session, with_weights
+from loopwright.build.session import SamplingSession, open_session, with_weights
 from loopwright.config import Loaded
 from loopwright.ports import StalePolicy
 from loopwright.produce import AgentLoopManager, Batch
@@ -56,7 +56,7 @@ async def roll_out(
         return await _make(session, groups)
 
 
-async def _make(session: Session, groups: int) -> Made:
+async def _make(session: SamplingSession, groups: int) -> Made:
     batch_size = session.sampling.config.trainer.groups_per_step
     batches = StoredRun(session.folder.rollouts).steps()
     number = batches[-1] if batches else 0
@@ -76,7 +76,7 @@ async def _make(session: Session, groups: int) -> Made:
     return made
 
 
-async def _producer(session: Session, batch: int) -> AgentLoopManager:
+async def _producer(session: SamplingSession, batch: int) -> AgentLoopManager:
     """It goes on after `batch`, with what was drawn and not finished."""
     # What a train step has no use for is still what these weights do.
     sets = [replace(task_set, filter=None) for task_set in session.sampling.train_sets]
@@ -89,7 +89,7 @@ async def _producer(session: Session, batch: int) -> AgentLoopManager:
     )
 
 
-async def _count(session: Session) -> int:
+async def _count(session: SamplingSession) -> int:
     counts = await session.storage.counts()
     return sum(by_status[GroupStatus.CONSUMED] for by_status in counts.values())
 

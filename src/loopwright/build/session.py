@@ -30,7 +30,7 @@ from loopwright.types import ProduceKind, Rollout, TrainerKind
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SamplingSession:
     """A folder that is locked, the user's code and an engine that is running."""
 
     folder: RunFolder
@@ -62,7 +62,7 @@ async def open_session(
     fresh: bool,
     console: Console | None,
     remote: RemoteEngine | None = None,
-) -> AsyncIterator[Session]:
+) -> AsyncIterator[SamplingSession]:
     """Open the session in `trainer.run_dir`: a new one, or the one that is there.
 
     Its tokens are sampled by `remote`, whatever weights that has, or else by the config's model in this process.
@@ -79,7 +79,7 @@ async def open_session(
         jsonl = JsonlTracker(folder.path, redact)
         if console is not None:
             stack.enter_context(console)
-        yield Session(
+        yield SamplingSession(
             folder,
             sampling,
             engine,
