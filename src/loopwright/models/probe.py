@@ -66,7 +66,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeResult:
     """What a forward pass makes of a probe: what each layer asks, and the logits."""
 
     probe: Probe
@@ -74,9 +74,9 @@ class Answer:
     logits: torch.Tensor
 
 
-def answer(forward: PackedForward, probe: Probe) -> Answer:
+def run_probe(forward: PackedForward, probe: Probe) -> ProbeResult:
     plan = _Recording(probe.plan())
-    return Answer(probe, plan.asked, forward.logits(probe.ids, probe.positions, plan, None))
+    return ProbeResult(probe, plan.asked, forward.logits(probe.ids, probe.positions, plan, None))
 
 
 class _Recording:

@@ -15,7 +15,7 @@ from loopwright.errors import ModelError
 from loopwright.models.attention import NAME, unsupported
 from loopwright.models.forward import ModuleForward
 from loopwright.models.masks import ASKING, MaskedPlan, windows_of
-from loopwright.models.probe import Answer, Probe, answer
+from loopwright.models.probe import Probe, ProbeResult, run_probe
 
 SHARE = 2e-3
 """How far logits may be off, in shares of the largest: tokens without sense drive a trained model to where its float32
@@ -28,21 +28,21 @@ FEW = 2
 
 
 @torch.no_grad()
-def proven(model: Any, max_context: int) -> Answer:
+def proven(model: Any, max_context: int) -> ProbeResult:
     """What the model was proven to compute; raise ModelError if it computes something else here than by itself."""
     name, head = model.config.model_type, model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise _no_product(name, "its head has a bias" if head is not None else "it has no head")
     probe = Probe.of(model, max_context, _windows(model, max_context))
     forward = ModuleForward(model)
-    proven, theirs = answer(forward, probe), _by_itself(model, probe)
+    proven, theirs = run_probe(forward, probe), _by_itself(model, probe)
     ours = proven.logits.float()
     # Numbers of 8 bits differ more, but what we look for (a factor, a cap) is larger still.
     share = SHARE if model.dtype == torch.float32 else HALF_SHARE
     allowed = share * float(theirs.abs().max())
     # Asked this way round, a NaN is a difference too.
     if not (difference := _apart(ours, theirs)) <= allowed:
-        alone = torch.cat([answer(forward, part).logits.float() for part in probe.alone()])
+        alone = torch.cat([run_probe(forward, part).logits.float() for part in probe.alone()])
         if _apart(alone, theirs) <= allowed:
             raise unsupported(name, f"a sequence's logits depend on what else is in its batch (by {difference:.2g})")
         raise unsupported(name, f"its logits differ by {difference:.2g} from its own attention's")

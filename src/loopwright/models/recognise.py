@@ -22,7 +22,7 @@ from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import Library, Unavailable
 from loopwright.models.native.step import NativeStep, NoRoomError
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.probe import Answer, Asked, answer
+from loopwright.models.probe import Asked, ProbeResult, run_probe
 from loopwright.models.product import Head, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Heads, Sizes
@@ -47,7 +47,7 @@ SAME = 1e-3
 
 
 def fastest_forward(
-    model: Any, proven: Answer, find: Callable[[], Library | Unavailable] | None = None
+    model: Any, proven: ProbeResult, find: Callable[[], Library | Unavailable] | None = None
 ) -> PackedForward:
     """The lean forward if it computes what the model was proven to compute, else the model's own. It decodes by the
     library that `find` finds, if that computes the same too."""
@@ -55,7 +55,7 @@ def fastest_forward(
     if parts is None:
         return ModuleForward(model)
     lean = LeanForward(parts)
-    mine = answer(lean, proven.probe)
+    mine = run_probe(lean, proven.probe)
     pairs = [(mine.logits, proven.logits)]
     for one, other in zip(mine.asked, proven.asked, strict=True):
         pairs += zip(one.tensors, other.tensors, strict=True)
@@ -75,7 +75,7 @@ def fastest_forward(
     return lean
 
 
-def _decodes_the_same(native: NativeStep, proven: Answer) -> bool:
+def _decodes_the_same(native: NativeStep, proven: ProbeResult) -> bool:
     """Whether the last tokens of each sequence, each decoded behind those before it, give the same logits, in one step.
     From `SHARED` on they share a prompt."""
     tokens: list[int] = []
