@@ -57,7 +57,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AttentionCall:
     """What a layer hands to attention."""
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -70,7 +70,7 @@ class ProbeResult:
     """What a forward pass makes of a probe: what each layer asks, and the logits."""
 
     probe: Probe
-    asked: list[Asked]
+    asked: list[AttentionCall]
     logits: torch.Tensor
 
 
@@ -83,7 +83,7 @@ class _Recording:
     """A plan that remembers what it was asked."""
 
     def __init__(self, plan: AttentionPlan) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[AttentionCall] = []
         self._plan = plan
 
     def attend(
@@ -97,5 +97,5 @@ class _Recording:
         window: int | None,
     ) -> torch.Tensor:
         # Cloned: whoever asks may overwrite them in its next layer.
-        self.asked.append(Asked((query.clone(), key.clone(), value.clone()), scaling, window))
+        self.asked.append(AttentionCall((query.clone(), key.clone(), value.clone()), scaling, window))
         return self._plan.attend(layer, query, key, value, scaling=scaling, window=window)

@@ -22,7 +22,7 @@ from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import Library, Unavailable
 from loopwright.models.native.step import NativeStep, NoRoomError
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.probe import Asked, ProbeResult, run_probe
+from loopwright.models.probe import AttentionCall, ProbeResult, run_probe
 from loopwright.models.product import Head, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Heads, Sizes
@@ -100,7 +100,7 @@ def _decodes_the_same(native: NativeStep, proven: ProbeResult) -> bool:
     return _is_same(native.logits(ids, positions, Cells(cells, keys, values)), proven.logits[at])
 
 
-def _arena(asked: Asked, stretches: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+def _arena(asked: AttentionCall, stretches: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and values of these stretches of tokens, a row for each, with room for another token."""
     _, key, value = asked.tensors
     _, heads, _, dim = key.shape
@@ -119,7 +119,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and float((one - other).abs().max()) <= SAME * float(other.abs().max())
 
 
-def _parts(model: Any, asked: list[Asked]) -> LeanModel | None:
+def _parts(model: Any, asked: list[AttentionCall]) -> LeanModel | None:
     """The model's parts, if they are those of a Llama and nothing else."""
     base, head = model.base_model, model.get_output_embeddings()
     shapes = {tuple(tensor.shape for tensor in one.tensors) for one in asked}
@@ -163,7 +163,7 @@ def _children(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
 
 
-def _layer(layer: Any, asked: Asked) -> LeanLayer:
+def _layer(layer: Any, asked: AttentionCall) -> LeanLayer:
     attention, feed_forward = layer.self_attn, layer.mlp
     return LeanLayer(
         attention_norm=ColumnNorm(layer.input_layernorm),
