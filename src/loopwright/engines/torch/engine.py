@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import torch
 
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
@@ -57,7 +57,7 @@ class TorchEngine:
     ) -> None:
         self._model = loaded.model
         self._compute = compute
-        self._batch = Batch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
+        self._batch = EngineBatch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
         self._callers: dict[Sequence, _Caller] = {}
         self._listeners: dict[Sequence, _Caller] = {}
         self._arrived: dict[asyncio.AbstractEventLoop, list[tuple[GenerateRequest, _Caller]]] = {}
