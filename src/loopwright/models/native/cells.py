@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loopwright.models.native.structures import Batch
+from loopwright.models.native.structures import NativeBatch
 
 Int64s = npt.NDArray[np.int64]
 Layers = Sequence[Sequence[torch.Tensor]]
@@ -33,7 +33,7 @@ class Cells:
         pointers = [np.array([[x.data_ptr() for x in layer] for layer in side], np.uint64) for side in (keys, values)]
         # All that the structure points to must live as long as it does.
         self._held = keys, values, capacities, pointers
-        self.batch = Batch(
+        self.batch = NativeBatch(
             tokens=len(cells),
             arenas=len(capacities),
             cells=self._cells.ctypes.data,

@@ -9,7 +9,7 @@ import torch
 
 from loopwright.models.linear import Linear
 from loopwright.models.native.library import Library
-from loopwright.models.native.structures import Product
+from loopwright.models.native.structures import NativeProduct
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -36,7 +36,7 @@ class Panels:
         has_bias = any(layer.bias is not None for layer in layers)
         self._bias = torch.cat([_bias(layer) for layer in layers]) if has_bias else None
         bias = None if self._bias is None else self._bias.data_ptr()
-        self.structure = Product(self._panels.data_ptr(), bias, outputs, inputs)
+        self.structure = NativeProduct(self._panels.data_ptr(), bias, outputs, inputs)
 
     def into(self, out: torch.Tensor, rows: torch.Tensor) -> None:
         """Write the product with `rows` [tokens, inputs], alone and not as part of a step, to `out`."""

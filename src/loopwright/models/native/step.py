@@ -71,7 +71,7 @@ class NativeStep:
         self.heads: Heads = model.sizes.heads
         self._model = model
         self._library = library
-        self._packed: structures.Model | None = None
+        self._packed: structures.NativeModel | None = None
         self._held: list[Panels] = []
         self._floats = numbers(0)
         heads, sizes = model.sizes.heads, model.sizes
@@ -100,7 +100,7 @@ class NativeStep:
         )
         return logits
 
-    def pack(self) -> structures.Model:
+    def pack(self) -> structures.NativeModel:
         """Copy the weights, if they are not copied yet. Raises NoRoomError."""
         if self._packed is None:
             needed, free = copied_bytes(self._model) + RESERVE, free_memory()
@@ -116,10 +116,10 @@ class NativeStep:
                 raise NoRoomError(str(error).partition("\n")[0] or "out of memory") from error
         return self._packed
 
-    def _pack(self) -> structures.Model:
+    def _pack(self) -> structures.NativeModel:
         model, heads, self._held = self._model, self.heads, []
-        layers = (structures.Layer * self.layers)(*map(self._layer, model.layers))
-        return structures.Model(
+        layers = (structures.NativeLayer * self.layers)(*map(self._layer, model.layers))
+        return structures.NativeModel(
             layers=self.layers,
             hidden=model.sizes.hidden,
             heads=heads.queries,
@@ -132,9 +132,9 @@ class NativeStep:
             table=model.table.data_ptr(),
         )
 
-    def _layer(self, layer: LeanLayer) -> structures.Layer:
+    def _layer(self, layer: LeanLayer) -> structures.NativeLayer:
         gate, up = layer.gate_and_up.layers
-        return structures.Layer(
+        return structures.NativeLayer(
             before_attention=self._norm(layer.attention_norm.norm),
             projection=self._product(layer.projection.layers),
             query=self._norm(layer.query_norm),
@@ -148,10 +148,10 @@ class NativeStep:
             window=layer.window or 0,
         )
 
-    def _norm(self, norm: RmsNorm | None) -> structures.Norm:
-        return structures.Norm() if norm is None else structures.Norm(norm.weight.data_ptr(), norm.eps)
+    def _norm(self, norm: RmsNorm | None) -> structures.NativeNorm:
+        return structures.NativeNorm() if norm is None else structures.NativeNorm(norm.weight.data_ptr(), norm.eps)
 
-    def _product(self, layers: Sequence[Linear]) -> structures.Product:
+    def _product(self, layers: Sequence[Linear]) -> structures.NativeProduct:
         """Layers that read the same rows, as one."""
         panels = Panels(layers, self._library)
         self._held.append(panels)
