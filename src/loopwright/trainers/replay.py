@@ -24,7 +24,7 @@ groups whose advantages cancel is near 0, where only the absolute bound says any
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplayedNumber:
     """One number of a step, as it was recorded and as it came out again."""
 
     name: str
@@ -52,7 +52,7 @@ class Replay:
 
     step: int
     start: int
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ReplayedNumber, ...]
 
     @property
     def equal(self) -> bool:
@@ -99,7 +99,7 @@ async def replay(learner: Learner, recorded: RecordedSteps, step: int, *, exact:
     for number in range(start + 1, step + 1):
         report = await learner.step(recorded.groups(number))
     return Replay(
-        step, start, tuple(Comparison(name, expected[name], report.metrics[name], exact) for name in COMPARED)
+        step, start, tuple(ReplayedNumber(name, expected[name], report.metrics[name], exact) for name in COMPARED)
     )
 
 
