@@ -30,7 +30,7 @@ from loopwright.config import (
 )
 from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, per_group
 from loopwright.core.seeds import derive_seed
-from loopwright.data.examples import Conversation, read_examples
+from loopwright.data.examples import ExampleConversation, read_examples
 from loopwright.errors import ConfigError, DataError, ModelError
 from loopwright.learn.body import body_of
 from loopwright.learn.custom import custom_advantage, custom_loss, try_loss
@@ -52,7 +52,7 @@ class Ingredients:
 
     advantage: Advantage
     loss: TokenLoss
-    examples: Sequence[Conversation]
+    examples: Sequence[ExampleConversation]
 
 
 def gather(loaded: Loaded) -> Ingredients:
@@ -175,7 +175,7 @@ def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path) -> Kl
     return KlTerm(config.kind, config.coefficient, body_of(reference))
 
 
-def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedModel) -> SftTerm | None:
+def _sft(loaded: Loaded, conversations: Sequence[ExampleConversation], model: LoadedModel) -> SftTerm | None:
     config, seed = loaded.config.learner.sft, loaded.config.trainer.seed
     if config is None:
         return None
@@ -184,7 +184,7 @@ def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedMod
     return SftTerm(examples, config.coefficient, config.examples_per_step, derive_seed(seed, "sft"))
 
 
-def _example(conversation: Conversation, renderer: Renderer, max_context: int) -> Example:
+def _example(conversation: ExampleConversation, renderer: Renderer, max_context: int) -> Example:
     rendered = renderer.answered(canonical_messages(conversation.messages), canonical_tools(conversation.tools))
     if rendered is None:
         raise DataError(

@@ -11,7 +11,7 @@ from loopwright.types import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ExampleConversation:
     """Messages of which the last is the answer to learn, and the tools that the model is offered meanwhile. `where` is
     the file and line they stand in."""
 
@@ -20,14 +20,14 @@ class Conversation:
     tools: tuple[Tool, ...] = ()
 
 
-def read_examples(path: Path) -> tuple[Conversation, ...]:
+def read_examples(path: Path) -> tuple[ExampleConversation, ...]:
     """One conversation per line, as `{"messages": [...], "tools": [...]}`, the tools if there are any; the first
     malformed line is an error that names it."""
     source = JsonlSource.open(path)
     return tuple(_conversation(source, index) for index in range(len(source)))
 
 
-def _conversation(source: JsonlSource, index: int) -> Conversation:
+def _conversation(source: JsonlSource, index: int) -> ExampleConversation:
     line = int(source.lines[index])
     task, where = source[index], f"{source.path}:{line}"
     messages = task.messages
@@ -46,4 +46,4 @@ def _conversation(source: JsonlSource, index: int) -> Conversation:
             file=str(source.path),
             line=line,
         )
-    return Conversation(messages, where, task.tools)
+    return ExampleConversation(messages, where, task.tools)
