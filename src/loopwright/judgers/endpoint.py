@@ -46,7 +46,7 @@ class _TryAgainError(Exception):
         self.pause = pause
 
 
-class Endpoint:
+class JudgeEndpoint:
     """One URL. `key`, if there is one, is sent as a bearer token."""
 
     def __init__(

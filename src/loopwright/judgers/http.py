@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loopwright.judgers.endpoint import Endpoint
+from loopwright.judgers.endpoint import JudgeEndpoint
 from loopwright.judgers.verdict import Signature, finite, shown
 from loopwright.types import Episode, Scored, Task
 
@@ -13,7 +13,7 @@ from loopwright.types import Episode, Scored, Task
 class HttpJudger:
     """POSTs `{task, messages, answer, truth, metadata}` and expects `{score, parts?, answer?}`."""
 
-    def __init__(self, signature: Signature, endpoint: Endpoint) -> None:
+    def __init__(self, signature: Signature, endpoint: JudgeEndpoint) -> None:
         self._signature = signature
         self._endpoint = endpoint
 

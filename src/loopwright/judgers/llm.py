@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from loopwright.errors import JudgeError
-from loopwright.judgers.endpoint import Endpoint
+from loopwright.judgers.endpoint import JudgeEndpoint
 from loopwright.judgers.verdict import Signature, finite, shown
 from loopwright.types import Episode, Message, Scored, Task
 
@@ -92,7 +92,7 @@ class LlmJudger:
     """
 
     def __init__(
-        self, signature: Signature, endpoint: Endpoint, asks: Questionnaire, settings: Mapping[str, Any]
+        self, signature: Signature, endpoint: JudgeEndpoint, asks: Questionnaire, settings: Mapping[str, Any]
     ) -> None:
         self._signature = signature
         self._endpoint = endpoint
