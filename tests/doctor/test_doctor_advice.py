@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from loopwright.doctor import Facts, Severity, advise
-from loopwright.doctor.facts import Bf16, Cores, Disk, Extra, Memory, Purpose, Torch
+from loopwright.doctor.facts import Bf16, Cores, Disk, InstalledExtra, Memory, Purpose, Torch
 from loopwright.doctor.packages import EXTRAS
 
 GIB = 1 << 30
 FINE = Facts(
     python="3.11.0",
     loopwright="0.1.0",
-    extras=(Extra("math", "the judger math_answer", {"math-verify": "0.9"}),),
+    extras=(InstalledExtra("math", "the judger math_answer", {"math-verify": "0.9"}),),
     cores=Cores(8, 8, None),
     memory=Memory(16 * GIB, 8 * GIB, None),
     disks=(Disk(Purpose.RUNS, "/runs", "/", 100 * GIB, "ext4", True),),
@@ -79,7 +79,7 @@ def test_what_keeps_the_engine_from_native_steps_is_named(why, remedy):
 
 
 def test_a_missing_extra_is_named_with_what_to_install():
-    lacking = replace(FINE, extras=(Extra("http", "the judgers http and llm", {"httpx": None}),))
+    lacking = replace(FINE, extras=(InstalledExtra("http", "the judgers http and llm", {"httpx": None}),))
     (finding,) = advise(lacking)
     assert finding.severity is Severity.NEXT
     assert finding.text == "the judgers http and llm: httpx is not installed"
@@ -87,7 +87,7 @@ def test_a_missing_extra_is_named_with_what_to_install():
 
 
 def test_what_is_broken_comes_first():
-    lacking = Extra("http", "the judgers http and llm", {"httpx": None})
+    lacking = InstalledExtra("http", "the judgers http and llm", {"httpx": None})
     findings = advise(replace(FINE, extras=(lacking,), torch=Torch(error="ImportError: x")))
     assert [finding.severity for finding in findings] == [Severity.BROKEN, Severity.NEXT]
 

@@ -55,7 +55,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class InstalledExtra:
     """A part of the installation: the extra's name, what it is for, and the versions of its packages."""
 
     name: str
@@ -96,7 +96,7 @@ class Facts:
 
     python: str
     loopwright: str
-    extras: tuple[Extra, ...]
+    extras: tuple[InstalledExtra, ...]
     cores: Cores
     memory: Memory
     disks: tuple[Disk, ...]
