@@ -1,4 +1,4 @@
-"""The embedded engine: a Batch that steps in the compute thread, behind the async engine port.
+"""The embedded engine: an EngineBatch that steps in the compute thread, behind the async engine port.
 
 Every call becomes a job of the compute thread, and so does every step. A call therefore takes effect between two
 tokens, in the order in which calls were made. Requests that one turn of an event loop makes are one job: they join the
