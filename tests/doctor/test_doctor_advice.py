@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.doctor import Facts, Severity, advise
-from loopwright.doctor.facts import Bf16, Cores, Disk, InstalledExtra, Memory, Purpose, Torch
+from loopwright.doctor.facts import Bf16, Cores, Disk, FolderPurpose, InstalledExtra, Memory, Torch
 from loopwright.doctor.packages import EXTRAS
 
 GIB = 1 << 30
@@ -20,12 +20,12 @@ FINE = Facts(
     extras=(InstalledExtra("math", "the judger math_answer", {"math-verify": "0.9"}),),
     cores=Cores(8, 8, None),
     memory=Memory(16 * GIB, 8 * GIB, None),
-    disks=(Disk(Purpose.RUNS, "/runs", "/", 100 * GIB, "ext4", True),),
+    disks=(Disk(FolderPurpose.RUNS, "/runs", "/", 100 * GIB, "ext4", True),),
     models={},
     torch=Torch(version="2.13", threads=8, bf16=Bf16.WORKS),
 )
 RUNS = FINE.disks[0]
-MODELS = replace(RUNS, purpose=Purpose.MODELS, folder="/cache")
+MODELS = replace(RUNS, purpose=FolderPurpose.MODELS, folder="/cache")
 
 
 def test_a_good_machine_gets_no_advice():
@@ -97,7 +97,7 @@ def test_what_could_not_be_found_out_is_no_oddity():
         FINE,
         cores=Cores(None, None, None),
         memory=Memory(None, None, None),
-        disks=(Disk(Purpose.RUNS, "/runs", None, None, None, True),),
+        disks=(Disk(FolderPurpose.RUNS, "/runs", None, None, None, True),),
         torch=Torch(version="2.13"),
     )
     assert advise(unknown) == []

@@ -35,7 +35,7 @@ class Memory:
         return min(known) if known else None
 
 
-class Purpose(StrEnum):
+class FolderPurpose(StrEnum):
     """What a folder is for."""
 
     RUNS = "runs"
@@ -46,7 +46,7 @@ class Purpose(StrEnum):
 class Disk:
     """The file system that a folder is, or would be, on; `mount` is where it is mounted."""
 
-    purpose: Purpose
+    purpose: FolderPurpose
     folder: str
     mount: str | None
     free: int | None

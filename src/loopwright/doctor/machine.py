@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from loopwright.doctor.facts import Cores, Disk, Memory, Purpose
+from loopwright.doctor.facts import Cores, Disk, FolderPurpose, Memory
 from loopwright.models.control_groups import ROOT, groups, lines, memory_limits, memory_sizes
 
 
@@ -27,7 +27,7 @@ def memory(root: Path = ROOT) -> Memory:
     return Memory(sizes.get("MemTotal:"), sizes.get("MemAvailable:"), min(limits, default=None))
 
 
-def disk(purpose: Purpose, folder: Path, root: Path = ROOT) -> Disk:
+def disk(purpose: FolderPurpose, folder: Path, root: Path = ROOT) -> Disk:
     """The file system of `folder`, or of the nearest folder above it that exists."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loopwright.doctor.busy import busy_share
-from loopwright.doctor.facts import Facts, Purpose
+from loopwright.doctor.facts import Facts, FolderPurpose
 from loopwright.doctor.machine import cores, disk, memory
 from loopwright.doctor.packages import extras, installed
 from loopwright.doctor.torch_probe import probe_torch
@@ -27,7 +27,7 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Ma
         extras=extras(),
         cores=cores(),
         memory=memory(),
-        disks=(disk(Purpose.RUNS, runs), disk(Purpose.MODELS, models)),
+        disks=(disk(FolderPurpose.RUNS, runs), disk(FolderPurpose.MODELS, models)),
         models=_sizes(models),
         torch=torch,
         not_native=compiled.reason if isinstance(compiled, Unavailable) else None,
