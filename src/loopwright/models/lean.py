@@ -20,7 +20,7 @@ from loopwright.models.linear import Linear
 from loopwright.models.native.library import Library
 from loopwright.models.native.step import NativeStep, serves
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.product import Head, Product
+from loopwright.models.product import OutputHead, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Sizes, Workspace, Workspaces
 
@@ -56,7 +56,7 @@ class LeanModel:
     sizes: Sizes
     layers: Sequence[LeanLayer]
     norm: ColumnNorm
-    head: Head
+    head: OutputHead
 
 
 class LeanForward:

@@ -40,7 +40,7 @@ class Product:
             total.add_(bias)
 
 
-class Head:
+class OutputHead:
     """The last product, whose result is wanted token by token."""
 
     def __init__(self, layer: Linear) -> None:

@@ -23,7 +23,7 @@ from loopwright.models.native.library import Library, Unavailable
 from loopwright.models.native.step import NativeStep, NoRoomError
 from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.probe import AttentionCall, ProbeResult, run_probe
-from loopwright.models.product import Head, Product
+from loopwright.models.product import OutputHead, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Heads, Sizes
 
@@ -136,7 +136,7 @@ def _parts(model: Any, asked: list[AttentionCall]) -> LeanModel | None:
         sizes=Sizes(heads, hidden=table.shape[1], inner=len(base.layers[0].mlp.gate_proj.weight)),
         layers=[_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)],
         norm=ColumnNorm(base.norm),
-        head=Head(head),
+        head=OutputHead(head),
     )
 
 
