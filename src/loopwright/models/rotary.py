@@ -87,7 +87,7 @@ class Angles:
         return torch.cat([cos, sin], dim=-1).transpose(0, 1)
 
 
-class Turn:
+class Rotation:
     """Turns the heads in one tensor [tokens, heads, dim], into another, by `angles`, where `Angles.into` has written:
     pairs are half a head apart."""
 

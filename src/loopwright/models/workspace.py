@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from loopwright.models.product import FEATURES_FIRST
-from loopwright.models.rotary import Turn
+from loopwright.models.rotary import Rotation
 
 KEPT = 256
 """Tokens of the largest workspace that is kept. Passes over more are made of prompts, and rarely as long as another."""
@@ -45,7 +45,7 @@ class Workspace:
         self._heads = parts[5].view(self._lying.shape) if self._has_to_be_turned else self._lying
         self.query_heads, self.key_heads, values = torch.split(self._heads, [queries, keys, keys], dim=1)
         turned = parts[6].view(tokens, both, heads.dim)
-        self.turn = Turn(self._heads[:, :both], turned, parts[7].view(tokens, 1, -1))
+        self.turn = Rotation(self._heads[:, :both], turned, parts[7].view(tokens, 1, -1))
         self.asked = tuple(x.transpose(0, 1)[None] for x in (*torch.split(turned, [queries, keys], dim=1), values))
 
     def by_token(self) -> None:
