@@ -13,7 +13,7 @@ import torch
 
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.embedding import embed
-from loopwright.learn.layers import AttentionHalf, FeedForwardHalf, Setting, attention_half, feed_forward_half
+from loopwright.learn.layers import AttentionHalf, FeedForwardHalf, PassContext, attention_half, feed_forward_half
 from loopwright.learn.samples import Tensors
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel
@@ -79,7 +79,7 @@ class LeanBody:
 
     def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:
         x = embed(self._table, data.ids)
-        setting = Setting(plan, *self._angles.at(data.positions), self._dim)
+        setting = PassContext(plan, *self._angles.at(data.positions), self._dim)
         for number, (attention, feed_forward) in enumerate(self._layers, start=1):
             keep = data.logit_positions if number == len(self._layers) else None
             x = feed_forward_half(attention_half(x, attention, setting, keep), feed_forward)

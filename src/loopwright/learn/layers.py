@@ -45,7 +45,7 @@ class FeedForwardHalf:
     down: Linear
 
 
-class Setting:
+class PassContext:
     """What all layers of one pass share: who sees whom, and the angles by which heads are turned."""
 
     def __init__(self, plan: SharedPrefixPlan, cos: torch.Tensor, sin: torch.Tensor, dim: int) -> None:
@@ -80,7 +80,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, half: AttentionHalf, setting: Setting, keep: torch.Tensor | None
+        ctx: Any, x: torch.Tensor, half: AttentionHalf, setting: PassContext, keep: torch.Tensor | None
     ) -> torch.Tensor:
         normed, scale = rms_norm(x, half.norm.weight, half.norm.eps)
         query, key, value = (
@@ -102,7 +102,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         half: AttentionHalf = ctx.half
-        setting: Setting = ctx.setting
+        setting: PassContext = ctx.setting
         x, scale, query, query_scale, key, key_scale, turned_query, turned_key, value, seen, total, keep = (
             ctx.saved_tensors
         )
@@ -182,7 +182,7 @@ def _head_norm_gradient(norm: RmsNorm | None, grad: torch.Tensor, x: torch.Tenso
 
 
 def attention_half(
-    x: torch.Tensor, half: AttentionHalf, setting: Setting, keep: torch.Tensor | None = None
+    x: torch.Tensor, half: AttentionHalf, setting: PassContext, keep: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`x` [tokens, features] plus what its tokens see; of the tokens `keep` alone, if only those go on."""
     result: torch.Tensor = _Attention.apply(x, half, setting, keep)  # type: ignore[no-untyped-call]
