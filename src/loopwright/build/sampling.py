@@ -22,7 +22,7 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import Language, LoadedModel
 from loopwright.ports import Lockstep, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
-from loopwright.trainers.evaluator import Plan
+from loopwright.trainers.evaluator import EvalPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SamplingParts:
     loaded: Loaded
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
-    eval_plans: Sequence[Plan]
+    eval_plans: Sequence[EvalPlan]
     model: Language
 
     @property
@@ -97,7 +97,7 @@ async def open_local_sampling_parts(loaded: Loaded, cache: Path) -> AsyncIterato
 
 async def _user_code(
     loaded: Loaded, stack: AsyncExitStack
-) -> tuple[Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[Plan]]:
+) -> tuple[Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
     """What is trained on, what is evaluated on, and how; open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(

@@ -22,7 +22,7 @@ log = logging.getLogger("loopwright")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvalPlan:
     """One way of evaluating: how often each task is sampled, and what is measured then."""
 
     mode: EvalMode
@@ -44,7 +44,7 @@ class Evaluator:
     def __init__(
         self,
         task_sets: Sequence[TaskSetRuntime],
-        plans: Sequence[Plan],
+        plans: Sequence[EvalPlan],
         runner: RolloutRunner,
         storage: Storage,
         tracker: Tracker,
@@ -74,7 +74,7 @@ class Evaluator:
                     log.warning("%s after step %d: all rollouts failed, so there is no reward", prefix, step)
         return EvalReport(metrics, tuple(errors))
 
-    async def _results(self, step: int, task_set: TaskSetRuntime, plan: Plan) -> list[TaskResult]:
+    async def _results(self, step: int, task_set: TaskSetRuntime, plan: EvalPlan) -> list[TaskResult]:
         jobs = _jobs(task_set, plan)
         facts = {"task_set": task_set.name, "mode": plan.mode, "tasks": len(task_set.sampler), "rollouts": len(jobs)}
         with self._tracker.span("evaluate", step=step, **facts):
@@ -114,7 +114,7 @@ def _placed(prefix: str, error: MetricError) -> MetricError:
     return MetricError(f"{prefix}: {error.message}", remedy=error.remedy)
 
 
-def _jobs(task_set: TaskSetRuntime, plan: Plan) -> list[Job]:
+def _jobs(task_set: TaskSetRuntime, plan: EvalPlan) -> list[Job]:
     """The samples of each task, next to each other."""
     if plan.mode is EvalMode.GREEDY:
         task_set = replace(task_set, sampling=replace(task_set.sampling, temperature=0.0, top_k=0, top_p=1.0))
