@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from loopwright.track.console_text import EVAL, Tally, eval_line, evaluations, step_line
+from loopwright.track.console_text import EVAL, PhaseTally, eval_line, evaluations, step_line
 from loopwright.track.report_data import RunSummary, duration, edges, mean
 from loopwright.types import Rollout
 
@@ -43,7 +43,7 @@ class _Phase(NamedTuple):
     """The work under way: its bar, and what it has produced."""
 
     bar: TaskID
-    tally: Tally
+    tally: PhaseTally
 
 
 class Console:
@@ -105,7 +105,7 @@ class Console:
         outer = self._phase
         about = [str(facts[key]) for key in ("task_set", "mode") if key in facts]
         expected = {"rollout": self._rollouts_per_step, "evaluate": facts.get("rollouts")}.get(name)
-        tally = Tally()
+        tally = PhaseTally()
         bar = self._bars.add_task(" ".join([LABELS.get(name, name), *about]), total=expected, tally=tally)
         self._phase = _Phase(bar, tally)
         if name in ("rollout", "wait"):

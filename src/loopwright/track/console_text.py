@@ -24,7 +24,7 @@ _EVALUATED = re.compile(rf"{EVAL}(?P<task_set>.+)/(?P<mode>{'|'.join(EvalMode)})
 
 
 @dataclass(slots=True)
-class Tally:
+class PhaseTally:
     """The rollouts of one phase so far. Failed attempts are counted apart: they have no reward (R2)."""
 
     rewards: list[float] = field(default_factory=list)
