@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loopwright.track.plot import Line, Mark, line_chart, smoothed, stacked_bar, ticks
 from loopwright.track.report import render_report
-from loopwright.track.report_data import Comparison, Evaluated, Measure, ReportData, RunSummary, Sample
+from loopwright.track.report_data import Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
 from loopwright.types import Episode, Failed, FailureCause, Rollout, RolloutKey, Scored, Task, Timing
 
 NASTY = "</pre><script>alert(1)</script>&\"'"
@@ -69,7 +69,7 @@ def full() -> ReportData:
         phases={"rollout": 40.0, "train": 20.0},
     )
     comparison = Comparison(NASTY, "greedy", 0, 8, 6, 1, 3, ((bad, good),))
-    return ReportData(summary, {"model": NASTY}, f"key: {NASTY}", (comparison,), (Sample(1, (bad, failed)),))
+    return ReportData(summary, {"model": NASTY}, f"key: {NASTY}", (comparison,), (StepRollouts(1, (bad, failed)),))
 
 
 def empty(**overrides: object) -> ReportData:

@@ -107,7 +107,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StepRollouts:
     """A few rollouts of one train step, chosen without looking at their rewards."""
 
     step: int
@@ -123,7 +123,7 @@ class ReportData:
     facts: Mapping[str, str]
     config: str
     comparisons: tuple[Comparison, ...] = ()
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[StepRollouts, ...] = ()
     first_diff: TokenDiff | None = None
 
 

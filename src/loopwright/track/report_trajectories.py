@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from loopwright.track.report_data import Comparison, Sample
+from loopwright.track.report_data import Comparison, StepRollouts
 from loopwright.types import Failed, Message, Rollout, Scored
 
 LONGEST = 4000
@@ -19,7 +19,7 @@ def comparisons(found: Sequence[Comparison]) -> str:
     return "".join(_comparison(one) for one in found)
 
 
-def samples(found: Sequence[Sample]) -> str:
+def samples(found: Sequence[StepRollouts]) -> str:
     """Rollouts of a few train steps, in the order of training."""
     columns = "".join(
         f"<div><h3>Step {sample.step}</h3>{''.join(_trajectory(rollout) for rollout in sample.rollouts)}</div>"

@@ -13,7 +13,7 @@ from loopwright.errors import RunError
 from loopwright.track.console_text import evaluations
 from loopwright.track.jsonl import read_jsonl
 from loopwright.track.report import render_report
-from loopwright.track.report_data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, Sample
+from loopwright.track.report_data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
 from loopwright.trainers.durable import write_whole
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Rollout, TokenDiff
@@ -155,7 +155,7 @@ def _evaluated_twice(folder: RunFolder) -> list[EvaluatedTwice]:
     ]
 
 
-def _samples(folder: RunFolder) -> Iterator[Sample]:
+def _samples(folder: RunFolder) -> Iterator[StepRollouts]:
     """Early, middle and late: the first member of the first groups, whatever its reward."""
     stored = StoredRun(folder.rollouts)
     steps = stored.steps() if folder.rollouts.is_file() else ()
@@ -163,7 +163,7 @@ def _samples(folder: RunFolder) -> Iterator[Sample]:
         firsts: dict[tuple[str, int], Rollout] = {}
         for rollout in stored.rollouts(step):
             firsts.setdefault((rollout.key.task_set, rollout.key.draw), rollout)
-        yield Sample(step, tuple(firsts.values())[:SAMPLED])
+        yield StepRollouts(step, tuple(firsts.values())[:SAMPLED])
 
 
 def _first_diff(folder: RunFolder, summary: RunSummary) -> TokenDiff | None:
