@@ -55,7 +55,7 @@ class Ingredients:
     examples: Sequence[ExampleConversation]
 
 
-def gather(loaded: Loaded) -> Ingredients:
+def load_ingredients(loaded: Loaded) -> Ingredients:
     """Load the user's functions and examples; a mistake in them is an error that names them."""
     learner = loaded.config.learner
     return Ingredients(
@@ -67,7 +67,7 @@ def gather(loaded: Loaded) -> Ingredients:
 
 def rehearse_learner(loaded: Loaded) -> Iterator[str]:
     """Gather what is the user's own, and call their functions once on made-up numbers."""
-    learner, own = loaded.config.learner, gather(loaded)
+    learner, own = loaded.config.learner, load_ingredients(loaded)
     if isinstance(learner.advantage, PythonAdvantage):
         groups = [Scores((1.0, 0.0, 0.5), (4, 2, 3)), Scores((1.0, 1.0), (5, 5)), Scores((0.0,), (1,))]
         rewards = [list(group.rewards) for group in groups]

@@ -15,7 +15,7 @@ from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.engines import Engines, colocated, disaggregated
-from loopwright.build.recipe import gather, make_recipe
+from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
 from loopwright.build.training import ResumeState, RunParts, Trainer, make_trainer
 from loopwright.config import Loaded, RunConfig
@@ -86,7 +86,7 @@ async def open_run(
     redact = redactor_of(loaded)
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
-        ingredients = gather(loaded)
+        ingredients = load_ingredients(loaded)
         sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache))
         recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
         path = Path(config.trainer.run_dir)
