@@ -45,7 +45,7 @@ def write_report(folder: RunFolder) -> Path:
     return folder.report
 
 
-def gather(folder: RunFolder) -> RunSummary:
+def summarise(folder: RunFolder) -> RunSummary:
     """Read a run's numbers. A run that has only begun has few, which is no error."""
     _config(folder)
     return _summary(folder, _evaluated_twice(folder))
@@ -59,7 +59,7 @@ def gather_report(folder: RunFolder) -> ReportData:
         summary,
         _facts(config),
         folder.config.read_text("utf-8"),
-        comparisons=tuple(compare(one) for one in evaluated if one.after > one.before),
+        comparisons=tuple(compare_evaluations(one) for one in evaluated if one.after > one.before),
         samples=tuple(_samples(folder)),
         first_diff=_first_diff(folder, summary),
     )
@@ -100,7 +100,7 @@ def measure_of(rollouts: Iterable[Rollout]) -> Measure:
     return Measure.ACCURACY if scores and scores <= {0.0, 1.0} else Measure.REWARD
 
 
-def compare(one: EvaluatedTwice) -> Comparison:
+def compare_evaluations(one: EvaluatedTwice) -> Comparison:
     """Match the same tasks by the mean of their samples; those with the largest gain are shown."""
     earlier, later = _scored_by_task(one.old), _scored_by_task(one.new)
     gains = [
