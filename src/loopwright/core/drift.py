@@ -42,7 +42,7 @@ class Drift:
         return max(self.lost, self.invented)
 
 
-def compare(recorded: Sequence[int], naive: Sequence[int]) -> Drift:
+def drift_between(recorded: Sequence[int], naive: Sequence[int]) -> Drift:
     """The drift of `naive` from what was recorded."""
     ours, theirs = tuple(recorded), tuple(naive)
     head = _common(ours, theirs)

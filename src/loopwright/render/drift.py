@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loopwright.core.drift import Drift, compare, total
+from loopwright.core.drift import Drift, drift_between, total
 from loopwright.errors import ConversationError
 from loopwright.ports import Renderer
 from loopwright.types import EpisodeDrift, Message, TokenDiff, Tool
@@ -33,11 +33,11 @@ def chain_drift(
         whole = _rendered(messages, renderer, tools)
     except ConversationError:
         # A model may say what its own template refuses to write, such as two calls at once: all of it would be lost.
-        return compare(recorded, ())
+        return drift_between(recorded, ())
     if whole[: len(prompt)] != prompt:
         # The template writes the first prompt differently by now: nothing after it is where it was.
-        return compare((*stream[:first_sampled], *recorded), whole)
-    return compare(recorded, whole[len(prompt) :])
+        return drift_between((*stream[:first_sampled], *recorded), whole)
+    return drift_between(recorded, whole[len(prompt) :])
 
 
 def _rendered(messages: Sequence[Message], renderer: Renderer, tools: Sequence[Tool]) -> tuple[int, ...]:
