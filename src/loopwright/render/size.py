@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopwright.errors import ContextError
-from loopwright.render.words import described
+from loopwright.render.words import describe_part
 
 KEEP_ALL = frozenset({"ByteLevel", "Metaspace", "Digits"})
 MOST_COMPOSED = 4
@@ -41,7 +41,7 @@ def too_long(tokens: int, most: int) -> ContextError:
 def _steps(part: Any, name: str) -> list[dict[str, Any]]:
     if part is None:
         return []
-    read = described(part)
+    read = describe_part(part)
     return list(read[name]) if read["type"] == "Sequence" else [read]
 
 

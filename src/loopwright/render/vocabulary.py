@@ -12,7 +12,7 @@ from loopwright.render.detokenize import UNKNOWN, Detokenizer
 from loopwright.render.plain_ids import PlainIds
 from loopwright.render.size import longest_token, too_long
 from loopwright.render.template import TemplateTokenizer
-from loopwright.render.words import Words, described, keeps_words_apart, normalization, seams
+from loopwright.render.words import Words, describe_part, keeps_words_apart, normalization, seams
 
 
 class ChatTokenizer(TemplateTokenizer, Protocol):
@@ -133,7 +133,7 @@ class Vocabulary:
                     list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
                 )
             )
-        if direct.decoder is None or described(direct.decoder)["type"] != "ByteLevel":
+        if direct.decoder is None or describe_part(direct.decoder)["type"] != "ByteLevel":
             return lambda ids: str(direct.decode(list(ids), skip_special_tokens=skip_special_tokens))
         silent = [token for token, one in added.items() if one.special and skip_special_tokens]
         return ByteTokens(direct.id_to_token, frozenset(silent)).text

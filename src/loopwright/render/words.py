@@ -92,7 +92,7 @@ def keeps_words_apart(core: Any, added: Mapping[int, Any]) -> bool:
     """Whether the core of a tokenizer, with these added tokens, never merges over a single space between words."""
     if core.pre_tokenizer is None or getattr(core.model, "dropout", None):
         return False
-    if core.normalizer is not None and described(core.normalizer) != {"type": "NFC"}:
+    if core.normalizer is not None and describe_part(core.normalizer) != {"type": "NFC"}:
         return False
     if any(" " in str(token) or token.lstrip or token.rstrip or token.single_word for token in added.values()):
         return False
@@ -127,7 +127,7 @@ def _keeps_digits_apart(core: Any) -> bool:
 
 def _steps(core: Any) -> Sequence[Mapping[str, Any]]:
     """How texts are cut, one step after the other."""
-    cut = described(core.pre_tokenizer)
+    cut = describe_part(core.pre_tokenizer)
     steps: Sequence[Mapping[str, Any]] = cut["pretokenizers"] if cut["type"] == "Sequence" else [cut]
     return steps
 
@@ -143,14 +143,14 @@ def normalization(core: Any) -> Callable[[str], str] | None:
     """What a tokenizer's core does to the signs of a text before it looks for words. Marks for spaces are no matter."""
     if core is None or core.normalizer is None:
         return None
-    steps = json.dumps(described(core.normalizer))
+    steps = json.dumps(describe_part(core.normalizer))
     if any(step in steps for step in ("Prepend", "Replace", "Precompiled")):
         return None
     normalize: Callable[[str], str] = core.normalizer.normalize_str
     return normalize
 
 
-def described(part: Any) -> dict[str, Any]:
+def describe_part(part: Any) -> dict[str, Any]:
     """A part of a tokenizer, as its file describes it."""
     read: dict[str, Any] = json.loads(part.__getstate__())
     return read

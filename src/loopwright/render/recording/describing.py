@@ -8,7 +8,7 @@ from loopwright.render.recording.recorder import Recorder
 from loopwright.types import RecordedChain
 
 
-def described(recorder: Recorder) -> tuple[RecordedChain, ...]:
+def describe_chains(recorder: Recorder) -> tuple[RecordedChain, ...]:
     """One for each chain, in the order of `recorder.chains()`."""
     main = main_conversation(recorder)
     turns: Counter[int] = Counter()
