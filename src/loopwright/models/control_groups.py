@@ -33,21 +33,21 @@ def memory_limits(root: Path = ROOT) -> Iterator[tuple[int, Path]]:
     named = [(group, "memory.max") for group in groups(root, "")]
     named += [(group, "memory.limit_in_bytes") for group in groups(root, "memory")]
     for group, name in named:
-        yield from ((limit, group) for limit in numbers(group / name) if limit < UNLIMITED)
+        yield from ((limit, group) for limit in read_numbers(group / name) if limit < UNLIMITED)
 
 
 def free_memory(root: Path = ROOT) -> int | None:
     """Bytes that this process could still take without anybody's death; None where the kernel does not say."""
     known = [] if (available := memory_sizes(root).get("MemAvailable:")) is None else [available]
     for limit, group in memory_limits(root):
-        used = [*numbers(group / "memory.current"), *numbers(group / "memory.usage_in_bytes")]
+        used = [*read_numbers(group / "memory.current"), *read_numbers(group / "memory.usage_in_bytes")]
         # Pages of files that nobody has used of late are counted as used, and given back when others need them.
         stat = dict(line.split()[:2] for line in lines(group / "memory.stat"))
         known += [limit - each + int(stat.get("inactive_file", 0)) for each in used]
     return min(known) if known else None
 
 
-def numbers(file: Path) -> list[int]:
+def read_numbers(file: Path) -> list[int]:
     return [int(word) for line in lines(file) for word in line.split() if word.isdecimal()]
 
 
