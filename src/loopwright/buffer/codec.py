@@ -148,9 +148,9 @@ def encode_task(task: Task) -> str:
     return to_json(
         {
             "id": task.id,
-            "messages": plain(task.messages),
+            "messages": as_dicts(task.messages),
             "truth": task.truth,
-            "tools": plain(task.tools),
+            "tools": as_dicts(task.tools),
             "metadata": dict(task.metadata),
         },
         f"task {task.id!r}",
@@ -187,7 +187,7 @@ def decode_reward(text: str) -> Reward:
             raise unreadable("reward", text)
 
 
-def plain(mappings: Iterable[Message]) -> list[dict[str, Any]]:
+def as_dicts(mappings: Iterable[Message]) -> list[dict[str, Any]]:
     return [dict(mapping) for mapping in mappings]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from loopwright.buffer.codec import from_json, plain, to_json, unreadable
+from loopwright.buffer.codec import as_dicts, from_json, to_json, unreadable
 from loopwright.types import Episode, EpisodeDrift, Message, TokenDiff, Tool
 
 
@@ -32,8 +32,8 @@ def encode_transcript(episode: Episode) -> str:
 def transcript_fields(episode: Episode) -> dict[str, Any]:
     """All of it, by name."""
     return {
-        "messages": plain(episode.messages),
-        "tools": plain(episode.tools),
+        "messages": as_dicts(episode.messages),
+        "tools": as_dicts(episode.tools),
         "drift": asdict(episode.drift) if episode.drift else None,
     }
 
