@@ -76,10 +76,10 @@ class TorchLearner:
     async def step(self, groups: Sequence[Group]) -> StepReport:
         return await self._compute.run(self._step, groups)
 
-    async def save(self, folder: Path) -> None:
+    async def save_state(self, folder: Path) -> None:
         await self._compute.run(self._save, folder)
 
-    async def load(self, folder: Path) -> None:
+    async def load_state(self, folder: Path) -> None:
         self._version = await self._compute.run(self._load, folder)
 
     async def write_weights(self, file: Path) -> WeightFile:
@@ -89,12 +89,12 @@ class TorchLearner:
         await self._compute.run(self._export, folder)
 
     def _load(self, folder: Path) -> int:
-        version = state.load(folder, self._weights.named, self._optimizer)
+        version = state.load_state(folder, self._weights.named, self._optimizer)
         self._weights.update_copies()
         return version
 
     def _save(self, folder: Path) -> None:
-        state.save(folder, self._weights.named, self._optimizer, self._version)
+        state.save_state(folder, self._weights.named, self._optimizer, self._version)
         # With these two the checkpoint is also a model folder that transformers loads.
         self._model.config.save_pretrained(folder)
         self._loaded.tokenizer.save_pretrained(folder)

@@ -16,7 +16,9 @@ MODEL, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "learner.
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def save(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int) -> None:
+def save_state(
+    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int
+) -> None:
     """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
     save_file({name: weight.detach().contiguous() for name, weight in weights.items()}, folder / MODEL)
     moments = {
@@ -29,7 +31,7 @@ def save(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.opt
     (folder / META).write_text(json.dumps({"version": version}))
 
 
-def load(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
+def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
     """Read what `save` wrote, into the same weights; returns the version."""
     try:
         saved, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
