@@ -13,7 +13,7 @@ from string import Template
 from loopwright.track import report_trajectories as trajectories
 from loopwright.track.plot import Line, Mark, line_chart, smoothed, stacked_bar
 from loopwright.track.report_data import Progress, ReportData, RunSummary, duration, edges, mean
-from loopwright.track.report_drift import drift
+from loopwright.track.report_drift import drift_paragraph
 from loopwright.types import FailureCause
 
 
@@ -36,7 +36,7 @@ def _sections(data: ReportData) -> Iterator[str]:
     yield _section("Along the way", _multiples(run))
     samples = trajectories.samples(data.samples) if data.samples else ""
     yield _section("While it learned", samples and f"<p>The first rollouts of some train steps.</p>{samples}")
-    yield _section("Tokens kept exact", drift(run, data.first_diff))
+    yield _section("Tokens kept exact", drift_paragraph(run, data.first_diff))
     yield _section("Failures", _failures(run))
     yield _section("Time", _time(run))
     yield _section("Config", f"<details><summary>All settings</summary><pre>{escape(data.config)}</pre></details>")

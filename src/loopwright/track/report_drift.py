@@ -8,7 +8,7 @@ from loopwright.track.report_data import RunSummary
 from loopwright.types import ChainStart, TokenDiff
 
 
-def drift(run: RunSummary, first: TokenDiff | None) -> str:
+def drift_paragraph(run: RunSummary, first: TokenDiff | None) -> str:
     """Nothing, if no agent of the run talks to the gateway."""
     if not run.series("drift/tokens"):
         return ""
