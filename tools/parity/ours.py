@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, per_group
+from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k_advantage, per_group
 from loopwright.core.weighting import token_weights
 from loopwright.learn import kl, losses
 from loopwright.learn.body import Body
@@ -48,7 +48,7 @@ def groups(kind: str) -> list[Scores]:
 
 
 def advantages(name: str, kind: str, k: int = WHOLE_GROUP) -> Sequence[Sequence[float]]:
-    function: Advantage = per_group(partial(pass_at_k, k=k)) if name == "pass_at_k" else ADVANTAGES[name]
+    function: Advantage = per_group(partial(pass_at_k_advantage, k=k)) if name == "pass_at_k" else ADVANTAGES[name]
     return function(groups(kind))
 
 

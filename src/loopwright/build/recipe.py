@@ -28,7 +28,7 @@ from loopwright.config import (
     ReinforceConfig,
     load_symbol,
 )
-from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, per_group
+from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k_advantage, per_group
 from loopwright.core.seeds import derive_seed
 from loopwright.data.examples import ExampleConversation, read_examples
 from loopwright.errors import ConfigError, DataError, ModelError
@@ -112,7 +112,7 @@ def _advantage(config: AdvantageConfig, base: Path) -> Advantage:
         case PlainAdvantage():
             return ADVANTAGES[config.kind]
         case PassAtK():
-            return per_group(partial(pass_at_k, k=config.k))
+            return per_group(partial(pass_at_k_advantage, k=config.k))
         case PythonAdvantage():
             function = _function("learner.advantage", "def mine(groups)", config.path, config.args, base)
             return custom_advantage(config.path, function, config.args)

@@ -71,7 +71,7 @@ def opo(group: Scores) -> tuple[float, ...]:
     return tuple(r - baseline for r in group.rewards)
 
 
-def pass_at_k(group: Scores, k: int) -> tuple[float, ...]:
+def pass_at_k_advantage(group: Scores, k: int) -> tuple[float, ...]:
     """How much the member adds to the best of k - 1 siblings, over all sets of them: a gradient of the best of k.
 
     With siblings in rising order, the best of a random set is number j (from 0) in C(j, k - 2) of C(n - 1, k - 1)
