@@ -12,7 +12,7 @@ from loopwright.models.native.library import Library
 from loopwright.models.native.structures import NativeProduct
 
 
-def room_for(*shape: int) -> torch.Tensor:
+def empty_floats(*shape: int) -> torch.Tensor:
     """Room for what C writes, whatever torch's default is: it may be another while somebody loads a model."""
     return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
@@ -25,7 +25,7 @@ class Panels:
         weights = [layer.weight.detach() for layer in layers]
         weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).contiguous()
         (outputs, inputs), panel = weight.shape, library.panel
-        self._panels = room_for(-(-outputs // panel) * inputs * panel)
+        self._panels = empty_floats(-(-outputs // panel) * inputs * panel)
         library.functions.loopwright_pack(
             ctypes.c_void_p(weight.data_ptr()),
             ctypes.c_int64(outputs),

@@ -19,7 +19,7 @@ from loopwright.models.linear import Linear
 from loopwright.models.native import structures
 from loopwright.models.native.cells import Cells
 from loopwright.models.native.library import Library
-from loopwright.models.native.panels import Panels, room_for
+from loopwright.models.native.panels import Panels, empty_floats
 from loopwright.models.norm import RmsNorm
 from loopwright.models.workspace import Heads
 
@@ -73,7 +73,7 @@ class NativeStep:
         self._library = library
         self._packed: structures.NativeModel | None = None
         self._held: list[Panels] = []
-        self._floats = room_for(0)
+        self._floats = empty_floats(0)
         heads, sizes = model.sizes.heads, model.sizes
         self._per_token = 2 * sizes.hidden + (2 * heads.queries + 2 * heads.keys) * heads.dim + sizes.inner
 
@@ -87,10 +87,10 @@ class NativeStep:
             )
         packed = self.pack()
         if len(self._floats) < tokens * self._per_token:
-            self._floats = room_for(tokens * self._per_token)
-        angles = room_for(tokens, 1, 2 * self.heads.dim)
+            self._floats = empty_floats(tokens * self._per_token)
+        angles = empty_floats(tokens, 1, 2 * self.heads.dim)
         self._model.angles.into(angles, positions)
-        ends, logits = torch.empty_like(ids), room_for(tokens, packed.head.outputs)
+        ends, logits = torch.empty_like(ids), empty_floats(tokens, packed.head.outputs)
         batch.ids, batch.angles = ids.data_ptr(), angles.data_ptr()
         self._library.functions.loopwright_step(
             ctypes.byref(packed),
