@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopwright.judgers.endpoint import JudgeEndpoint
-from loopwright.judgers.verdict import Signature, finite, shown
+from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Scored, Task
 
 
@@ -34,7 +34,7 @@ class HttpJudger:
         scored = _scored(said)
         if scored is None:
             raise self._signature.error(
-                f"answered with {shown(said)}",
+                f"answered with {short_repr(said)}",
                 remedy='let it answer {"score": a finite number}, if it likes with "parts": {name: number} and '
                 '"answer": text',
                 error="WrongAnswer",

@@ -17,7 +17,7 @@ from typing import Any
 
 from loopwright.errors import JudgeError
 from loopwright.judgers.endpoint import JudgeEndpoint
-from loopwright.judgers.verdict import Signature, finite, shown
+from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Message, Scored, Task
 
 log = logging.getLogger("loopwright")
@@ -111,7 +111,7 @@ class LlmJudger:
         share = None if score is None else self._asks.share(score)
         if share is None:
             raise self._no_verdict(
-                f"{shown(reply)}, which is no verdict with a score from {self._asks.min_score:g} to "
+                f"{short_repr(reply)}, which is no verdict with a score from {self._asks.min_score:g} to "
                 f"{self._asks.max_score:g}",
                 "NoVerdict",
             )
@@ -139,7 +139,7 @@ class LlmJudger:
                 )
             case {"choices": [{"message": {"content": str(text)}}, *_]}:
                 return text
-        raise self._no_verdict(f"{shown(completion)}, which is no chat completion", "WrongAnswer")
+        raise self._no_verdict(f"{short_repr(completion)}, which is no chat completion", "WrongAnswer")
 
     def _no_verdict(self, what: str, error: str) -> JudgeError:
         return self._signature.error(
