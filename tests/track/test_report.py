@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.track.plot import Line, Mark, line_chart, smoothed, stacked_bar, ticks
+from loopwright.track.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar, ticks
 from loopwright.track.report import render_report
 from loopwright.track.report_data import Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
 from loopwright.types import Episode, Failed, FailureCause, Rollout, RolloutKey, Scored, Task, Timing
@@ -133,7 +133,7 @@ def test_rewards_beyond_one_fit_their_chart():
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), max_size=30), st.sampled_from(Mark))
 def test_every_point_is_drawn_inside_the_chart(points, mark):
-    svg = line_chart("t", [Line("l", points, 1, mark)], width=300, height=200)
+    svg = line_chart("t", [PlotLine("l", points, 1, mark)], width=300, height=200)
     assert bool(svg) == bool(points)
     for path in re.findall(r' d="M([^"]*)"', svg):
         for place in path.split("L"):

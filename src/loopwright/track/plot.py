@@ -31,7 +31,7 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """Values to draw. `tone` is the number of a colour in the style sheet."""
 
     label: str
@@ -63,7 +63,7 @@ class Frame:
 
 def line_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[PlotLine],
     *,
     width: int = 720,
     height: int = 280,
@@ -149,7 +149,7 @@ def _grid(frame: Frame, x_label: str) -> Iterator[str]:
     yield f'<text class="tick" x="{right}" y="{frame.height - 2}" text-anchor="end">{escape(x_label)}</text>'
 
 
-def _draw(line: Line, frame: Frame) -> str:
+def _draw(line: PlotLine, frame: Frame) -> str:
     places = [frame.place(point) for point in line.points]
     path = "M" + "L".join(f"{x} {y}" for x, y in places)
     drawn = f'<path class="{line.mark} tone-{line.tone}" d="{path}"/>' if len(places) > 1 else ""
@@ -164,7 +164,7 @@ def _draw(line: Line, frame: Frame) -> str:
     return drawn + "".join(dots)
 
 
-def _described(lines: Sequence[Line]) -> str:
+def _described(lines: Sequence[PlotLine]) -> str:
     told = []
     for line in lines:
         if line.points:

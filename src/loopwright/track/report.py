@@ -11,7 +11,7 @@ from importlib.resources import files
 from string import Template
 
 from loopwright.track import report_trajectories as trajectories
-from loopwright.track.plot import Line, Mark, line_chart, smoothed, stacked_bar
+from loopwright.track.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar
 from loopwright.track.report_data import Progress, ReportData, RunSummary, duration, edges, mean
 from loopwright.track.report_drift import drift_paragraph
 from loopwright.types import FailureCause
@@ -80,9 +80,9 @@ def _card(label: str, before: str, after: str, small: str) -> str:
 def _reward(run: RunSummary) -> str:
     rewards = run.series("reward/mean")
     window = max(3, len(rewards) // 8)
-    lines = [Line("mean reward of the step", rewards, 1, Mark.FAINT)]
+    lines = [PlotLine("mean reward of the step", rewards, 1, Mark.FAINT)]
     if len(rewards) > window:
-        lines.append(Line("smoothed", smoothed(rewards, window), 1))
+        lines.append(PlotLine("smoothed", smoothed(rewards, window), 1))
     places = dict.fromkeys((one.task_set, one.mode) for one in run.evaluations)
     for tone, (task_set, mode) in enumerate(places, start=2):
         points = [
@@ -90,14 +90,14 @@ def _reward(run: RunSummary) -> str:
             for one in run.evaluations
             if (one.task_set, one.mode) == (task_set, mode) and one.reward is not None
         ]
-        lines.append(Line(f"{task_set}, {mode}", points, tone, Mark.POINTS))
+        lines.append(PlotLine(f"{task_set}, {mode}", points, tone, Mark.POINTS))
     values = [value for line in lines for _, value in line.points]
     unit = all(0 <= value <= 1 for value in values)
     chart = line_chart("Reward over train steps", lines, y_range=(0, 1) if unit else None)
     return chart and f"<figure>{chart}{_legend(lines)}</figure>"
 
 
-def _legend(lines: Sequence[Line]) -> str:
+def _legend(lines: Sequence[PlotLine]) -> str:
     items = (
         f'<li><i class="swatch {line.mark} tone-{line.tone}"></i>{escape(line.label)}</li>'
         for line in lines
@@ -122,7 +122,7 @@ MULTIPLES = (
 def _multiples(run: RunSummary) -> str:
     figures = []
     for title, metrics in MULTIPLES:
-        lines = [Line(label, run.series(name), tone) for tone, (label, name) in enumerate(metrics, start=1)]
+        lines = [PlotLine(label, run.series(name), tone) for tone, (label, name) in enumerate(metrics, start=1)]
         if chart := line_chart(title, lines, width=340, height=170):
             figures.append(f"<figure><figcaption>{escape(title)}</figcaption>{chart}{_legend(lines)}</figure>")
     return (figures and f'<div class="multiples">{"".join(figures)}</div>') or ""
