@@ -24,7 +24,7 @@ from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
-from loopwright.models.load import Language, LoadedModel, load_model
+from loopwright.models.load import LoadedModel, ModelSpec, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
 from loopwright.ports import AgentLoop, Engine, GroupJudger, Judger, Lockstep, StalePolicy
 from loopwright.produce import (
@@ -157,7 +157,7 @@ def model_source(loaded: Loaded, path: str) -> str:
 def make_runner(
     config: RunConfig,
     engine: Engine,
-    model: Language,
+    model: ModelSpec,
     lockstep: Lockstep | None,
     served: PolicyFactory | None,
     held: Callable[[], float],

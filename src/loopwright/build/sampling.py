@@ -19,7 +19,7 @@ from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
-from loopwright.models.load import Language, LoadedModel
+from loopwright.models.load import LoadedModel, ModelSpec
 from loopwright.ports import Lockstep, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import EvalPlan
@@ -33,7 +33,7 @@ class SamplingParts:
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
     eval_plans: Sequence[EvalPlan]
-    model: Language
+    model: ModelSpec
 
     @property
     def config(self) -> RunConfig:
@@ -78,7 +78,7 @@ class LocalSamplingParts(SamplingParts):
 
 
 @asynccontextmanager
-async def open_sampling_parts(loaded: Loaded, model: Language) -> AsyncIterator[SamplingParts]:
+async def open_sampling_parts(loaded: Loaded, model: ModelSpec) -> AsyncIterator[SamplingParts]:
     """Load the user's own code, for a model whose weights are elsewhere."""
     async with AsyncExitStack() as stack:
         yield SamplingParts(loaded, *await _user_code(loaded, stack), model)

@@ -25,7 +25,7 @@ from loopwright.models.smollm2 import smollm2_folder
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-class Language(Protocol):
+class ModelSpec(Protocol):
     """What it takes to talk to a model, wherever its weights are."""
 
     @property
