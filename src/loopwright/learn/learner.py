@@ -26,7 +26,7 @@ from loopwright.learn.body import Body, body_of
 from loopwright.learn.forward import packed_logprobs
 from loopwright.learn.losses import TokenBatch
 from loopwright.learn.master import MasterWeights
-from loopwright.learn.meter import Meter
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.objective import rollout_loss
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.samples import Credit, Sample, Tensors, credit_of, samples_of, scores_of, tensors_of
@@ -76,10 +76,10 @@ class TorchLearner:
     async def step(self, groups: Sequence[Group]) -> StepReport:
         return await self._compute.run(self._step, groups)
 
-    async def save_state(self, folder: Path) -> None:
+    async def save(self, folder: Path) -> None:
         await self._compute.run(self._save, folder)
 
-    async def load_state(self, folder: Path) -> None:
+    async def load(self, folder: Path) -> None:
         self._version = await self._compute.run(self._load, folder)
 
     async def write_weights(self, file: Path) -> WeightFile:
@@ -104,7 +104,7 @@ class TorchLearner:
         self._loaded.tokenizer.save_pretrained(folder)
 
     def _step(self, groups: Sequence[Group]) -> StepReport:
-        recipe, meter = self._recipe, Meter()
+        recipe, meter = self._recipe, StepMeter()
         rate = learning_rate(
             self._version + 1,
             peak=recipe.lr,
@@ -164,7 +164,7 @@ class TorchLearner:
         examples = [] if sft is None else sft.at(self._version + 1)
         return [examples[part::parts] for part in range(parts)]
 
-    def _learn_from(self, mini_batch: Sequence[_Micro], meter: Meter) -> None:
+    def _learn_from(self, mini_batch: Sequence[_Micro], meter: StepMeter) -> None:
         for micro in mini_batch:
             credit = micro.credit
             logprobs, entropy = packed_logprobs(self._body, micro.rows, micro.tensors, self._recipe.temperature)
@@ -180,7 +180,7 @@ class TorchLearner:
             self._add_gradients(loss)
             meter.loss(loss.item())
 
-    def _imitate(self, examples: Sequence[Example], meter: Meter) -> None:
+    def _imitate(self, examples: Sequence[Example], meter: StepMeter) -> None:
         """Add the gradients of the mean over examples of the mean negative log-likelihood of their answers' tokens."""
         sft = self._recipe.sft
         if sft is None or not examples:
@@ -202,7 +202,7 @@ class TorchLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         self._weights.gather_gradients()
 
-    def _update(self, meter: Meter) -> None:
+    def _update(self, meter: StepMeter) -> None:
         """One optimiser step, unless the gradient is broken."""
         weights, limit = list(self._weights.named.values()), self._recipe.max_grad_norm
         gradients = []

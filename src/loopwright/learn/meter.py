@@ -11,7 +11,7 @@ from loopwright.learn.losses import TokenBatch
 from loopwright.types import Level
 
 
-class Meter:
+class StepMeter:
     """Sums on the way, means at the end. A step in which no rollout was trained has no token means."""
 
     def __init__(self) -> None:

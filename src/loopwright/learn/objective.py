@@ -12,12 +12,12 @@ import torch
 
 from loopwright.learn.kl import divergence
 from loopwright.learn.losses import TokenBatch
-from loopwright.learn.meter import Meter
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.recipe import Recipe
 
 
 def rollout_loss(
-    recipe: Recipe, batch: TokenBatch, weights: torch.Tensor, entropy: torch.Tensor, meter: Meter
+    recipe: Recipe, batch: TokenBatch, weights: torch.Tensor, entropy: torch.Tensor, meter: StepMeter
 ) -> torch.Tensor:
     """The share of sampled tokens, whose importance has no say in how far they may drift from the reference."""
     importance, outside = recipe.importance.weights(batch)

@@ -32,7 +32,7 @@ def save_state(
 
 
 def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
-    """Read what `save` wrote, into the same weights; returns the version."""
+    """Read what `save_state` wrote, into the same weights; returns the version."""
     try:
         saved, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
         version = int(json.loads((folder / META).read_text())["version"])
