@@ -1,4 +1,4 @@
-"""Protocols only: what one room may ask of another. Nothing here has a body, and nothing here imports a room."""
+"""Protocols only: what one room may ask of another. Methods here have no body, and nothing here imports a room."""
 
 from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
 from loopwright.ports.buffer import ReplayBuffer, Started

@@ -15,13 +15,14 @@ class Judger(Protocol):
     def name(self) -> str: ...
 
     async def judge(self, task: Task, episode: Episode) -> Scored:
-        """Score the episode, or raise JudgeError: it never answers 0 for "could not tell" (R2)."""
+        """Score the episode, or raise JudgeError. It never returns 0 when it cannot decide (R2)."""
         ...
 
 
 @runtime_checkable
 class GroupJudger(Protocol):
-    """A judger that compares the episodes of one task, as a ranking does. It is shared by name like any other."""
+    """A judger that compares the episodes of one task, for example by ranking them. It is shared by name like any
+    other."""
 
     @property
     def name(self) -> str: ...
