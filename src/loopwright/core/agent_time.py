@@ -1,4 +1,4 @@
-"""An agent's time is its own: what it has to wait while the engines answer nobody is not charged to it (R2)."""
+"""A time limit for agents. Time in which the engines answer nobody is not charged to the agent (R2)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import Self
 
 LOOKS = 100
-"""An agent that is held when its time is up is looked at again after such a part of it."""
+"""If an agent was held, its timer is set again when it fires: to the seconds that are left, but at least to a LOOKS-th
+part of the whole time."""
 
 
 class AgentTime:
-    """Ends its block with TimeoutError after `seconds`, those not counted in which `held` has grown.
+    """Ends its block with TimeoutError after `seconds`. Seconds in which `held` grows are not counted.
 
-    `held` says for how many seconds the engines have answered nobody, since whenever. `seconds` may be infinite.
+    `held` returns for how many seconds in total the engines have answered nobody. `seconds` may be infinite.
     """
 
     def __init__(self, seconds: float, held: Callable[[], float]) -> None:
