@@ -308,4 +308,4 @@ def test_a_library_that_computes_something_else_is_not_used(
     own = run_probe(ModuleForward(loaded.model), Probe.of(loaded.model, loaded.max_context))
     assert fastest_forward(loaded.model, own, lambda: right).native() is not None
     assert fastest_forward(loaded.model, own, lambda: replace(right, functions=functions)).native() is None
-    assert "it decodes by torch" in caplog.text
+    assert "it decodes with torch" in caplog.text
