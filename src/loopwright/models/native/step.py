@@ -1,9 +1,9 @@
-"""Decode steps of a Llama-like model in one call of C each.
+"""Decode steps of a Llama-like model, each in one call of C.
 
-Our own because a decode step in torch is hundreds of calls, and its products are slow for the rows of a batch: for 64
-of them, those of SmolLM2-135M take up to twice as long by `torch.mm` as by panels that were laid out beforehand. What
-is laid out is a copy of the weights as they are at the first step: it has to be thrown away when they change. Nothing
-else would tell, since a fused optimiser does not count a tensor's versions.
+We do this ourselves because a decode step in torch is hundreds of calls, and its products are slow for the rows of a
+batch: for 64 rows of SmolLM2-135M, `torch.mm` takes up to twice as long as panels that were laid out before. The panels
+are a copy of the weights, made at the first step. Whoever changes the weights must discard the copy: a fused optimiser
+does not count a tensor's versions, so the change cannot be detected here.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from loopwright.models.lean import LeanLayer, LeanModel
 
 LARGEST = 2**31
-"""Bytes of weights that are copied. A larger model needs its memory itself."""
+"""The largest number of bytes of weights that are copied. A larger model needs the memory itself."""
 
 RESERVE = 2**28
-"""Bytes that must stay free beside the copy."""
+"""How many bytes must stay free after the copy."""
 
 MOST_QUERIES = 64
-"""That may share a head of keys: GROUP in decode.c."""
+"""The largest number of query heads that share one key head: GROUP in decode.c."""
 
 
 class NoRoomError(Exception):
-    """There is no memory for the copy of the weights. The engine decodes by torch then; nobody else ever sees it."""
+    """There is no memory for the copy of the weights. The engine catches this and decodes with torch."""
 
 
 def serves(model: LeanModel, library: Library) -> bool:
-    """Whether the compiled step computes this model, and may have a copy of its weights."""
+    """Whether the compiled step supports this model, and whether its weights may be copied."""
     heads = model.sizes.heads
     linears = [model.head.layer, *(linear for layer in model.layers for linear in layer.linears)]
     parameters = [model.table, model.norm.norm.weight, *(linear.weight for linear in linears)]
@@ -64,7 +64,7 @@ def copied_bytes(model: LeanModel) -> int:
 
 
 class NativeStep:
-    """Steps of one model, whose products are by its weights as they are at the first one."""
+    """Decode steps of one model, with a copy of its weights that is made at the first step."""
 
     def __init__(self, model: LeanModel, library: Library) -> None:
         self.layers = len(model.layers)
@@ -79,7 +79,7 @@ class NativeStep:
 
     @torch.inference_mode()
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, cells: Cells) -> torch.Tensor:
-        """[sequences, vocabulary] after the newest tokens, whose keys and values are kept where `cells` say."""
+        """The logits [sequences, vocabulary] after the newest tokens. Keys and values are stored where `cells` say."""
         tokens, batch = len(ids), cells.batch
         if tokens != batch.tokens or ids.dtype != torch.int64 or not ids.is_contiguous():
             raise RuntimeError(
@@ -105,7 +105,7 @@ class NativeStep:
         if self._packed is None:
             needed, free = copied_bytes(self._model) + RESERVE, free_memory()
             if free is not None and free < needed:
-                # The system would grant it all the same, and kill somebody when it is used.
+                # The system would allow the allocation anyway, and kill a process when the memory is used.
                 raise NoRoomError(f"it needs {needed >> 20} MiB, and {free >> 20} MiB are free")
             try:
                 self._packed = self._pack()
@@ -152,7 +152,7 @@ class NativeStep:
         return structures.NativeNorm() if norm is None else structures.NativeNorm(norm.weight.data_ptr(), norm.eps)
 
     def _product(self, layers: Sequence[Linear]) -> structures.NativeProduct:
-        """Layers that read the same rows, as one."""
+        """Layers with the same input, as one product."""
         panels = Panels(layers, self._library)
         self._held.append(panels)
         return panels.structure
