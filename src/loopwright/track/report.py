@@ -1,6 +1,6 @@
-"""The report: a run as one HTML file that needs nothing else, not even a network.
+"""The report: a run as one HTML file that needs no other files and no network.
 
-What the run does not have is left out or said in a sentence; what a user or a model wrote is escaped.
+Parts that the run does not have are left out, or a sentence says so. All text of users and models is escaped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Trajectories in the report: who said what, and what it was worth. Models say anything, so all of it is escaped."""
+"""The report's part on trajectories: the messages and their rewards. Models may write anything, so all text is
+escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from loopwright.track.report_data import Comparison, StepRollouts
 from loopwright.types import Failed, Message, Rollout, Scored
 
 LONGEST = 4000
-"""Characters of one message that are shown; `loopwright show` has the rest."""
+"""How many characters of one message are shown. `loopwright show` shows the rest."""
 
 
 def comparisons(found: Sequence[Comparison]) -> str:
@@ -55,10 +56,10 @@ def _heading(rollout: Rollout) -> str:
 
 
 def _answer(rollout: Rollout) -> str:
-    """What was said after the prompt."""
+    """The messages after the prompt, as HTML."""
     said = rollout.episode.messages if rollout.episode else ()
     asked = len(rollout.task.messages)
-    # An agent may return a transcript that does not begin with the task; then all of it is shown.
+    # An agent may return a transcript that does not begin with the task's messages. Then all of it is shown.
     own = said[asked:] if said[:asked] == rollout.task.messages else said
     return "".join(_message(message) for message in own)
 
@@ -71,7 +72,7 @@ def _message(message: Message) -> str:
 
 
 def _lines(message: Message) -> Iterator[str]:
-    """The content, then whatever else the message carries, such as tool calls."""
+    """The content, then the other fields of the message, such as tool calls."""
     for key, value in message.items():
         if value and key != "role":
             yield _text(value) if key == "content" else f"{key}: {_text(value)}"
