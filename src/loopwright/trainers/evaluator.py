@@ -1,8 +1,8 @@
 """Evaluation: metrics of a fixed task set, greedy and at the training temperature.
 
-Every task is run equally often, with the same seeds each time, so that evaluations can be compared task by task. A
-rollout that fails is counted apart and told of; it is neither a 0 nor replaced by another task. A metric that cannot be
-computed is missing and counted; the others, and the trajectories, are there.
+Every task is run the same number of times, with the same seeds in each evaluation, so evaluations can be compared task
+by task. A failed rollout is counted separately and reported. It is not a 0, and no other task replaces it. A metric
+that cannot be computed is missing, and is counted; the other metrics and the trajectories are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("loopwright")
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """One way of evaluating: how often each task is sampled, and what is measured then."""
+    """One way of evaluating: how often each task is sampled, and which metrics are computed."""
 
     mode: EvalMode
     samples: int
@@ -32,14 +32,14 @@ class EvalPlan:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Numbers under names like `eval/<task set>/<mode>/reward`, and why some of the metrics are not among them."""
+    """Numbers under names like `eval/<task set>/<mode>/reward`, and the errors of metrics that are missing."""
 
     metrics: Mapping[str, float]
     errors: tuple[MetricError, ...] = ()
 
 
 class Evaluator:
-    """Runs every task of its task sets as each plan says, stores the rollouts, and measures them."""
+    """Runs every task of its task sets as each plan says, stores the rollouts, and computes the metrics."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Evaluator:
 async def _measure(
     results: Sequence[TaskResult], metrics: Sequence[Metric]
 ) -> tuple[dict[str, float], list[MetricError]]:
-    """All metrics that can be computed, the counts that belong to them, and what kept the others."""
+    """All metrics that can be computed, with their counts, and the errors of the others."""
     numbers = {
         "tasks": float(len(results)),
         "scored": float(sum(len(result.scored) for result in results)),
@@ -115,7 +115,7 @@ def _placed(prefix: str, error: MetricError) -> MetricError:
 
 
 def _jobs(task_set: TaskSetRuntime, plan: EvalPlan) -> list[Job]:
-    """The samples of each task, next to each other."""
+    """All samples. The samples of one task are neighbours."""
     if plan.mode is EvalMode.GREEDY:
         task_set = replace(task_set, sampling=replace(task_set.sampling, temperature=0.0, top_k=0, top_p=1.0))
     tasks = [task_set.sampler.task(index) for index in range(len(task_set.sampler))]
