@@ -70,7 +70,7 @@ def test_a_cache_may_be_on_a_network_file_system():
     assert advise(replace(FINE, disks=(RUNS, replace(MODELS, kind="nfs4")))) == []
 
 
-@pytest.mark.parametrize(("why", "remedy"), [("no C compiler was found", "install gcc"), ("/x is full", "mend that")])
+@pytest.mark.parametrize(("why", "remedy"), [("no C compiler was found", "install gcc"), ("/x is full", "fix that")])
 def test_what_keeps_the_engine_from_native_steps_is_named(why, remedy):
     (finding,) = advise(replace(FINE, not_native=why))
     assert finding.severity is Severity.NEXT

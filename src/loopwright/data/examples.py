@@ -1,4 +1,4 @@
-"""Conversations to imitate, from a JSONL file. Every line is checked when the file is read."""
+"""SFT examples from a JSONL file. Every line is checked when the file is read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from loopwright.types import Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class ExampleConversation:
-    """Messages of which the last is the answer to learn, and the tools that the model is offered meanwhile. `where` is
-    the file and line they stand in."""
+    """Messages, and the tools that the model is offered. The last message is the answer to learn. `where` is the file
+    and the line of the example."""
 
     messages: tuple[Message, ...]
     where: str
@@ -21,8 +21,8 @@ class ExampleConversation:
 
 
 def read_examples(path: Path) -> tuple[ExampleConversation, ...]:
-    """One conversation per line, as `{"messages": [...], "tools": [...]}`, the tools if there are any; the first
-    malformed line is an error that names it."""
+    """Read one conversation per line, as `{"messages": [...], "tools": [...]}`; `tools` may be missing. The first
+    malformed line raises an error that names the line."""
     source = JsonlSource.open(path)
     return tuple(_conversation(source, index) for index in range(len(source)))
 

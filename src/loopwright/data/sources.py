@@ -1,4 +1,4 @@
-"""From a config's `data` section to the tasks themselves. A source's package is imported only when it is used."""
+"""Opens the source that a config's `data` section describes. A source's package is imported only if it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loopwright.ports import TaskSource
 
 
 def open_source(data: JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData, base: Path) -> TaskSource:
-    """Open the tasks; relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
+    """Open the tasks. Relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
     require(data.kind)
     match data:
         case JsonlData():
