@@ -74,7 +74,7 @@ def _call(what: str, path: str, function: Callable[..., Any], given: object, arg
         return function(given, **args)
     except Exception as error:
         raise LearnerError(
-            f"{what} {path!r} raised {blame(error, function)}", remedy=f"mend the {what}: it is called in every step"
+            f"{what} {path!r} raised {blame(error, function)}", remedy=f"fix the {what}: it is called in every step"
         ) from error
 
 

@@ -50,7 +50,7 @@ class _Blame:
     def raised(self, error: BaseException, function: Callable[..., Any]) -> MetricError:
         return MetricError(
             f"metric {self.name!r} raised {blame(error, function)}",
-            remedy="mend that line; a task whose samples all failed has no scores",
+            remedy="fix that line; a task whose samples all failed has no scores",
         )
 
     def late(self, seconds: float) -> MetricError:

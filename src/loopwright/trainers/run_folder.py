@@ -202,7 +202,7 @@ def _locked(folder: RunFolder) -> Iterator[None]:
     except OSError as error:
         raise RunError(
             f"{folder.path} cannot be written: {error}",
-            remedy="choose another trainer.run_dir, or mend its permissions",
+            remedy="choose another trainer.run_dir, or change its permissions",
         ) from error
     with file:
         try:
