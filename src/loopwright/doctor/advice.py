@@ -1,4 +1,4 @@
-"""What the facts mean: pure, so that every machine can be tried in a test."""
+"""Computes advice from the facts. These are pure functions, so tests can try any machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NETWORKED = {
     "glusterfs",
     "sshfs",
 }
-"""File systems on which SQLite's write-ahead log does not work: it needs memory that all its users share."""
+"""File systems on which SQLite's write-ahead log does not work, because it needs memory that all its users share."""
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -41,14 +41,14 @@ MAKE_ROOM = {
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
+    """How important an advice is."""
 
     BROKEN = "broken"
     """Something that is installed does not work."""
     CARE = "care"
-    """It works, if one knows this."""
+    """It works, but the user should know this."""
     NEXT = "next"
-    """What could be installed."""
+    """Something more could be installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Advice:
 
 
 def advise(facts: Facts) -> list[Advice]:
-    """Everything worth saying, the worst first."""
+    """All advice, the most severe first."""
     found = [*_torch(facts.torch), *_cores(facts.cores, facts.torch, facts.omp_threads), *_memory(facts.memory)]
     found += _busy(facts.busy)
     found += [finding for disk in facts.disks for finding in _disk(disk)]
@@ -138,7 +138,7 @@ def _disk(disk: Disk) -> Iterator[Advice]:
 
 
 def _little_disk(disks: Sequence[Disk]) -> Iterator[Advice]:
-    """Each file system once, however many folders it has of ours."""
+    """Report each file system once, even if it holds several of our folders."""
     for disk in {disk.mount or disk.folder: disk for disk in reversed(disks)}.values():
         if disk.free is not None and disk.free < LITTLE_DISK:
             yield Advice(
@@ -165,7 +165,7 @@ def _native(why_not: str | None) -> Iterator[Advice]:
             f"sampling is slower than it could be: {why_not}",
             "install gcc with OpenMP (Debian: apt-get install gcc libc6-dev)"
             if "compiler" in why_not
-            else "mend that; the engine works without, by torch",
+            else "fix that; without native steps the engine decodes with torch",
         )
 
 

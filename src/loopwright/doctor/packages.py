@@ -1,4 +1,4 @@
-"""What is installed: the extras of this package, what each is for, and the versions of what it brings."""
+"""What is installed: the extras of this package, the purpose of each, and the versions of its packages."""
 
 from __future__ import annotations
 
