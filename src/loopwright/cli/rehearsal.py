@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from loopwright.agents import load_agent, load_callable
+from loopwright.agents import UserChoice, load_agent, load_callable
 from loopwright.config import (
     CallableAgent,
     CustomMetric,
@@ -25,8 +25,8 @@ from loopwright.config import (
 from loopwright.data import open_source
 from loopwright.errors import DataError, JudgeError, LoopwrightError
 from loopwright.judgers import open_judgers
-from loopwright.ports import GroupJudger, TaskSource
-from loopwright.produce import UserChoice, UserFilter
+from loopwright.ports import TaskSource
+from loopwright.produce import UserFilter
 from loopwright.trainers.custom_metric import UserMetric
 from loopwright.types import Episode, Rollout, RolloutKey, Scored, Task, TaskResult, Timing
 
@@ -116,9 +116,7 @@ async def _judge(name: str, loaded: Loaded, task: Task, answers: Sequence[str]) 
     async with open_judgers([name], loaded.config.judgers, loaded.base, loaded.secrets) as judgers:
         judger = judgers[name]
         try:
-            if isinstance(judger, GroupJudger):
-                return await judger.judge_group(task, episodes)
-            return [await judger.judge(task, episodes[0])]
+            return await judger.score(task, episodes if judger.judges_groups else episodes[:1])
         except JudgeError as error:
             raise _with_traceback(error, task) from error
 

@@ -58,7 +58,8 @@ class TorchEngineConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How answers are sampled. `concurrency` counts rollouts in flight."""
+    """How answers are sampled. `concurrency` counts rollouts in flight. A worker that is silent for
+    `worker_silence_seconds` is lost: its rollouts are made again."""
 
     engine: TorchEngineConfig = TorchEngineConfig()
     samples_per_task: Count = 8
@@ -68,6 +69,7 @@ class RolloutConfig(Section):
     top_p: Share = 1.0
     stop: FromYaml[tuple[str, ...]] = ()
     concurrency: Count = 256
+    worker_silence_seconds: Positive = 60.0
 
 
 class ProduceConfig(Section):

@@ -29,7 +29,7 @@ from loopwright.judgers.integer_answer import IntegerAnswer
 from loopwright.judgers.llm import DEFAULT_PROMPT, LlmJudger, Questionnaire
 from loopwright.judgers.native import NativeGroupJudger, NativeJudger
 from loopwright.judgers.verdict import Signature
-from loopwright.ports import GroupJudger, Judger
+from loopwright.ports import Judger
 from loopwright.workers import UserFunction
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def open_judgers(
     names: Iterable[str], configs: Mapping[str, JudgerConfig], base: Path, secrets: Mapping[str, str]
-) -> AsyncIterator[dict[str, Judger | GroupJudger]]:
+) -> AsyncIterator[dict[str, Judger]]:
     """The judgers called `names`, ready for use, and closed at the end with those that they are made of.
 
     `secrets` holds the environment variables that the config names; files are looked for from `base` on.
@@ -59,15 +59,15 @@ class _Workshop:
         self._configs = configs
         self._base = base
         self._secrets = secrets
-        self._made: dict[str, Judger | GroupJudger] = {}
+        self._made: dict[str, Judger] = {}
         self._client: httpx.AsyncClient | None = None
 
-    async def judger(self, name: str) -> Judger | GroupJudger:
+    async def judger(self, name: str) -> Judger:
         if name not in self._made:
             self._made[name] = await self._make(name, self._configs[name])
         return self._made[name]
 
-    async def _make(self, name: str, config: JudgerConfig) -> Judger | GroupJudger:
+    async def _make(self, name: str, config: JudgerConfig) -> Judger:
         enter, base = self._stack.enter_async_context, self._base
         match config:
             case IntegerAnswerConfig():
@@ -129,7 +129,7 @@ class _Workshop:
     async def _member(self, name: str) -> Judger:
         """A judger of single episodes. The config's checks let no other one be a part."""
         judger = await self.judger(name)
-        if isinstance(judger, GroupJudger):
+        if judger.judges_groups:
             raise ConfigError(f"judger {name!r} judges whole groups", remedy="make no part of a composed judger of it")
         return judger
 

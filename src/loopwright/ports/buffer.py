@@ -11,7 +11,7 @@ from loopwright.types import Group, GroupStatus, Rollout, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedGroup:
     """A group that is under way, with the latest attempt of each member that is stored already.
 
     A stored member may be whole, partial (it continues from its tokens), unscored or failed. When its group has
@@ -48,11 +48,11 @@ class ReplayBuffer(Protocol):
         """
         ...
 
-    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> StartedGroup:
         """A new group, PENDING."""
         ...
 
-    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> Started | None:
+    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> StartedGroup | None:
         """The oldest group in `status`, EXPIRED or ABORTED, PENDING again; None when there is none.
 
         `version` is that of the weights that it goes on with.

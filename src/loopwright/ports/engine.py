@@ -11,6 +11,17 @@ OnPart = Callable[[Generation], object]
 """Sees tokens as they are sampled, each once and in order, as a generation that was cut short there."""
 
 
+class ModelClient(Protocol):
+    """All that an agent's policy needs of the engines, wherever they are."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample until a stop condition. Cancelling the call frees what the request held.
+
+        Raises OutOfTimeError when `request.seconds` are spent, and tells in `held` how long the call was held.
+        """
+        ...
+
+
 class Engine(Protocol):
     """An engine samples tokens and stamps each with the version of the weights that sampled it (T4)."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from loopwright.errors import ConfigError
@@ -58,7 +58,8 @@ class GenerateRequest:
     `resumable`: whoever asks can go on from a partial answer. For all others, who runs the engine does it: when a pause
     cut the answer short, they see one slower call. `sampled_before`: so many of the prompt's last ids are the answer's
     own beginning, sampled by an earlier call; a stop string may have begun in them. `part_tokens`: who listens while it
-    is sampled hears of so many tokens at a time.
+    is sampled hears of so many tokens at a time. `seconds`: the caller's time that is left; None is no limit. Whoever
+    holds the engines counts them, except while the call is held, and ends the call with OutOfTimeError.
     """
 
     id: str
@@ -67,6 +68,7 @@ class GenerateRequest:
     resumable: bool = False
     sampled_before: int = 0
     part_tokens: int = PART_TOKENS
+    seconds: float | None = None
 
     def after(self, part: Generation) -> GenerateRequest:
         """The request for what is still to be sampled after `part`."""
@@ -83,12 +85,17 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Token ids out, with the logprob and the weight version of each, and why sampling ended."""
+    """Token ids out, with the logprob and the weight version of each, and why sampling ended.
+
+    `held` tells how long the call was held, as while weights are exchanged: two readings of the clock that counts held
+    seconds, when the call began and when it ended. It is None where nobody counts, and no part of the value.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish: FinishReason
+    held: tuple[float, float] | None = field(default=None, compare=False)
 
     def since(self, count: int) -> Generation:
         """What there is of it after the first `count` tokens."""
@@ -97,7 +104,11 @@ class Generation:
     def then(self, rest: Generation) -> Generation:
         """This one, which was cut short, and the rest of it: each token keeps its logprob and its version."""
         return Generation(
-            (*self.ids, *rest.ids), (*self.logprobs, *rest.logprobs), (*self.versions, *rest.versions), rest.finish
+            (*self.ids, *rest.ids),
+            (*self.logprobs, *rest.logprobs),
+            (*self.versions, *rest.versions),
+            rest.finish,
+            rest.held,
         )
 
 
