@@ -10,7 +10,7 @@ import typer
 
 from loopwright.cli.arguments import ConfigFile, Overrides
 from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
-from loopwright.config import JsonlData, Loaded, ParquetData, ReasoningGymData, RunConfig, TaskSetConfig, load
+from loopwright.config import Loaded, RunConfig, TaskSetConfig, load
 from loopwright.errors import DataError, LoopwrightError
 
 
@@ -41,7 +41,7 @@ def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
     from loopwright.data.examples import read_examples
 
     data = [task_set.data for _, task_set in loaded.config.all_task_sets()]
-    for rows in dict.fromkeys(each for each in data if isinstance(each, JsonlData | ParquetData) and not each.map):
+    for rows in dict.fromkeys(each for each in data if each.opens_lightly):
         try:
             open_source(rows, loaded.base)
         except DataError as error:
@@ -82,5 +82,4 @@ def _summary(config: RunConfig) -> Iterator[str]:
 
 def _described(task_set: TaskSetConfig) -> str:
     data, agent = task_set.data, task_set.agent
-    source = f"reasoning_gym {data.family}" if isinstance(data, ReasoningGymData) else data.path
-    return f"{task_set.name}: {source}, {agent.kind} agent, judged by {agent.judger}"
+    return f"{task_set.name}: {data.label}, {agent.kind} agent, judged by {agent.judger}"
