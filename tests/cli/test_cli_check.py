@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loopwright.cli import main, rehearsal
+from loopwright.build import rehearsal
+from loopwright.cli import main
 from loopwright.testing import JudgeReply, JudgeServer, chat_reply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"

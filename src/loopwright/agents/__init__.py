@@ -2,6 +2,7 @@
 
 from loopwright.agents.callable import CallableLoop, load_callable
 from loopwright.agents.custom import load_agent
+from loopwright.agents.from_config import is_resumable, make_agent, try_agent
 from loopwright.agents.policy import EnginePolicy
 from loopwright.agents.single_turn import SingleTurn
 from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
@@ -17,6 +18,9 @@ __all__ = [
     "ToolBudget",
     "ToolLoop",
     "ToolSource",
+    "is_resumable",
     "load_agent",
     "load_callable",
+    "make_agent",
+    "try_agent",
 ]

@@ -6,40 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from loopwright.agents import EnginePolicy, SingleTurn, load_agent, load_callable
-from loopwright.build.tools import make_tool_loop
-from loopwright.config import (
-    CallableAgent,
-    Loaded,
-    PythonAgent,
-    RolloutConfig,
-    RunConfig,
-    SamplingOverrides,
-    SingleTurnAgent,
-    TaskSetConfig,
-    ToolAgent,
-    model_folder,
-)
+from loopwright.agents import EnginePolicy, is_resumable, make_agent
+from loopwright.build.choices import make_chain_choice, make_filter
+from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
 from loopwright.models.load import Language, LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
-from loopwright.ports import AgentLoop, Engine, GroupJudger, Judger, Lockstep, StalePolicy
+from loopwright.ports import Engine, GroupJudger, Judger, Lockstep, StalePolicy
 from loopwright.produce import (
-    ChainChoice,
-    Filter,
     Limits,
-    MainChains,
-    NoSignal,
     PolicyFactory,
     ProduceSettings,
     RecordingPolicy,
     RolloutRunner,
     TaskSetRuntime,
-    UserChoice,
-    UserFilter,
 )
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
@@ -55,7 +38,7 @@ def judger_names(config: RunConfig) -> list[str]:
 
 def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
     return [
-        replace(_task_set(loaded, described, judgers, shuffle=True), train=_chain_choice(loaded, described))
+        replace(_task_set(loaded, described, judgers, shuffle=True), train=make_chain_choice(loaded, described))
         for described in loaded.config.task_sets
     ]
 
@@ -69,7 +52,7 @@ def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
 def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shuffle: bool) -> TaskSetRuntime:
     source = open_source(described.data, loaded.base)
     seed = derive_seed(loaded.config.trainer.seed, "order", described.name)
-    loop = _agent(loaded, described)
+    loop = make_agent(described.agent, loaded.base)
     return TaskSetRuntime(
         name=described.name,
         sampler=EpochSampler(source, seed, shuffle=shuffle and described.data.shuffle),
@@ -77,44 +60,12 @@ def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shu
         judger=judgers[described.agent.judger],
         sampling=_sampling(loaded.config.rollout, described.sampling),
         weight=described.weight,
-        resumable=getattr(loop, "resumable", False) is True,
-        served=isinstance(described.agent, CallableAgent),
+        resumable=is_resumable(described.agent, loop),
+        served=described.agent.served,
         on_agent_error=described.agent.on_agent_error,
-        filter=_filter(loaded, described),
+        filter=make_filter(loaded, described),
         produce=described.produce,
     )
-
-
-def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
-    match described.agent:
-        case PythonAgent():
-            return load_agent(described.agent.path, loaded.base, described.agent.args)
-        case CallableAgent() as own:
-            return load_callable(own.path, loaded.base, own.args, own.max_tokens)
-        case ToolAgent():
-            return make_tool_loop(described.agent, loaded.base)
-        case SingleTurnAgent():
-            return SingleTurn(described.agent.system)
-
-
-def _filter(loaded: Loaded, described: TaskSetConfig) -> Filter | None:
-    match described.filter or loaded.config.produce.filter:
-        case "none":
-            return None
-        case "no_signal":
-            return NoSignal()
-        case path:
-            return UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
-
-
-def _chain_choice(loaded: Loaded, described: TaskSetConfig) -> ChainChoice | None:
-    match described.agent:
-        case PythonAgent(train="main") | CallableAgent(train="main"):
-            return MainChains()
-        case PythonAgent(train=path) | CallableAgent(train=path) if path != "all":
-            return UserChoice(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
-        case _:
-            return None
 
 
 def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from typing import Annotated
@@ -25,7 +26,7 @@ def check(
     loaded = load(file, overrides or [], os.environ, files=True)
     for warning in loaded.warnings:
         show_warning(warning)
-    errors = _deep_errors(loaded) if deep else list(_malformed_files(loaded))
+    errors = asyncio.run(_deep_errors(loaded)) if deep else list(_malformed_files(loaded))
     for error in errors:
         show_error(error)
     if errors:
@@ -53,13 +54,13 @@ def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
             yield error
 
 
-def _deep_errors(loaded: Loaded) -> list[LoopwrightError]:
+async def _deep_errors(loaded: Loaded) -> list[LoopwrightError]:
     """Good news is shown at once; errors are kept for the end."""
-    from loopwright.cli.rehearsal import rehearse
+    from loopwright.build import rehearse
     from loopwright.track.redacting import redact_error, redactor_of
 
     redact, errors = redactor_of(loaded), []
-    for finding in rehearse(loaded):
+    async for finding in rehearse(loaded):
         if isinstance(finding, LoopwrightError):
             redact_error(finding, redact)
             errors.append(finding)
