@@ -1,4 +1,7 @@
-"""The schema of sources: where tasks come from."""
+"""The schema of sources: where tasks come from.
+
+All that is known of a kind of data stands on its class here; its source is opened in `data/sources.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,14 @@ from loopwright.config.problems import KeyPath, Problem
 
 
 class DataKind(Section):
-    """What every kind of data says of itself. Other modules ask these questions, never which kind it is."""
+    """What every kind of data says of itself. Other modules ask these questions, never which kind it is. Each kind also
+    has a `label`, by which a summary calls it."""
 
     reads_late: ClassVar[bool] = False
     """Whether a row is read when its task is drawn: a bad row does not show when the source is opened."""
 
     nulls_are_absent: ClassVar[bool] = False
     """Whether an empty column means that a row has none: in a table, every row has every column."""
-
-    @property
-    def label(self) -> str:
-        """What a summary calls it."""
-        raise NotImplementedError
 
     @property
     def opens_lightly(self) -> bool:

@@ -1,4 +1,7 @@
-"""The schema of judgers: who scores an episode. Each is named once, under `judgers`, and shared by name."""
+"""The schema of judgers: who scores an episode. Each is named once, under `judgers`, and shared by name.
+
+All that is known of a judger kind stands on its class here; the judger is made in `judgers/from_config.py`.
+"""
 
 from __future__ import annotations
 

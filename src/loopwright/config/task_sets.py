@@ -1,4 +1,7 @@
-"""The schema of task sets: where tasks come from, which agent works on them, and who scores it."""
+"""The schema of task sets: where tasks come from, which agent works on them, and who scores it.
+
+All that is known of an agent kind stands on its class here; its loop is made in `agents/from_config.py`.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,24 @@ class AgentKind(Section):
 
     @property
     def chain_choice(self) -> str:
-        """Which chains are trained: one of TRAINED, or the import path of the user's function."""
+        """Which chains are trained: one of TRAINED, or the import path of the user's function. A kind that leaves the
+        choice to the user has it in its setting `train`."""
         return "all"
 
     @property
     def own_code(self) -> str | None:
         """The import path of the agent, if the user wrote it."""
         return None
+
+    def needs(self) -> Iterator[Need]:
+        if self.served:
+            yield Need(Outside.EXTRA, ("kind",), "serve")
+        yield from code_if_own("train", self.chain_choice)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.chain_choice not in TRAINED and ":" not in self.chain_choice:
+            remedy = suggest(self.chain_choice, TRAINED, "write file.py:name for a function of yours; known choices")
+            yield Problem(("train",), f"there is no choice of chains {self.chain_choice!r}", remedy)
 
 
 class OwnAgent(AgentKind):
@@ -65,12 +79,7 @@ class OwnAgent(AgentKind):
 
     def needs(self) -> Iterator[Need]:
         yield Need(Outside.CODE, ("path",), self.path)
-        yield from code_if_own("train", self.train)
-
-    def problems(self) -> Iterator[Problem]:
-        if self.train not in TRAINED and ":" not in self.train:
-            remedy = suggest(self.train, TRAINED, "write file.py:name for a function of yours; known choices")
-            yield Problem(("train",), f"there is no choice of chains {self.train!r}", remedy)
+        yield from super().needs()
 
 
 class SingleTurnAgent(AgentKind):
@@ -116,6 +125,7 @@ class ToolAgent(AgentKind):
         return self.max_turns
 
     def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         if not self.tools:
             yield Problem(("tools",), "has no tools", "name at least one, or use kind: single_turn")
 
@@ -138,10 +148,6 @@ class CallableAgent(OwnAgent):
 
     kind: Literal["callable"] = "callable"
     max_tokens: Count | None = None
-
-    def needs(self) -> Iterator[Need]:
-        yield Need(Outside.EXTRA, ("kind",), "serve")
-        yield from super().needs()
 
 
 AgentConfig = Annotated[SingleTurnAgent | PythonAgent | ToolAgent | CallableAgent, Field(discriminator="kind")]
