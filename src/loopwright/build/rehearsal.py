@@ -27,13 +27,10 @@ SHOWN = 200
 READ_ROWS = 50_000
 """Rows of a table that are made tasks of: some seconds of work. The others are met only when they are drawn."""
 
-Finding = str | LoopwrightError
-"""Something to tell, or an error: an error is a finding too."""
 
-
-async def rehearse(loaded: Loaded) -> AsyncIterator[Finding]:
+async def rehearse(loaded: Loaded) -> AsyncIterator[str | LoopwrightError]:
     """For each task set: its first task, its agent, what its judger and metrics say, and its filter; then the learner's
-    own Python."""
+    own Python. An error is a finding too."""
     for place, task_set in loaded.config.all_task_sets():
         split = "eval" if place[0] == "eval" else "train"
         yield f"{split} task set {task_set.name!r}"
@@ -55,7 +52,7 @@ async def rehearse(loaded: Loaded) -> AsyncIterator[Finding]:
             yield error
 
 
-async def _task_set(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[Finding]:
+async def _task_set(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[str | LoopwrightError]:
     source = open_source(task_set.data, loaded.base)
     task = source[0]
     yield f"  {len(source):,} tasks; the first is {task.id}:"
