@@ -22,9 +22,6 @@ class DataKind(Section):
     reads_late: ClassVar[bool] = False
     """Whether a row is read when its task is drawn: a bad row does not show when the source is opened."""
 
-    nulls_are_absent: ClassVar[bool] = False
-    """Whether an empty column means that a row has none: in a table, every row has every column."""
-
     @property
     def opens_lightly(self) -> bool:
         """Whether opening it is quick, and runs no code of the user's."""
@@ -48,6 +45,9 @@ class Columns(Section):
 
 class Rows(DataKind):
     """What all sources of rows have in common. `map` is the user's function, from a row to a task."""
+
+    nulls_are_absent: ClassVar[bool] = False
+    """Whether an empty column means that a row has none: in a table, every row has every column."""
 
     path: Text
     columns: Columns = Columns()
