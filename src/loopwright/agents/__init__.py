@@ -3,6 +3,7 @@
 from loopwright.agents.callable import CallableLoop, load_callable
 from loopwright.agents.chain_choice import MainChains, UserChoice
 from loopwright.agents.custom import load_agent
+from loopwright.agents.from_config import is_resumable, make_agent, try_agent
 from loopwright.agents.policy import EnginePolicies, EnginePolicy
 from loopwright.agents.single_turn import SingleTurn
 from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
@@ -24,6 +25,9 @@ __all__ = [
     "ToolLoop",
     "ToolSource",
     "UserChoice",
+    "is_resumable",
     "load_agent",
     "load_callable",
+    "make_agent",
+    "try_agent",
 ]

@@ -38,8 +38,6 @@ class ToolSource(Protocol):
 class ToolLoop:
     """An `AgentLoop`. Enter it before it runs: some of its tools live as long as the run."""
 
-    resumable = False
-
     def __init__(
         self, sources: Sequence[ToolSource], *, budget: ToolBudget, system: str | None = None, parallel: bool = True
     ) -> None:

@@ -6,29 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from loopwright.agents import (
-    AgentSetup,
-    EnginePolicies,
-    LocalWorker,
-    MainChains,
-    SingleTurn,
-    UserChoice,
-    load_agent,
-    load_callable,
-)
-from loopwright.build.tools import make_tool_loop
-from loopwright.config import (
-    CallableAgent,
-    Loaded,
-    PythonAgent,
-    RolloutConfig,
-    RunConfig,
-    SamplingOverrides,
-    SingleTurnAgent,
-    TaskSetConfig,
-    ToolAgent,
-    model_folder,
-)
+from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, is_resumable, make_agent
+from loopwright.build.choices import make_chain_choice, make_filter
+from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
@@ -36,15 +16,12 @@ from loopwright.data import EpochSampler, open_source
 from loopwright.engines.timed import TimedClient
 from loopwright.models.load import Language, LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
-from loopwright.ports import AgentLoop, ChainChoice, Engine, Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy
+from loopwright.ports import Engine, Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy
 from loopwright.produce import (
-    Filter,
     Limits,
-    NoSignal,
     ProduceSettings,
     RolloutRunner,
     TaskSetRuntime,
-    UserFilter,
 )
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
@@ -63,7 +40,7 @@ def agents(loaded: Loaded) -> Agents:
     """The agent of every task set. All chains of an evaluation are recorded; nothing of it is trained."""
     config = loaded.config
     train = {
-        (Split.TRAIN, one.name): replace(_agent_setup(loaded, one), train=_chain_choice(loaded, one))
+        (Split.TRAIN, one.name): replace(_agent_setup(loaded, one), train=make_chain_choice(loaded, one))
         for one in config.task_sets
     }
     evaluated = config.eval.task_sets if config.eval else ()
@@ -71,11 +48,11 @@ def agents(loaded: Loaded) -> Agents:
 
 
 def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:
-    loop = _agent(loaded, described)
+    loop = make_agent(described.agent, loaded.base)
     return AgentSetup(
         loop,
-        resumable=getattr(loop, "resumable", False) is True,
-        served=isinstance(described.agent, CallableAgent),
+        resumable=is_resumable(described.agent, loop),
+        served=described.agent.served,
         on_agent_error=described.agent.on_agent_error,
     )
 
@@ -99,41 +76,9 @@ def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shu
         judger=judgers[described.agent.judger],
         sampling=_sampling(loaded.config.rollout, described.sampling),
         weight=described.weight,
-        filter=_filter(loaded, described),
+        filter=make_filter(loaded, described),
         produce=described.produce,
     )
-
-
-def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
-    match described.agent:
-        case PythonAgent():
-            return load_agent(described.agent.path, loaded.base, described.agent.args)
-        case CallableAgent() as own:
-            return load_callable(own.path, loaded.base, own.args, own.max_tokens)
-        case ToolAgent():
-            return make_tool_loop(described.agent, loaded.base)
-        case SingleTurnAgent():
-            return SingleTurn(described.agent.system)
-
-
-def _filter(loaded: Loaded, described: TaskSetConfig) -> Filter | None:
-    match described.filter or loaded.config.produce.filter:
-        case "none":
-            return None
-        case "no_signal":
-            return NoSignal()
-        case path:
-            return UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
-
-
-def _chain_choice(loaded: Loaded, described: TaskSetConfig) -> ChainChoice | None:
-    match described.agent:
-        case PythonAgent(train="main") | CallableAgent(train="main"):
-            return MainChains()
-        case PythonAgent(train=path) | CallableAgent(train=path) if path != "all":
-            return UserChoice(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
-        case _:
-            return None
 
 
 def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:

@@ -13,14 +13,13 @@ from loopwright.config import (
     EndpointConfig,
     HttpJudgerConfig,
     IntegerAnswerConfig,
-    JudgePer,
     JudgerConfig,
     LlmJudgerConfig,
     MathAnswerConfig,
     NativeJudgerConfig,
     ReasoningGymConfig,
 )
-from loopwright.config.extras import require
+from loopwright.config.extras import require_extras
 from loopwright.errors import ConfigError
 from loopwright.judgers.composed import JudgerBySource, Merge, Part, SeveralJudgers, weighted_sum
 from loopwright.judgers.endpoint import Endpoint, new_client
@@ -69,19 +68,18 @@ class _Workshop:
 
     async def _make(self, name: str, config: JudgerConfig) -> Judger:
         enter, base = self._stack.enter_async_context, self._base
+        require_extras(config, config.kind)
         match config:
             case IntegerAnswerConfig():
                 return IntegerAnswer(name)
             case MathAnswerConfig(timeout_seconds=seconds, workers=workers):
-                require(config.kind)
                 path = "loopwright.judgers.math_answer:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case ReasoningGymConfig(timeout_seconds=seconds, workers=workers):
-                require(config.kind)
                 path = "loopwright.judgers.reasoning_gym:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers, env=env):
-                kind = NativeGroupJudger if config.per is JudgePer.GROUP else NativeJudger
+                kind = NativeGroupJudger if config.judges_groups else NativeJudger
                 return await enter(kind(name, path, base, seconds, workers, env))
             case HttpJudgerConfig(url=url):
                 signature = Signature(name, url)
