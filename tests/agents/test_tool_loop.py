@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from loopwright.agents import EnginePolicy, PythonTool, ToolBudget, ToolLoop
+from loopwright.engines.timed import TimedClient
 from loopwright.errors import ConfigError, EngineError
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import Message, Sampling, StopReason, Task
@@ -33,7 +34,7 @@ def loop_of(*names: str, turns: int = 8, parallel: bool = True, each: float = 5.
 
 
 def policy_of(engine: ScriptedEngine, max_context: int = 10_000) -> EnginePolicy:
-    return EnginePolicy(engine, CharRenderer(), Sampling(), "a/0/0/0", max_context=max_context)
+    return EnginePolicy(TimedClient(engine), CharRenderer(), Sampling(), "a/0/0/0", max_context=max_context)
 
 
 async def ran(loop: ToolLoop, answers: Sequence[str], task: Task = TASK) -> tuple[list[Message], EnginePolicy]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loopwright.cli import main, rehearsal
+from loopwright.build import rehearsal
+from loopwright.cli import main
 from loopwright.testing import JudgeReply, JudgeServer, chat_reply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
@@ -219,6 +220,24 @@ def test_deep_makes_the_agent(run, file):
     assert "unexpected keyword argument 'tuns'" in err
 
 
+def test_deep_says_what_an_agent_with_tools_offers(run, file):
+    (file.parent / "tools.py").write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
+    tools = "agent={kind: tool, judger: mine, tools: [{kind: python, path: 'tools.py:add'}]}"
+    code, out, err = run("check", "--deep", file, tools)
+    assert (code, err) == (0, "")
+    assert "the model is offered add" in out
+
+
+def test_deep_imports_the_choice_of_chains(run, file):
+    agent = "agent={kind: python, path: 'mine.py:Loop', judger: mine, args: {turns: 3}, train: 'mine.py:%s'}"
+    code, out, err = run("check", "--deep", file, agent % "keep")
+    assert (code, err) == (0, "")
+    assert "agent.train mine.py:keep can be called" in out
+    code, _, err = run("check", "--deep", file, agent % "SEVEN")
+    assert code == 2
+    assert "'mine.py:SEVEN' names 7, which cannot be called" in err
+
+
 def test_deep_imports_filters_and_measures_with_the_users_metrics(run, file):
     (file.parent / "held.jsonl").write_text('{"prompt": "1+4?", "truth": 5}\n')
     evaluation = [
@@ -255,7 +274,8 @@ def test_config_as_yaml_is_a_config_again(run, file):
     assert run("check", file.parent / "merged.yaml")[0] == 0
 
 
-def test_checking_deeply_loads_nothing_heavy():
+@pytest.mark.parametrize("example", ["arithmetic.yaml", "tools_calculator.yaml"])
+def test_checking_deeply_loads_nothing_heavy(example):
     """In a process of its own, because other tests may have loaded torch into this one."""
     code = (
         "import sys\n"
@@ -266,7 +286,7 @@ def test_checking_deeply_loads_nothing_heavy():
         "assert not heavy, heavy\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, EXAMPLE.parent / example], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "tasks; the first is" in done.stdout

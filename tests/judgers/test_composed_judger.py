@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loopwright.config import ComposedJudgerConfig, JudgerConfig, NativeJudgerConfig
 from loopwright.config.judgers import PartConfig
 from loopwright.errors import ChainError, JudgeError
-from loopwright.judgers import open_judgers
+from loopwright.judgers import MemberJudger, open_judgers
 from loopwright.judgers.composed import JudgerBySource, Part, SeveralJudgers, weighted_sum
 from loopwright.types import Episode, Scored, Task
 
@@ -25,7 +25,7 @@ EPISODE = Episode(({"role": "assistant", "content": "four"},), ())
 
 
 @dataclass
-class Fixed:
+class Fixed(MemberJudger):
     """Gives what a test wants, or raises it; with a `meeting`, only when all of its parties are there."""
 
     scored: Scored | Exception

@@ -30,8 +30,8 @@ async def test_the_shortest_right_answer_is_the_best() -> None:
         for text in ("It is 19", "18", "19", "The answer is clearly 19", "19 or 7")
     ]
     async with NativeGroupJudger("best", "group_judger.py:prefer_short", EXAMPLES) as judger:
-        scores = await judger.judge_group(task, episodes)
-        alone = await judger.judge_group(task, episodes[:2])
+        scores = await judger.score(task, episodes)
+        alone = await judger.score(task, episodes[:2])
     assert [scored.value for scored in scores] == [0.75, 0.0, 1.0, 0.5, 0.0]
     assert [scored.value for scored in alone] == [0.5, 0.0]
 

@@ -156,11 +156,11 @@ class Production(RuleBasedStateMachine):
             assert consumed == sum(task_set == name for task_set, _ in self.trained)
             for status in GroupStatus:
                 assert buffer.count(name, status) == counts.get(status, 0)
-            line = self.manager._lines[name]
-            current = sum(counts.values()) - counts.get(GroupStatus.ROLLED_BACK, 0) + len(line._draws._redraw)
-            assert current == line.next_draw, "no draw was skipped, lost or doubled"
+            producer = self.manager._producers[name]
+            current = sum(counts.values()) - counts.get(GroupStatus.ROLLED_BACK, 0) + len(producer._redraw)
+            assert current == producer.next_draw, "no draw was skipped, lost or doubled"
         pending = sum(buffer.count(name, GroupStatus.PENDING) for name in self.names)
-        assert pending == len(self.manager._floor._pending), "somebody works on every pending group"
+        assert pending == len(self.manager._scheduler._in_flight), "somebody works on every pending group"
 
     @invariant()
     def every_attempt_is_claimed_once(self) -> None:

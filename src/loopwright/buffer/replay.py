@@ -14,7 +14,7 @@ from loopwright.buffer.shelf import Holding, Shelf
 from loopwright.core.staleness import is_too_old, without_stale
 from loopwright.core.together import to_its_end
 from loopwright.errors import RunError
-from loopwright.ports import GroupRow, ResumePlan, StalePolicy, Started, Storage
+from loopwright.ports import GroupRow, ResumePlan, StalePolicy, StartedGroup, Storage
 from loopwright.types import Group, GroupStatus, Rollout, Scored, Stale, Task
 
 SETTLED = frozenset({GroupStatus.COMPLETED, GroupStatus.FILTERED, GroupStatus.FAILED, GroupStatus.ABORTED})
@@ -69,12 +69,12 @@ class StoredBuffer:
         upto = shelf.oldest_pending if self._policy.stale is Stale.WAIT else None
         return shelf.waiting(GroupStatus.COMPLETED, upto)
 
-    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> StartedGroup:
         row = await self._storage.draw(task_set, draw, task, version)
         self._shelf(task_set).add(Holding(row, version))
-        return Started(row)
+        return StartedGroup(row)
 
-    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> Started | None:
+    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> StartedGroup | None:
         if status not in GOES_ON:
             raise RunError(f"a group that is {status.value} does not go on", remedy="take up expired or aborted groups")
         shelf = self._shelf(task_set)
@@ -89,7 +89,7 @@ class StoredBuffer:
             raise
         group.since = version
         shelf.move(group, GroupStatus.PENDING)
-        return Started(row, stored, group.first_attempts)
+        return StartedGroup(row, stored, group.first_attempts)
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
         group = self._pending(row)

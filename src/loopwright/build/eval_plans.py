@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from loopwright.config import BuiltInMetric, EvalConfig, Loaded, MetricSpec
+from loopwright.config import BuiltInMetric, CustomMetric, EvalConfig, Loaded, MetricSpec
 from loopwright.core.evaluation import Metric, accuracy, majority_at_k, mean_reward, pass_at_k
 from loopwright.trainers.custom_metric import UserMetric
 from loopwright.trainers.evaluator import EvalPlan
@@ -36,9 +36,14 @@ def _metrics(config: EvalConfig, samples: int, base: Path) -> Iterator[Metric]:
             yield _metric(spec, config, base)
 
 
+def user_metric(spec: CustomMetric, config: EvalConfig, base: Path) -> UserMetric:
+    """Load the user's function; a mistake in it is an error that names it."""
+    return UserMetric(spec, base, config.metric_timeout_seconds)
+
+
 def _metric(spec: MetricSpec, config: EvalConfig, base: Path) -> Metric:
     if not isinstance(spec, BuiltInMetric):
-        return UserMetric(spec, base, config.metric_timeout_seconds)
+        return user_metric(spec, config, base)
     match spec.kind:
         case MetricKind.MEAN:
             return mean_reward

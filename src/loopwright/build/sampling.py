@@ -30,6 +30,7 @@ class SamplingParts:
     """The user's code, ready to be used, and the language of the model that it is for."""
 
     loaded: Loaded
+    agents: parts.Agents
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
     eval_plans: Sequence[EvalPlan]
@@ -53,9 +54,10 @@ class SamplingParts:
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with AsyncExitStack() as stack:
             served = None
-            if any(task_set.served for task_set in (*self.train_sets, *self.eval_sets)):
+            if any(agent.served for agent in self.agents.values()):
                 served = await stack.enter_async_context(served_policies(self.config, engine, self.model, held))
-            yield parts.make_runner(self.config, engine, self.model, lockstep, served, held, redact)
+            worker = parts.make_worker(self.config, self.agents, engine, self.model, held, served)
+            yield parts.make_runner(self.config, worker, lockstep, redact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +99,18 @@ async def open_local_sampling_parts(loaded: Loaded, cache: Path) -> AsyncIterato
 
 async def _user_code(
     loaded: Loaded, stack: AsyncExitStack
-) -> tuple[Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
-    """What is trained on, what is evaluated on, and how; open until the stack ends."""
+) -> tuple[parts.Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
+    """The agents, what is trained on, what is evaluated on, and how; open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
         open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets)
     )
+    agents = parts.agents(loaded)
     train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
     plans = eval_plans(loaded)
-    for task_set in (*train_sets, *eval_sets):
-        used: tuple[object, ...] = (task_set.loop, task_set.filter, task_set.train)
-        for part in used:
-            if isinstance(part, AbstractAsyncContextManager):
-                await stack.enter_async_context(part)
-    return train_sets, eval_sets, plans
+    used: list[object] = [part for agent in agents.values() for part in (agent.loop, agent.train)]
+    used += [task_set.filter for task_set in (*train_sets, *eval_sets)]
+    for part in used:
+        if isinstance(part, AbstractAsyncContextManager):
+            await stack.enter_async_context(part)
+    return agents, train_sets, eval_sets, plans

@@ -11,9 +11,12 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 from urllib.parse import quote, quote_plus
+
+from loopwright.types import Episode, Failed, Reward, Rollout, Scored
 
 SHORTEST_SECRET = 8
 MARK = "[redacted]"
@@ -59,6 +62,32 @@ class Redactor:
                 items = [self.value(inner) for inner in value]
                 return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
         return value
+
+
+def without_secrets(rollout: Rollout, redact: Redactor) -> Rollout:
+    """A rollout as it may be judged, stored and shown. Its token ids stay: they are what the model saw and said."""
+    episode = rollout.episode and _episode(rollout.episode, redact)
+    reward = _reward(rollout.reward, redact)
+    if episode is rollout.episode and reward is rollout.reward:
+        return rollout
+    return replace(rollout, episode=episode, reward=reward)
+
+
+def _episode(episode: Episode, redact: Redactor) -> Episode:
+    messages, tools = redact.value(episode.messages), redact.value(episode.tools)
+    if messages is episode.messages and tools is episode.tools:
+        return episode
+    return replace(episode, messages=messages, tools=tools)
+
+
+def _reward(reward: Reward, redact: Redactor) -> Reward:
+    match reward:
+        case Failed(cause, error, detail):
+            shown = Failed(cause, redact(error), redact(detail))
+            return reward if shown == reward else shown
+        case Scored(answer=str() as answer) if (shown_answer := redact(answer)) is not answer:
+            return replace(reward, answer=shown_answer)
+    return reward
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loopwright.config import Columns, JsonlData, RowsConfig, load_symbol, user_line
+from loopwright.config import Columns, RowsConfig, load_symbol, user_line
 from loopwright.config.problems import suggest
 from loopwright.data.records import PROMPT_KEYS, TRUTH_KEYS, Refuse, task_of
 from loopwright.errors import DataError
@@ -41,7 +41,7 @@ class RowMap:
             columns=_given(data.columns),
             path=data.map or "",
             function=_function(data.map, base) if data.map else None,
-            nulls_are_absent=not isinstance(data, JsonlData),
+            nulls_are_absent=data.nulls_are_absent,
         )
 
     def task(self, row: object, /, *, default_id: str, where: str, **facts: Any) -> Task:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loopwright.config import DatasetData, JsonlData, ParquetData, PythonData, ReasoningGymData
-from loopwright.config.extras import require
+from loopwright.config import DataConfig, DatasetData, JsonlData, ParquetData, PythonData, ReasoningGymData
+from loopwright.config.extras import require_extras
 from loopwright.data.jsonl import JsonlSource
 from loopwright.data.mapping import RowMap
 from loopwright.data.python import PythonSource
 from loopwright.ports import TaskSource
 
 
-def open_source(data: JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData, base: Path) -> TaskSource:
+def open_source(data: DataConfig, base: Path) -> TaskSource:
     """Open the tasks. Relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
-    require(data.kind)
+    require_extras(data, data.kind)
     match data:
         case JsonlData():
             return JsonlSource.open(base / data.path, RowMap.of(data, base))

@@ -13,14 +13,13 @@ from loopwright.config import (
     EndpointConfig,
     HttpJudgerConfig,
     IntegerAnswerConfig,
-    JudgePer,
     JudgerConfig,
     LlmJudgerConfig,
     MathAnswerConfig,
     NativeJudgerConfig,
     ReasoningGymConfig,
 )
-from loopwright.config.extras import require
+from loopwright.config.extras import require_extras
 from loopwright.errors import ConfigError
 from loopwright.judgers.composed import JudgerBySource, Merge, Part, SeveralJudgers, weighted_sum
 from loopwright.judgers.endpoint import JudgeEndpoint, new_client
@@ -29,7 +28,7 @@ from loopwright.judgers.integer_answer import IntegerAnswer
 from loopwright.judgers.llm import DEFAULT_PROMPT, LlmJudger, Questionnaire
 from loopwright.judgers.native import NativeGroupJudger, NativeJudger
 from loopwright.judgers.verdict import Signature
-from loopwright.ports import GroupJudger, Judger
+from loopwright.ports import Judger
 from loopwright.workers import UserFunction
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def open_judgers(
     names: Iterable[str], configs: Mapping[str, JudgerConfig], base: Path, secrets: Mapping[str, str]
-) -> AsyncIterator[dict[str, Judger | GroupJudger]]:
+) -> AsyncIterator[dict[str, Judger]]:
     """The judgers called `names`, ready for use, and closed at the end with those that they are made of.
 
     `secrets` holds the environment variables that the config names; files are looked for from `base` on.
@@ -59,29 +58,28 @@ class _Workshop:
         self._configs = configs
         self._base = base
         self._secrets = secrets
-        self._made: dict[str, Judger | GroupJudger] = {}
+        self._made: dict[str, Judger] = {}
         self._client: httpx.AsyncClient | None = None
 
-    async def judger(self, name: str) -> Judger | GroupJudger:
+    async def judger(self, name: str) -> Judger:
         if name not in self._made:
             self._made[name] = await self._make(name, self._configs[name])
         return self._made[name]
 
-    async def _make(self, name: str, config: JudgerConfig) -> Judger | GroupJudger:
+    async def _make(self, name: str, config: JudgerConfig) -> Judger:
         enter, base = self._stack.enter_async_context, self._base
+        require_extras(config, config.kind)
         match config:
             case IntegerAnswerConfig():
                 return IntegerAnswer(name)
             case MathAnswerConfig(timeout_seconds=seconds, workers=workers):
-                require(config.kind)
                 path = "loopwright.judgers.math_answer:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case ReasoningGymConfig(timeout_seconds=seconds, workers=workers):
-                require(config.kind)
                 path = "loopwright.judgers.reasoning_gym:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers, env=env):
-                kind = NativeGroupJudger if config.per is JudgePer.GROUP else NativeJudger
+                kind = NativeGroupJudger if config.judges_groups else NativeJudger
                 return await enter(kind(name, path, base, seconds, workers, env))
             case HttpJudgerConfig(url=url):
                 signature = Signature(name, url)
@@ -129,7 +127,7 @@ class _Workshop:
     async def _member(self, name: str) -> Judger:
         """A judger of single episodes. The config's checks let no other one be a part."""
         judger = await self.judger(name)
-        if isinstance(judger, GroupJudger):
+        if judger.judges_groups:
             raise ConfigError(f"judger {name!r} judges whole groups", remedy="make no part of a composed judger of it")
         return judger
 

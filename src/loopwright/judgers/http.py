@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopwright.judgers.endpoint import JudgeEndpoint
+from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Scored, Task
 
 
-class HttpJudger:
+class HttpJudger(MemberJudger):
     """POSTs `{task, messages, answer, truth, metadata}` and expects `{score, parts?, answer?}`."""
 
     def __init__(self, signature: Signature, endpoint: JudgeEndpoint) -> None:

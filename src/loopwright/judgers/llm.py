@@ -17,6 +17,7 @@ from typing import Any
 
 from loopwright.errors import JudgeError
 from loopwright.judgers.endpoint import JudgeEndpoint
+from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Message, Scored, Task
 
@@ -85,7 +86,7 @@ class Questionnaire:
         return (score - self.min_score) / (self.max_score - self.min_score)
 
 
-class LlmJudger:
+class LlmJudger(MemberJudger):
     """Asks a model for a verdict. It is asked for JSON by schema, unless the server does not know how.
 
     `settings` go into every request: the model, and how it samples.

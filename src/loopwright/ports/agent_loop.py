@@ -31,18 +31,24 @@ class Policy(Protocol):
     """The model, as one rollout sees it. It records every token that goes in and comes out."""
 
     async def reply(
-        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        max_new_tokens: int | None = None,
+        seconds: float | None = None,
     ) -> Reply:
         """Sample the next assistant message. With `tools`, the model may call them, and the reply says which.
 
         A conversation that extends the previous one, with the same tools, continues from the tokens that were sampled;
-        any other starts a new token chain.
+        any other starts a new token chain. A call that takes longer than `seconds`, or than the rollout has left,
+        raises OutOfTimeError; seconds in which the engines answer nobody do not count.
         """
         ...
 
-    def held_seconds(self) -> float:
-        """For how many seconds in total the engines have answered nobody, for example during weight updates. A time
-        limit of the agent does not count these seconds."""
+    def own_seconds(self) -> float:
+        """How many seconds the agent has worked so far. Seconds in which the engines answer nobody, for example during
+        weight updates, do not count. The clock may stand still during a model call."""
         ...
 
     def out_of_budget(self) -> None:

@@ -11,7 +11,7 @@ from loopwright.types import Group, GroupStatus, Rollout, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedGroup:
     """A group in production, with the latest attempt of each member that is already stored.
 
     A stored member may be whole, partial (it continues from its tokens), unscored or failed. When a group has expired,
@@ -47,11 +47,11 @@ class ReplayBuffer(Protocol):
         """
         ...
 
-    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> StartedGroup:
         """A new group, PENDING."""
         ...
 
-    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> Started | None:
+    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> StartedGroup | None:
         """Make the oldest group in `status` (EXPIRED or ABORTED) PENDING again. None if there is no such group.
 
         `version` is the version of the weights that it continues with.

@@ -11,6 +11,17 @@ OnPart = Callable[[Generation], object]
 """Receives tokens while they are sampled, each once and in order. Each part is a generation with `finish = abort`."""
 
 
+class ModelClient(Protocol):
+    """All that an agent's policy needs of the engines, wherever they are."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample until a stop condition. Cancelling the call frees what the request held.
+
+        Raises OutOfTimeError when `request.seconds` are spent, and tells in `held` how long the call was held.
+        """
+        ...
+
+
 class Engine(Protocol):
     """An engine samples tokens and stamps each with the version of the weights that sampled it (T4)."""
 

@@ -2,6 +2,7 @@
 `loopwright.testing.tiny`."""
 
 from loopwright.testing.chars import CharRenderer, encode_chars
+from loopwright.testing.elsewhere import WorkerElsewhere
 from loopwright.testing.flaky import FlakyJudger
 from loopwright.testing.judge_server import JudgeReply, JudgeRequest, JudgeServer, chat_reply
 from loopwright.testing.scripted import ScriptedEngine
@@ -17,6 +18,7 @@ __all__ = [
     "ScriptedEngine",
     "UnhurriedForward",
     "VirtualTimeLoop",
+    "WorkerElsewhere",
     "chat_reply",
     "encode_chars",
     "run_virtually",

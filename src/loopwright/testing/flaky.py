@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from loopwright.errors import JudgeError
 from loopwright.ports import Judger
@@ -21,9 +21,13 @@ class FlakyJudger:
     def name(self) -> str:
         return self._judger.name
 
-    async def judge(self, task: Task, episode: Episode) -> Scored:
+    @property
+    def judges_groups(self) -> bool:
+        return self._judger.judges_groups
+
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
         number = self.calls
         self.calls += 1
         if number in self._faults:
             raise JudgeError(f"judger {self.name!r} failed at call {number}", remedy="none: the test asked for it")
-        return await self._judger.judge(task, episode)
+        return await self._judger.score(task, episodes)

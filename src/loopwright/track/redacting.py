@@ -10,9 +10,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from traceback import format_exception
-from urllib.parse import parse_qsl
 
-from loopwright.config import EndpointConfig, HttpJudgerConfig, LlmJudgerConfig, Loaded, McpToolsConfig, ToolAgent
+from loopwright.config import Loaded
+from loopwright.config.base import needs_of, sections
+from loopwright.config.needs import Outside
+from loopwright.config.problems import dotted
 from loopwright.core.redaction import SHORTEST_SECRET, Redactor, names_a_secret
 from loopwright.errors import LoopwrightError
 
@@ -28,27 +30,18 @@ def redactor_of(loaded: Loaded, *keys: str | None) -> Redactor:
     """A redactor that knows `keys` and the secrets of a config: the keys whose variables the config names, values that
     judgers and tools get under a name that suggests a secret, and secrets in the URLs of judgers."""
     config = loaded.config
-    named = {judger.api_key_env for judger in config.judgers.values() if isinstance(judger, EndpointConfig)}
+    keys_of_config = {need.name for need in needs_of(config) if need.what is Outside.KEY}
     # These are pairs, because several judgers and tools may get different values under the same name.
-    secrets = [(name, value) for name, value in loaded.secrets.items() if name in named or names_a_secret(name)]
-    for name, judger in config.judgers.items():
-        if isinstance(judger, HttpJudgerConfig | LlmJudgerConfig):
-            url = judger.url if isinstance(judger, HttpJudgerConfig) else judger.base_url
-            secrets += [(f"judgers.{name}: {part}", value) for part, value in _in_url(url)]
-    for _, task_set in config.all_task_sets():
-        for tool in task_set.agent.tools if isinstance(task_set.agent, ToolAgent) else ():
-            given = tool.env if isinstance(tool, McpToolsConfig) else {}
-            secrets += [(name, value) for name, value in given.items() if names_a_secret(name)]
+    secrets = [
+        (name, value) for name, value in loaded.secrets.items() if name in keys_of_config or names_a_secret(name)
+    ]
+    for place, section in sections(config):
+        given = ((name, value) for name, value in section.named_values() if names_a_secret(name))
+        secrets += [(f"{dotted(place)}: {name}", value) for name, value in given]
     for name, value in secrets:
         if len(value) < SHORTEST_SECRET:
             log.warning("%s has less than %d characters: logs and stored texts may show it", name, SHORTEST_SECRET)
     return Redactor((*(value for _, value in secrets), *(key for key in keys if key)))
-
-
-def _in_url(url: str) -> Iterator[tuple[str, str]]:
-    """The keys in a URL, because errors repeat the URL. A URL with a password is refused when the config is checked."""
-    _, _, query = url.partition("?")
-    yield from ((name, value) for name, value in parse_qsl(query) if names_a_secret(name))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ FREE = (
     "trainer.run_dir",
     "trainer.export",
     "trainer.stall_seconds",
+    "rollout.worker_silence_seconds",
     "produce.max_attempts",
     "produce.judge_attempts",
     "produce.failure_budget",

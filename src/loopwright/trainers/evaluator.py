@@ -16,7 +16,7 @@ from loopwright.core.evaluation import Metric
 from loopwright.errors import MetricError
 from loopwright.ports import Storage, Tracker
 from loopwright.produce import FirstFailures, Job, RolloutRunner, TaskSetRuntime
-from loopwright.types import EvalMode, Rollout, RolloutKey, TaskResult
+from loopwright.types import EvalMode, Rollout, RolloutKey, Split, TaskResult
 
 log = logging.getLogger("loopwright")
 
@@ -78,7 +78,8 @@ class Evaluator:
         jobs = _jobs(task_set, plan)
         facts = {"task_set": task_set.name, "mode": plan.mode, "tasks": len(task_set.sampler), "rollouts": len(jobs)}
         with self._tracker.span("evaluate", step=step, **facts):
-            rollouts = await self._runner.run(jobs, self._saw)
+            # Without slots of somebody else's, no job is turned away.
+            rollouts = [one for one in await self._runner.run(jobs, self._saw) if one is not None]
             await self._storage.put_eval(step, task_set.name, plan.mode, rollouts)
         return [
             TaskResult(jobs[first].task, tuple(rollouts[first : first + plan.samples]))
@@ -116,11 +117,12 @@ def _placed(prefix: str, error: MetricError) -> MetricError:
 
 def _jobs(task_set: TaskSetRuntime, plan: EvalPlan) -> list[Job]:
     """All samples. The samples of one task are neighbours."""
+    sampling = task_set.sampling
     if plan.mode is EvalMode.GREEDY:
-        task_set = replace(task_set, sampling=replace(task_set.sampling, temperature=0.0, top_k=0, top_p=1.0))
+        sampling = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
     tasks = [task_set.sampler.task(index) for index in range(len(task_set.sampler))]
     return [
-        Job(RolloutKey(task_set.name, index, sample), task, task_set, split=f"eval/{plan.mode}")
+        Job(RolloutKey(task_set.name, index, sample), task, sampling, task_set.judger, Split.EVAL, plan.mode)
         for index, task in enumerate(tasks)
         for sample in range(plan.samples)
     ]

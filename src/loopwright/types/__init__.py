@@ -38,6 +38,7 @@ from loopwright.types.parsed import (
 from loopwright.types.recorded_chain import RecordedChain
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
+from loopwright.types.rollout_request import RolloutRequest, Split
 from loopwright.types.sampling import NOTHING_YET, FinishReason, GenerateRequest, Generation, Sampling
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import ChainStart, TokenChain, Turn
@@ -74,9 +75,11 @@ __all__ = [
     "Reward",
     "Rollout",
     "RolloutKey",
+    "RolloutRequest",
     "Sampling",
     "Schedule",
     "Scored",
+    "Split",
     "Stale",
     "StopReason",
     "SyncKind",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from loopwright.errors import ConfigError
@@ -58,7 +58,9 @@ class GenerateRequest:
     `resumable`: the caller can continue from a partial answer by itself. For other callers the controller continues the
     answer after a pause, and they see one slower call. `sampled_before`: how many of the prompt's last ids are the
     beginning of this answer, sampled by an earlier call; a stop string may begin in them. `part_tokens`: how many
-    tokens are reported at a time while the answer is sampled.
+    tokens are reported at a time while the answer is sampled. `seconds`: the caller's remaining time; None means no
+    limit. The side that holds the engines counts it, but not while the call is held, and ends the call with
+    OutOfTimeError.
     """
 
     id: str
@@ -67,6 +69,7 @@ class GenerateRequest:
     resumable: bool = False
     sampled_before: int = 0
     part_tokens: int = PART_TOKENS
+    seconds: float | None = None
 
     def after(self, part: Generation) -> GenerateRequest:
         """The request for what is still to be sampled after `part`."""
@@ -83,12 +86,17 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Token ids out, with the logprob and the weight version of each, and why sampling ended."""
+    """Token ids out, with the logprob and the weight version of each, and why sampling ended.
+
+    `held` tells how long the call was held, as while weights are exchanged: two readings of the clock that counts held
+    seconds, when the call began and when it ended. It is None where nobody counts, and no part of the value.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish: FinishReason
+    held: tuple[float, float] | None = field(default=None, compare=False)
 
     def since(self, count: int) -> Generation:
         """The part after the first `count` tokens."""
@@ -97,7 +105,11 @@ class Generation:
     def then(self, rest: Generation) -> Generation:
         """This generation, which was cut short, followed by `rest`. Each token keeps its logprob and its version."""
         return Generation(
-            (*self.ids, *rest.ids), (*self.logprobs, *rest.logprobs), (*self.versions, *rest.versions), rest.finish
+            (*self.ids, *rest.ids),
+            (*self.logprobs, *rest.logprobs),
+            (*self.versions, *rest.versions),
+            rest.finish,
+            rest.held,
         )
 
 

@@ -1,33 +1,24 @@
-"""The deep check: the user's own code is imported and called once, on real tasks and a made-up answer.
+"""The deep check: the parts of a run that are the user's own are made as a run makes them, and called once, on real
+tasks and a made-up answer.
 
-Filters are only imported: what a made-up group is worth, nobody can say.
+Filters are only imported: what a made-up group is worth, nobody can say. No model is loaded.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 
-from loopwright.agents import load_agent, load_callable
-from loopwright.config import (
-    CallableAgent,
-    CustomMetric,
-    DatasetData,
-    EvalConfig,
-    Loaded,
-    ParquetData,
-    PythonAdvantage,
-    PythonAgent,
-    PythonLoss,
-    TaskSetConfig,
-    ToolAgent,
-)
+from loopwright.agents import try_agent
+from loopwright.build.choices import make_chain_choice, make_filter
+from loopwright.build.eval_plans import user_metric
+from loopwright.config import EvalConfig, Loaded, TaskSetConfig
+from loopwright.config.base import needs_of
+from loopwright.config.needs import Outside
 from loopwright.data import open_source
 from loopwright.errors import DataError, JudgeError, LoopwrightError
 from loopwright.judgers import open_judgers
-from loopwright.ports import GroupJudger, TaskSource
-from loopwright.produce import UserChoice, UserFilter
-from loopwright.trainers.custom_metric import UserMetric
+from loopwright.ports import TaskSource
 from loopwright.types import Episode, Rollout, RolloutKey, Scored, Task, TaskResult, Timing
 
 SHOWN = 200
@@ -37,54 +28,43 @@ READ_ROWS = 50_000
 """Rows of a table that are made tasks of: some seconds of work. The others are met only when they are drawn."""
 
 
-def rehearse(loaded: Loaded) -> Iterator[str | LoopwrightError]:
+async def rehearse(loaded: Loaded) -> AsyncIterator[str | LoopwrightError]:
     """For each task set: its first task, its agent, what its judger and metrics say, and its filter; then the learner's
-    own Python.
-
-    An error is a finding too.
-    """
+    own Python. An error is a finding too."""
     for place, task_set in loaded.config.all_task_sets():
         split = "eval" if place[0] == "eval" else "train"
         yield f"{split} task set {task_set.name!r}"
         try:
-            yield from _rehearse(task_set, loaded)
-            yield from _measure(task_set, loaded) if split == "eval" else _filter(task_set, loaded)
+            async for finding in _task_set(task_set, loaded):
+                yield finding
+            async for finding in _metrics(task_set, loaded) if split == "eval" else _choices(task_set, loaded):
+                yield finding
         except LoopwrightError as error:
             yield error
-    learner = loaded.config.learner
-    if learner.sft or isinstance(learner.advantage, PythonAdvantage) or isinstance(learner.loss, PythonLoss):
-        from loopwright.build import rehearse_learner
+    if any(need.what in (Outside.CODE, Outside.FILE) for need in needs_of(loaded.config.learner)):
+        from loopwright.build.recipe import rehearse_learner  # it loads torch
 
         yield "learner"
         try:
-            yield from rehearse_learner(loaded)
+            for line in rehearse_learner(loaded):
+                yield line
         except LoopwrightError as error:
             yield error
 
 
-def _rehearse(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str | LoopwrightError]:
+async def _task_set(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[str | LoopwrightError]:
     source = open_source(task_set.data, loaded.base)
     task = source[0]
     yield f"  {len(source):,} tasks; the first is {task.id}:"
     for message in task.messages:
         yield f"    {message['role']}: {_cut(message.get('content'))}"
     yield f"    truth: {_cut(task.truth)}"
-    if isinstance(task_set.data, ParquetData | DatasetData):
+    if task_set.data.reads_late:
         yield _read_through(source)
-    if isinstance(task_set.agent, PythonAgent):
-        load_agent(task_set.agent.path, loaded.base, task_set.agent.args)
-        yield f"  agent {task_set.agent.path} can be made"
-    if isinstance(task_set.agent, CallableAgent):
-        load_callable(task_set.agent.path, loaded.base, task_set.agent.args, task_set.agent.max_tokens)
-        yield f"  agent {task_set.agent.path} can be called"
-    if isinstance(task_set.agent, ToolAgent):
-        from loopwright.build.tools import offered_tools
-
-        offered = asyncio.run(offered_tools(task_set.agent, loaded.base, task))
-        yield f"  the model is offered {', '.join(offered)}"
-    name = task_set.agent.judger
-    answers = made_up_answers(task)
-    for answer, scored in zip(answers, asyncio.run(_judge(name, loaded, task, answers)), strict=False):
+    if (told := await try_agent(task_set.agent, loaded.base, task)) is not None:
+        yield f"  {told}"
+    name, answers = task_set.agent.judger, made_up_answers(task)
+    for answer, scored in zip(answers, await _judge(name, loaded, task, answers), strict=False):
         yield f"  judger {name} gives {_spelled(scored)} to the made-up answer {_cut(answer)!r}"
 
 
@@ -116,9 +96,7 @@ async def _judge(name: str, loaded: Loaded, task: Task, answers: Sequence[str]) 
     async with open_judgers([name], loaded.config.judgers, loaded.base, loaded.secrets) as judgers:
         judger = judgers[name]
         try:
-            if isinstance(judger, GroupJudger):
-                return await judger.judge_group(task, episodes)
-            return [await judger.judge(task, episodes[0])]
+            return await judger.score(task, episodes if judger.judges_groups else episodes[:1])
         except JudgeError as error:
             raise _with_traceback(error, task) from error
 
@@ -127,35 +105,30 @@ def _episode(task: Task, answer: str) -> Episode:
     return Episode((*task.messages, {"role": "assistant", "content": answer}), chains=())
 
 
-def _filter(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
-    path = task_set.filter or loaded.config.produce.filter
-    if ":" in path:
-        asyncio.run(_import(UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)))
-        yield f"  filter {path} can be called"
-    train = getattr(task_set.agent, "train", "all")
-    if ":" in train:
-        asyncio.run(_import(UserChoice(train, loaded.base, loaded.config.produce.filter_timeout_seconds)))
-        yield f"  agent.train {train} can be called"
+async def _choices(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[str]:
+    """The user's own choices of groups and chains are imported. Nothing is asked of them."""
+    chosen: tuple[tuple[str, str, object], ...] = (
+        ("filter", task_set.filter or loaded.config.produce.filter, make_filter(loaded, task_set)),
+        ("agent.train", task_set.agent.chain_choice, make_chain_choice(loaded, task_set)),
+    )
+    for setting, name, part in chosen:
+        if isinstance(part, AbstractAsyncContextManager):
+            async with part:
+                """Entering it imports the function."""
+            yield f"  {setting} {name} can be called"
 
 
-async def _import(chosen: UserFilter | UserChoice) -> None:
-    async with chosen:
-        """Nothing is asked of it."""
-
-
-def _measure(task_set: TaskSetConfig, loaded: Loaded) -> Iterator[str]:
+async def _metrics(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[str]:
     """What the user's metrics say of one task, whose only sample is right."""
     evaluation = loaded.config.eval or EvalConfig()
     task = open_source(task_set.data, loaded.base)[0]
     answer = made_up_answers(task)[0]
     key = RolloutKey(task_set.name, draw=0, member=0)
     sample = Rollout(key, task, _episode(task, answer), Scored(1.0, answer=answer), Timing(started=0.0))
-    for spec in evaluation.specs():
-        if isinstance(spec, CustomMetric):
-            metric = UserMetric(spec, loaded.base, evaluation.metric_timeout_seconds)
-            numbers = asyncio.run(metric([TaskResult(task, (sample,))]))
-            spelled = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
-            yield f"  metric {spec.path} gives {spelled} for one made-up sample"
+    for spec in evaluation.own_metrics():
+        numbers = await user_metric(spec, evaluation, loaded.base)([TaskResult(task, (sample,))])
+        spelled = ", ".join(f"{name} {value:g}" for name, value in numbers.items())
+        yield f"  metric {spec.path} gives {spelled} for one made-up sample"
 
 
 def _spelled(scored: Scored) -> str:

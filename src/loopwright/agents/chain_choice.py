@@ -7,19 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from loopwright.produce.blaming import ChoiceBlame
 from loopwright.types import RecordedChain
-from loopwright.workers import FunctionHolder, UserFunction
-
-
-class ChainChoice(Protocol):
-    """Decides which chains of a rollout are trained."""
-
-    async def choose(self, chains: Sequence[RecordedChain]) -> frozenset[int]:
-        """The numbers of those that are. Raises FilterError when that cannot be said."""
-        ...
+from loopwright.workers import ChoiceBlame, FunctionHolder, UserFunction
 
 
 class MainChains:

@@ -1,30 +1,34 @@
-"""One task set in production: where its groups come from, which strategy chooses, and what became of them."""
+"""One task set in production: where its groups come from, which strategy chooses, and what became of them.
+
+Draws that a resumed run has rolled back or discarded come before new ones, so nothing that was drawn is skipped (D1).
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from loopwright.core.progress import ProduceProgress
-from loopwright.ports import ReplayBuffer, ResumePlan, Started
-from loopwright.produce.context import ProduceContext
-from loopwright.produce.draws import Draws
-from loopwright.produce.failures import FailureLedger
-from loopwright.produce.filtering import FilterLedger
-from loopwright.produce.jobs import TaskSetRuntime
-from loopwright.produce.ordering import InOrder
-from loopwright.produce.settings import ProduceSettings
-from loopwright.produce.settling import Ended
-from loopwright.produce.strategies import Source, strategy_of
-from loopwright.produce.tally import Tally
+from loopwright.errors import RunError
+from loopwright.ports import ReplayBuffer, ResumePlan, StartedGroup
+from loopwright.produce.budgets import FailureBudget, FilterBudget, StartOrder
+from loopwright.produce.group_filler import EndedGroup
+from loopwright.produce.metrics import Tally
+from loopwright.produce.settings import ProduceSettings, TaskSetRuntime
+from loopwright.produce.strategies import ProduceContext, Source, strategy_of
 from loopwright.types import GroupStatus, ProduceKind
 
+FRESH = ResumePlan()
+"""The plan of a run that has done nothing yet."""
+
 IN_STOCK = (GroupStatus.PENDING, GroupStatus.ABORTED, GroupStatus.EXPIRED, GroupStatus.COMPLETED)
-"""Where a group may be between its draw and its end."""
+"""The statuses of a group between its draw and its end."""
+
+TAKEN_UP = {Source.EXPIRED: GroupStatus.EXPIRED, Source.ABORTED: GroupStatus.ABORTED}
 
 
-class Line:
-    """The production of one task set. `progress` is shared by all of them."""
+class TaskSetProducer:
+    """The production of one task set. All task sets share `progress`."""
 
     def __init__(
         self,
@@ -35,18 +39,19 @@ class Line:
         plan: ResumePlan,
     ) -> None:
         self.task_set = task_set
-        self.filtering = FilterLedger(task_set.name, task_set.filter, settings.filter_budget, plan.filtered)
+        self.filter_budget = FilterBudget(task_set.name, task_set.filter, settings.filter_budget, plan.filtered)
         self.tally = Tally()
         self._buffer = buffer
         self._progress = progress
-        self._draws = Draws(task_set.name, task_set.sampler, buffer, plan)
-        self._failures = FailureLedger(task_set.name, task_set.judger.name, settings.failure_budget)
+        self._redraw = deque(plan.redraw)
+        self._next_draw = plan.next_draw
+        self._failure_budget = FailureBudget(task_set.name, task_set.judger.name, settings.failure_budget)
         # In a sync run all task sets are sync, whatever they say: a session samples from any config.
         kind = settings.kind if settings.kind is ProduceKind.SYNC else task_set.produce or settings.kind
         self.horizon = settings.horizon if kind is ProduceKind.ASYNC else settings.sync_interval
         """For how many steps the weights of one version may make groups of this task set."""
         self._strategy = strategy_of(kind, settings)
-        self._order = InOrder()
+        self._order = StartOrder()
         self._reserved: Counter[Source] = Counter()
         """Groups that are to be drawn, which the buffer does not count yet."""
         self._probes_left = 0
@@ -57,7 +62,8 @@ class Line:
 
     @property
     def next_draw(self) -> int:
-        return self._draws.next_draw
+        """The first draw that was never made: all that a checkpoint needs to know of the sampler."""
+        return self._next_draw
 
     @property
     def stock(self) -> Mapping[GroupStatus, int]:
@@ -83,12 +89,12 @@ class Line:
 
     @property
     def _may_look(self) -> bool:
-        """Whether another draw is worth it. While it depends on groups under way if a budget is spent, they are waited
+        """Whether another draw is worth it. While groups under way decide whether a budget is spent, they are waited
         for: a task set that always fails must not fail faster than it is noticed."""
         failed, filtered = self._order.early(GroupStatus.FAILED), self._order.early(GroupStatus.FILTERED)
-        if self._failures.in_a_row + failed >= self._failures.budget:
+        if self._failure_budget.in_a_row + failed >= self._failure_budget.budget:
             return False
-        if self.filtering.in_a_row + filtered >= self.filtering.budget:
+        if self.filter_budget.in_a_row + filtered >= self.filter_budget.budget:
             return self._probes_left > 0
         return True
 
@@ -107,15 +113,31 @@ class Line:
         self._strategy.started(source)
         self._probes_left -= source is Source.NEW
 
-    async def draw(self, source: Source, version: int) -> Started:
-        """A group that was reserved. The buffer counts it from now on."""
+    async def draw(self, source: Source, version: int) -> StartedGroup:
+        """The next group from `source`, PENDING. It was reserved; the buffer counts it from now on."""
         try:
-            return await self._draws.start(source, version)
+            if source is not Source.NEW:
+                return await self._take_up(TAKEN_UP[source], version)
+            draw = self._redraw.popleft() if self._redraw else self._new_draw()
+            return await self._buffer.draw(self.name, draw, self.task_set.sampler.task(draw), version)
         finally:
             self._reserved[source] -= 1
 
-    def started(self, group: Started) -> None:
-        """Its turn to be counted, when it ends, is after those that started before."""
+    async def _take_up(self, status: GroupStatus, version: int) -> StartedGroup:
+        started = await self._buffer.take_up(self.name, status, version)
+        if started is None:
+            raise RunError(
+                f"task set {self.name!r}: the buffer counts {status} groups and has none to take up",
+                remedy="this is a bug of ours: please report it with the output of `loopwright audit`",
+            )
+        return started
+
+    def _new_draw(self) -> int:
+        draw, self._next_draw = self._next_draw, self._next_draw + 1
+        return draw
+
+    def started(self, group: StartedGroup) -> None:
+        """When it ends, it is counted after those that started before."""
         self._order.start(group.row.draw)
 
     def lacks(self, step: int) -> int:
@@ -127,21 +149,32 @@ class Line:
         """Whether a step has to do without more of its groups: it has looked long enough, and nothing is under way."""
         unmade = [status for status in IN_STOCK if status is not GroupStatus.COMPLETED]
         may_come = self._reserved.total() or self._order.is_busy or any(map(self.stock.get, unmade))
-        return self.filtering.is_spent and self._probes_left <= 0 and not may_come
+        return self.filter_budget.is_spent and self._probes_left <= 0 and not may_come
 
-    def count(self, ended: Ended, step: int) -> None:
+    def count(self, ended: EndedGroup, step: int) -> None:
         """Keep the numbers and the budgets; raises when too many groups in a row have failed."""
         self.tally.ended(ended)
         for one in self._order.end(ended):
             self._spend(one, step)
 
-    def _spend(self, ended: Ended, step: int) -> None:
+    def _spend(self, ended: EndedGroup, step: int) -> None:
         match ended.status:
             case GroupStatus.FAILED:
-                self._failures.group_failed(ended.failures, step)
+                self._failure_budget.group_failed(ended.failures, step)
             case GroupStatus.FILTERED:
-                self._failures.group_scored()
-                self.filtering.filtered(ended.group)
+                self._failure_budget.group_scored()
+                self.filter_budget.filtered(ended.group)
             case GroupStatus.COMPLETED:
-                self._failures.group_scored()
-                self.filtering.kept()
+                self._failure_budget.group_scored()
+                self.filter_budget.kept()
+
+    def describe(self, context: ProduceContext) -> str:
+        """What it has, what the next step lacks, and why no group starts."""
+        stock = ", ".join(f"{count} {status}" for status, count in self.stock.items())
+        limit = "" if context.takes_turns else f", {context.ahead} may be by these weights"
+        choice = self.choose(context)
+        waits = f"the next group is {choice}" if choice else "no group may start"
+        return (
+            f"  task set {self.name!r}: {stock}; step {context.step} lacks {self.lacks(context.step)}; "
+            f"{context.available} of {context.target} groups are there{limit}; {waits}"
+        )

@@ -16,7 +16,7 @@ from loopwright.core.together import GRACE_SECONDS
 T = TypeVar("T")
 
 
-class Pending(Generic[T]):
+class InFlight(Generic[T]):
     """`on_done` is called whenever a piece of work has ended, however that was."""
 
     def __init__(self, on_done: Callable[[], None]) -> None:
