@@ -16,7 +16,7 @@ from stored_values import TASK, make_partial, make_rollout
 
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
-from loopwright.ports import StalePolicy, Started, Storage
+from loopwright.ports import StalePolicy, StartedGroup, Storage
 from loopwright.types import Group, GroupStatus, Stale
 
 SETS = ("a", "b")
@@ -31,7 +31,7 @@ class Known:
 
     task_set: str
     draw: int
-    started: Started
+    started: StartedGroup
     status: GroupStatus = GroupStatus.PENDING
     tokens: dict[int, int] = field(default_factory=dict)
     partial: dict[int, int] = field(default_factory=dict)
