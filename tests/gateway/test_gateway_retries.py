@@ -63,7 +63,7 @@ async def test_the_retry_of_a_call_that_failed_leaves_a_lost_answer_to_its_own_c
 
 
 async def test_the_retry_of_a_call_that_failed_waits_for_nobody() -> None:
-    async with house(numbered, faults={0}, seconds=lambda request: 1.0) as h, asyncio.timeout(10):
+    async with house(numbered, faults={0}, seconds=lambda request: 0.4) as h, asyncio.timeout(10):
         await h.session()
         assert (await h.post(PATH, {"messages": HI})).status_code == 503
         other = asyncio.create_task(asked(h))
