@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import ModelError
-from loopwright.models import smollm2
+from loopwright.models import gguf, smollm2
 from loopwright.models.load import load_model
 from loopwright.models.smollm2 import FOLDER, GGUF, PACKAGE, smollm2_folder
 
@@ -51,8 +51,8 @@ def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_folder: 
     monkeypatch.setattr(
         smollm2.importlib.util, "find_spec", lambda name: spec if name == PACKAGE else ModuleSpec(name, None)
     )
-    monkeypatch.setattr(smollm2, "AutoModelForCausalLM", Models)
-    monkeypatch.setattr(smollm2, "AutoTokenizer", Tokenizers)
+    monkeypatch.setattr(gguf, "AutoModelForCausalLM", Models)
+    monkeypatch.setattr(gguf, "AutoTokenizer", Tokenizers)
     return home
 
 

@@ -266,8 +266,8 @@ def test_a_tokenizer_whose_inside_is_unknown() -> None:
 
 @pytest.mark.real
 def test_smollm2() -> None:
-    from loopwright.models.load import load_tokenizer
     from loopwright.models.smollm2 import smollm2_folder
+    from loopwright.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(smollm2_folder(CACHE)))
     renderer = ChatTemplateRenderer(tokenizer)
