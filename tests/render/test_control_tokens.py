@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from templates import FORGETFUL, HERMES
 from tokenizers import AddedToken
 
 from loopwright.render.canonical import template_messages
@@ -22,7 +23,6 @@ from loopwright.render.plain_ids import PlainIds
 from loopwright.render.plain_tools import plain_messages
 from loopwright.testing.tiny import CHATML, tiny_tokenizer
 from loopwright.types import Message, Thinking
-from tests.render.templates import FORGETFUL, HERMES
 
 CACHE = Path.home() / ".cache" / "loopwright" / "models"
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<|fim_pad|>")
