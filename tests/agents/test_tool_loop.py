@@ -117,7 +117,7 @@ async def test_tokens_are_a_budget_over_all_turns() -> None:
 
 
 @pytest.mark.parametrize("budget", [{"seconds": 0.1}, {"turn_seconds": 0.1}])
-async def test_time_is_a_budget_of_the_agent_s(budget: dict[str, float]) -> None:
+async def test_time_is_a_budget_of_the_agent_s(budget: dict[str, Any]) -> None:
     messages, policy = await ran(loop_of("slow", **budget), [asks("slow")])
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert policy.episode(messages).stop is StopReason.BUDGET

@@ -52,6 +52,9 @@ class Known:
 
 
 class Walk(RuleBasedStateMachine):
+    due: int
+    """Up to which train step groups were expired."""
+
     @initialize(
         stale=st.sampled_from(Stale),
         horizon=st.integers(1, 2),
@@ -272,5 +275,5 @@ test_the_buffer_walks_like_its_model = Walk.TestCase
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-class TestForLong(Walk.TestCase):
+class TestForLong(Walk.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(WALK, max_examples=500)

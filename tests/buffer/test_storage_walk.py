@@ -158,5 +158,5 @@ test_sqlite_and_memory_walk_together = Walk.TestCase
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-class TestForLong(Walk.TestCase):
+class TestForLong(Walk.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(WALK, max_examples=200)

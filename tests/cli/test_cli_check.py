@@ -301,7 +301,7 @@ HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "datasets", "httpx", 
 def test_a_typo_is_reported_before_anything_heavy_is_loaded():
     # That is what makes it take half a second; how long it takes is no test's business on a busy machine.
     code = f"import sys\nfrom loopwright.cli import main\ntry: main()\nfinally: print({HEAVY} & set(sys.modules))"
-    command = [sys.executable, "-c", code, "check", EXAMPLE, "rollout.temprature=1"]
+    command = [sys.executable, "-c", code, "check", str(EXAMPLE), "rollout.temprature=1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "did you mean 'temperature'?" in done.stderr

@@ -158,7 +158,7 @@ class Dying(SqliteStore):
 
 async def test_an_answer_that_was_lost_with_the_gateway_is_given_again(tmp_path: Path) -> None:
     file = tmp_path / "sessions.sqlite"
-    async with Dying(file) as store, house(numbered, store=store) as h:
+    async with Dying(file) as dying, house(numbered, store=dying) as h:
         await h.session()
         lost = await h.chat("session-1", HI)
     async with SqliteStore(file) as store, house(numbered, store=store) as h:
