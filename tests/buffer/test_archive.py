@@ -232,7 +232,7 @@ async def test_without_pyarrow_payloads_stay_and_it_is_said_once(
                 await storage.archive(step)
     assert payloads(path) == 4
     assert [record.getMessage() for record in caplog.records] == [
-        "without pyarrow, the tokens of groups that are over stay in the database: pip install 'loopwright[parquet]'"
+        "without pyarrow, the tokens of finished groups stay in the database: pip install 'loopwright[parquet]'"
     ]
 
 

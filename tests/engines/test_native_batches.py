@@ -15,7 +15,7 @@ import pytest
 import torch
 from plain_model import PlainModel, Sample, put
 
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
@@ -55,7 +55,7 @@ def requests(count: int, prompt: int = 5) -> list[GenerateRequest]:
     ]
 
 
-def sampled_right(world: World, batch: Batch, version: int) -> None:
+def sampled_right(world: World, batch: EngineBatch, version: int) -> None:
     sequences = [batch.submit(request) for request in requests(ROWS)]
     while not batch.idle:
         batch.step()
@@ -63,14 +63,14 @@ def sampled_right(world: World, batch: Batch, version: int) -> None:
 
 
 def test_a_new_engine_reads_the_weights_as_they_are(world: World) -> None:
-    sampled_right(world, Batch(world.loaded, max_batch=ROWS), 0)
+    sampled_right(world, EngineBatch(world.loaded, max_batch=ROWS), 0)
     assert world.packed == 1
     put(world.loaded.model, world.plain.versions[1])
-    sampled_right(world, Batch(world.loaded, max_batch=ROWS), 1)
+    sampled_right(world, EngineBatch(world.loaded, max_batch=ROWS), 1)
 
 
 def test_an_engine_that_begins_anew_reads_them_again(world: World) -> None:
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     sampled_right(world, batch, 0)
     put(world.loaded.model, world.plain.versions[1])
     batch.reset()
@@ -78,7 +78,7 @@ def test_an_engine_that_begins_anew_reads_them_again(world: World) -> None:
 
 
 def test_prompts_pack_nothing(world: World) -> None:
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     batch.submit(requests(1, prompt=ROWS)[0])
     batch.step()
     assert not world.packed
@@ -132,7 +132,7 @@ async def _sample(engine: TorchEngine) -> None:
 def test_without_memory_for_the_copy_torch_decodes_until_the_weights_change(
     world: World, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     with monkeypatch.context() as patch:
         match how:
             case "too little is free":
@@ -155,7 +155,7 @@ def test_another_error_while_the_weights_are_copied_is_not_hidden(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NativeStep, "_pack", lambda self: torch.ones(2) @ torch.ones(3))
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     with pytest.raises(RuntimeError, match="size"):
         sampled_right(world, batch, 0)
 

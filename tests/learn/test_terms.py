@@ -22,7 +22,7 @@ from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.losses import Clip, TokenLoss, cispo, gspo, ppo_clip, reinforce
-from loopwright.learn.meter import Meter
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.sft import Example, SftTerm
 from loopwright.models.load import LoadedModel
 from loopwright.testing.tiny import tiny_llama
@@ -85,7 +85,7 @@ def moved(model: Any, by: float = 0.01) -> None:
 
 def evaluate(learner: TorchLearner, batches: Sequence[Any], examples: Sequence[Example]) -> dict[str, float]:
     """Loss and metrics of laid-out mini-batches at the weights as they are now; leaves their gradients."""
-    meter = Meter()
+    meter = StepMeter()
     learner._optimizer.zero_grad()
     for batch in batches:
         learner._learn_from(batch, meter)

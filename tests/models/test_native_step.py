@@ -21,7 +21,7 @@ from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import FLAGS, Library, library
 from loopwright.models.native.step import MOST_QUERIES, NativeStep, serves
 from loopwright.models.plans import Chunk, ChunkPlan
-from loopwright.models.probe import Probe, answer
+from loopwright.models.probe import Probe, run_probe
 from loopwright.models.recognise import fastest_forward
 from loopwright.models.workspace import Heads, Sizes
 from loopwright.testing.tiny import SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
@@ -306,7 +306,7 @@ def test_a_library_that_computes_something_else_is_not_used(
         ctypes.c_float.from_address(one).value += 10.0
 
     functions: Any = SimpleNamespace(loopwright_step=wrong, loopwright_pack=right.functions.loopwright_pack)
-    own = answer(ModuleForward(loaded.model), Probe.of(loaded.model, loaded.max_context))
+    own = run_probe(ModuleForward(loaded.model), Probe.of(loaded.model, loaded.max_context))
     assert fastest_forward(loaded.model, own, lambda: right).native() is not None
     assert fastest_forward(loaded.model, own, lambda: replace(right, functions=functions)).native() is None
-    assert "it decodes by torch" in caplog.text
+    assert "it decodes with torch" in caplog.text

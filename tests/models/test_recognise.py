@@ -23,7 +23,7 @@ from loopwright.models.lean import LeanForward
 from loopwright.models.linear import Linear
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.plans import Chunk, ChunkPlan
-from loopwright.models.probe import Probe, answer
+from loopwright.models.probe import Probe, run_probe
 from loopwright.models.product import FEATURES_FIRST
 from loopwright.models.recognise import fastest_forward
 from loopwright.testing.tiny import MAX_CONTEXT, SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
@@ -125,7 +125,7 @@ def test_what_only_looks_like_llama_is_not_served(change: Callable[[Any], None],
     model = loaded_from(tiny_llama_folder).model
     assert isinstance(model.model.layers[0].mlp.up_proj, Linear)
     change(model)
-    own = answer(ModuleForward(model), Probe.of(model, MAX_CONTEXT))
+    own = run_probe(ModuleForward(model), Probe.of(model, MAX_CONTEXT))
     assert isinstance(fastest_forward(model, own), ModuleForward)
 
 

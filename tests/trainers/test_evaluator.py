@@ -21,7 +21,7 @@ from loopwright.ports import AgentLoop, Judger, Policy
 from loopwright.produce import Limits, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.trainers.custom_metric import UserMetric
-from loopwright.trainers.evaluator import Evaluator, Plan
+from loopwright.trainers.evaluator import EvalPlan, Evaluator
 from loopwright.types import (
     Episode,
     EvalMode,
@@ -112,7 +112,7 @@ class Bench:
         )
         sampling = Sampling(temperature=0.7, top_k=9, top_p=0.5)
         task_set = TaskSetRuntime("held", Numbers(), self.judger, sampling)
-        plans = [Plan(mode, self.samples, self.metrics) for mode in self.modes]
+        plans = [EvalPlan(mode, self.samples, self.metrics) for mode in self.modes]
         self.evaluator = Evaluator([task_set], plans, runner, self.storage, self.tracker, on_rollout=self.seen.append)
 
     def stored(self, step: int, mode: EvalMode) -> list[Rollout]:

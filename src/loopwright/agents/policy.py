@@ -21,7 +21,7 @@ from loopwright.core.timeouts import AgentClock
 from loopwright.errors import ContextError, EngineError, InterruptionError, LoopwrightError, OutOfTimeError
 from loopwright.ports import ModelClient, Renderer, Reply
 from loopwright.render.canonical import canonical_messages, canonical_tools
-from loopwright.render.recording.describing import described
+from loopwright.render.recording.describing import describe_chains
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.types import (
@@ -168,7 +168,7 @@ class EnginePolicy:
 
     @property
     def recorded(self) -> tuple[RecordedChain, ...]:
-        return described(self._recorder)
+        return describe_chains(self._recorder)
 
     async def drift(self) -> None:
         """Not measured: `loopwright drift` does it from what is stored."""

@@ -11,7 +11,7 @@ from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import RunConfig
 from loopwright.core.redaction import Redactor
-from loopwright.models.tokenizer import Language
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import PolicyMaker, StreamingEngine
 from loopwright.render.choose import make_renderer
 from loopwright.track.redacting import redacting
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def served_policies(
-    config: RunConfig, engine: StreamingEngine, model: Language, held: Callable[[], float]
+    config: RunConfig, engine: StreamingEngine, model: ModelSpec, held: Callable[[], float]
 ) -> AsyncIterator[PolicyMaker]:
     """Policies that are sessions of a gateway on the loopback, which is open meanwhile.
 

@@ -16,7 +16,7 @@ from loopwright.data import EpochSampler, open_source
 from loopwright.engines.timed import TimedClient
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
-from loopwright.models.tokenizer import Language
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Engine, Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy
 from loopwright.produce import (
     Limits,
@@ -123,7 +123,7 @@ def make_worker(
     config: RunConfig,
     agents: Agents,
     engine: Engine,
-    model: Language,
+    model: ModelSpec,
     held: Callable[[], float],
     served: PolicyMaker | None,
 ) -> LocalWorker:

@@ -15,7 +15,7 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.build import parts
 from loopwright.build.remote import RemoteEngine
-from loopwright.build.session import Session, open_session, with_weights
+from loopwright.build.session import SamplingSession, open_session, with_weights
 from loopwright.config import Loaded
 from loopwright.ports import StalePolicy
 from loopwright.produce import AgentLoopManager, Batch
@@ -56,8 +56,8 @@ async def roll_out(
         return await _make(session, groups)
 
 
-async def _make(session: Session, groups: int) -> Made:
-    batch_size = session.bench.config.trainer.groups_per_step
+async def _make(session: SamplingSession, groups: int) -> Made:
+    batch_size = session.sampling.config.trainer.groups_per_step
     batches = StoredRun(session.folder.rollouts).steps()
     number = batches[-1] if batches else 0
     producer = await _producer(session, number)
@@ -76,20 +76,20 @@ async def _make(session: Session, groups: int) -> Made:
     return made
 
 
-async def _producer(session: Session, batch: int) -> AgentLoopManager:
+async def _producer(session: SamplingSession, batch: int) -> AgentLoopManager:
     """It goes on after `batch`, with what was drawn and not finished."""
     # What a train step has no use for is still what these weights do.
-    sets = [replace(task_set, filter=None) for task_set in session.bench.train_sets]
+    sets = [replace(task_set, filter=None) for task_set in session.sampling.train_sets]
     policy = StalePolicy(horizon=None)
     names = [task_set.name for task_set in sets]
     buffer, plans = await StoredBuffer.resume(session.storage, policy, names, step=batch)
-    settings = parts.produce_settings(session.bench.config)
+    settings = parts.produce_settings(session.sampling.config)
     return AgentLoopManager(
         sets, session.runner, buffer, session.engine, settings, step=batch, plans=plans, on_rollout=session.on_rollout
     )
 
 
-async def _count(session: Session) -> int:
+async def _count(session: SamplingSession) -> int:
     counts = await session.storage.counts()
     return sum(by_status[GroupStatus.CONSUMED] for by_status in counts.values())
 

@@ -28,7 +28,7 @@ class RemoteEngine:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The `Language` of a model whose weights are elsewhere, and what its engine calls it."""
+    """The `ModelSpec` of a model whose weights are elsewhere, and what its engine calls it."""
 
     tokenizer: Any
     max_context: int

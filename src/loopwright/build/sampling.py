@@ -20,22 +20,22 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.models.tokenizer import Language
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Lockstep, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
-from loopwright.trainers.evaluator import Plan
+from loopwright.trainers.evaluator import EvalPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class SamplingParts:
     """The user's code, ready to be used, and the language of the model that it is for."""
 
     loaded: Loaded
     agents: parts.Agents
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
-    eval_plans: Sequence[Plan]
-    model: Language
+    eval_plans: Sequence[EvalPlan]
+    model: ModelSpec
 
     @property
     def config(self) -> RunConfig:
@@ -62,8 +62,8 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench(Bench):
-    """A bench with the model itself on it."""
+class LocalSamplingParts(SamplingParts):
+    """SamplingParts whose model is loaded in this process."""
 
     model: LoadedModel
     compute: ComputeThread
@@ -81,26 +81,26 @@ class Workbench(Bench):
 
 
 @asynccontextmanager
-async def open_bench(loaded: Loaded, model: Language) -> AsyncIterator[Bench]:
+async def open_sampling_parts(loaded: Loaded, model: ModelSpec) -> AsyncIterator[SamplingParts]:
     """Load the user's own code, for a model whose weights are elsewhere."""
     async with AsyncExitStack() as stack:
-        yield Bench(loaded, *await _user_code(loaded, stack), model)
+        yield SamplingParts(loaded, *await _user_code(loaded, stack), model)
 
 
 @asynccontextmanager
-async def open_workbench(loaded: Loaded, cache: Path) -> AsyncIterator[Workbench]:
+async def open_local_sampling_parts(loaded: Loaded, cache: Path) -> AsyncIterator[LocalSamplingParts]:
     """Load the user's own code first, then the model. `cache` is where converted models are kept."""
     async with AsyncExitStack() as stack:
         task_sets = await _user_code(loaded, stack)
         compute = stack.enter_context(ComputeThread())
         threads = await compute.run(parts.engine_threads, loaded.config)
         model = await compute.run(parts.make_model, loaded, cache)
-        yield Workbench(loaded, *task_sets, model, compute, threads)
+        yield LocalSamplingParts(loaded, *task_sets, model, compute, threads)
 
 
 async def _user_code(
     loaded: Loaded, stack: AsyncExitStack
-) -> tuple[parts.Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[Plan]]:
+) -> tuple[parts.Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
     """The agents, what is trained on, what is evaluated on, and how; open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(

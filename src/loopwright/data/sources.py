@@ -1,4 +1,4 @@
-"""From a config's `data` section to the tasks themselves. A source's package is imported only when it is used."""
+"""Opens the source that a config's `data` section describes. A source's package is imported only if it is used."""
 
 from __future__ import annotations
 

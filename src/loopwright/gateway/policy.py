@@ -17,7 +17,7 @@ from loopwright.gateway.session import Session, SessionSettings
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.tries import Ask
 from loopwright.ports import Endpoint, Reply
-from loopwright.render.recording.describing import described
+from loopwright.render.recording.describing import describe_chains
 from loopwright.render.recording.recorder import Recorder
 from loopwright.render.recording.session_drift import session_drift
 from loopwright.types import (
@@ -139,7 +139,7 @@ class SessionPolicy:
 
     @property
     def recorded(self) -> tuple[RecordedChain, ...]:
-        return described(self._recorder)
+        return describe_chains(self._recorder)
 
     async def drift(self) -> EpisodeDrift:
         """Measured in a thread: it renders every conversation anew."""

@@ -22,7 +22,7 @@ from loopwright.config import (
 from loopwright.config.extras import require_extras
 from loopwright.errors import ConfigError
 from loopwright.judgers.composed import JudgerBySource, Merge, Part, SeveralJudgers, weighted_sum
-from loopwright.judgers.endpoint import Endpoint, new_client
+from loopwright.judgers.endpoint import JudgeEndpoint, new_client
 from loopwright.judgers.http import HttpJudger
 from loopwright.judgers.integer_answer import IntegerAnswer
 from loopwright.judgers.llm import DEFAULT_PROMPT, LlmJudger, Questionnaire
@@ -131,7 +131,7 @@ class _Workshop:
             raise ConfigError(f"judger {name!r} judges whole groups", remedy="make no part of a composed judger of it")
         return judger
 
-    async def _endpoint(self, signature: Signature, url: str, config: EndpointConfig) -> Endpoint:
+    async def _endpoint(self, signature: Signature, url: str, config: EndpointConfig) -> JudgeEndpoint:
         if self._client is None:
             self._client = await self._stack.enter_async_context(new_client())
         key = None if config.api_key_env is None else self._secrets.get(config.api_key_env)
@@ -140,4 +140,4 @@ class _Workshop:
                 f"judger {signature.name!r} needs the environment variable {config.api_key_env}, which is not set",
                 remedy=f"export {config.api_key_env}, or name another variable as its `api_key_env`",
             )
-        return Endpoint(signature, url, config, self._client, key)
+        return JudgeEndpoint(signature, url, config, self._client, key)

@@ -16,9 +16,9 @@ from hashlib import blake2b
 from typing import Any
 
 from loopwright.errors import JudgeError
-from loopwright.judgers.endpoint import Endpoint
+from loopwright.judgers.endpoint import JudgeEndpoint
 from loopwright.judgers.one_by_one import MemberJudger
-from loopwright.judgers.verdict import Signature, finite, shown
+from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Message, Scored, Task
 
 log = logging.getLogger("loopwright")
@@ -93,7 +93,7 @@ class LlmJudger(MemberJudger):
     """
 
     def __init__(
-        self, signature: Signature, endpoint: Endpoint, asks: Questionnaire, settings: Mapping[str, Any]
+        self, signature: Signature, endpoint: JudgeEndpoint, asks: Questionnaire, settings: Mapping[str, Any]
     ) -> None:
         self._signature = signature
         self._endpoint = endpoint
@@ -112,7 +112,7 @@ class LlmJudger(MemberJudger):
         share = None if score is None else self._asks.share(score)
         if share is None:
             raise self._no_verdict(
-                f"{shown(reply)}, which is no verdict with a score from {self._asks.min_score:g} to "
+                f"{short_repr(reply)}, which is no verdict with a score from {self._asks.min_score:g} to "
                 f"{self._asks.max_score:g}",
                 "NoVerdict",
             )
@@ -140,7 +140,7 @@ class LlmJudger(MemberJudger):
                 )
             case {"choices": [{"message": {"content": str(text)}}, *_]}:
                 return text
-        raise self._no_verdict(f"{shown(completion)}, which is no chat completion", "WrongAnswer")
+        raise self._no_verdict(f"{short_repr(completion)}, which is no chat completion", "WrongAnswer")
 
     def _no_verdict(self, what: str, error: str) -> JudgeError:
         return self._signature.error(

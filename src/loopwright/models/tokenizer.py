@@ -22,7 +22,7 @@ CHOICE_SECONDS = 120
 """A child that has not answered by then is given up, and `AutoTokenizer` is imported here."""
 
 
-class Language(Protocol):
+class ModelSpec(Protocol):
     """What it takes to talk to a model, wherever its weights are."""
 
     @property

@@ -1,4 +1,4 @@
-"""Protocols only: what one room may ask of another. Nothing here has a body, and nothing here imports a room."""
+"""Protocols only: what one room may ask of another. Methods here have no body, and nothing here imports a room."""
 
 from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
 from loopwright.ports.buffer import ReplayBuffer, StartedGroup
@@ -11,14 +11,13 @@ from loopwright.ports.sampler import Sampler, TaskSource
 from loopwright.ports.sessions import Endpoint, ServedPolicy
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
 from loopwright.ports.tracker import Tracker
-from loopwright.ports.weights import CheckpointEngine
+from loopwright.ports.weights import WeightPublisher
 from loopwright.ports.worker import RolloutWorker
 from loopwright.types import PauseMode
 
 __all__ = [
     "AgentLoop",
     "ChainChoice",
-    "CheckpointEngine",
     "Endpoint",
     "Engine",
     "GroupRow",
@@ -48,4 +47,5 @@ __all__ = [
     "StreamingEngine",
     "TaskSource",
     "Tracker",
+    "WeightPublisher",
 ]

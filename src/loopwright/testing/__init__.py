@@ -1,4 +1,5 @@
-"""Fakes for faults and speed, shipped for your tests too. Models and tokenizers are in `loopwright.testing.tiny`."""
+"""Fakes that fail on purpose or run fast, shipped for your tests too. Tiny models and tokenizers are in
+`loopwright.testing.tiny`."""
 
 from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.testing.elsewhere import WorkerElsewhere

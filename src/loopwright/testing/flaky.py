@@ -1,4 +1,4 @@
-"""A judger that fails where a test wants it to."""
+"""A judger that fails at chosen calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loopwright.types import Episode, Scored, Task
 
 
 class FlakyJudger:
-    """Passes calls on to `judger`, except those whose numbers (from 0) are in `faults`: they raise JudgeError."""
+    """Passes calls on to `judger`. Calls whose numbers (from 0) are in `faults` raise JudgeError instead."""
 
     def __init__(self, judger: Judger, faults: Collection[int]) -> None:
         self._judger = judger

@@ -1,14 +1,14 @@
-"""Disaggregated training: engines sample in processes of their own while the learner trains in this one.
+"""Disaggregated training: engines sample in their own processes while the learner trains in this one.
 
     take a batch ──► train on it ──► new weights due? ──no──► (next step)
          ▲                                  │ yes
          │                                  ▼
          └── continue ◄── checkpoint? ◄── evaluate? ◄── publish ◄── pause
 
-Production goes on beside all this, and stands still from pause to continue. The learner waits for production in
-`take`; production waits for the learner at its gate, when it is as far ahead as staleness allows. They never wait for
-each other: an empty batch says that only newer weights open the gate, so they are published, and the same step is asked
-for again.
+Production runs at the same time, and stands still from pause to continue. The learner waits for production in `take`.
+Production waits for the learner at its gate, when it is as far ahead as staleness allows. They never wait for each
+other at the same time: an empty batch means that only newer weights open the gate. Then the weights are published, and
+the same step is asked for again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from loopwright.errors import CheckpointError
-from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
+from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.upkeep import Upkeep
@@ -27,10 +27,11 @@ from loopwright.types import PauseMode
 
 
 class DisaggregatedTrainer:
-    """Trains up to step `intervals.steps`, from wherever the learner is. A run that is to stop ends with a checkpoint.
+    """Trains from the learner's present step up to step `intervals.steps`. A run that is stopped ends with a
+    checkpoint.
 
-    `owes_evaluation`: the weights that the learner has now are to be evaluated before it goes on. `restarts` counts how
-    often an engine had to be started again.
+    `owes_evaluation`: the learner's present weights must be evaluated before training continues. `restarts` returns how
+    often an engine was started again.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class DisaggregatedTrainer:
         manager: AgentLoopManager,
         engine: Engine,
         learner: Learner,
-        weights: CheckpointEngine,
+        weights: WeightPublisher,
         upkeep: Upkeep,
         tracker: Tracker,
         intervals: Intervals,
@@ -64,14 +65,14 @@ class DisaggregatedTrainer:
         self._is_mid_step = False
 
     async def train(self) -> bool:
-        """Train. True when the last step was reached, False when the run was to stop before."""
+        """Train. True if the last step was reached, False if the run was stopped before."""
         try:
             async with self._produced_beside():
                 reached = await self._begin() and await self._train()
         except CheckpointError:
             raise
         except Exception as error:
-            # Unless it broke in the middle of a step, the learner is sound, and what it has learned is kept.
+            # Unless the error came in the middle of a step, the learner's state is consistent, so it is saved.
             if not self._is_mid_step:
                 await self._checkpoint_after(error)
             raise
@@ -81,7 +82,8 @@ class DisaggregatedTrainer:
 
     @asynccontextmanager
     async def _produced_beside(self) -> AsyncIterator[None]:
-        """Have groups made until the block ends. What is under way then is stored, and goes on in the next run."""
+        """Produce groups until the block ends. Groups that are unfinished then are stored, and continue in the next
+        run."""
         producing = asyncio.create_task(self._manager.produce_loop(), name="production")
         try:
             yield
@@ -90,12 +92,12 @@ class DisaggregatedTrainer:
                 await self._manager.shutdown()
             finally:
                 (broken,) = await asyncio.gather(producing, return_exceptions=True)
-        # If the block has failed, that was first, or the same: what breaks production is raised by `take`, too.
+        # If the block itself failed, its error came first, or is the same: `take` also raises production's error.
         if broken is not None:
             raise broken
 
     async def _begin(self) -> bool:
-        """Bring the engines to the learner's weights before anything is sampled. False when the run is to stop."""
+        """Give the engines the learner's weights before anything is sampled. False if the run must stop."""
         await self._publish()
         return not self._owes_evaluation or await self._evaluate()
 
@@ -112,7 +114,7 @@ class DisaggregatedTrainer:
         return True
 
     async def _take(self, step: int) -> Batch | None:
-        """The batch of the step, or None when the run is to stop. A producer that broke ends it with its own error."""
+        """The batch of the step, or None if the run must stop. If production failed, its own error is raised."""
         waited = 0.0
         while True:
             started = self._now()
@@ -129,7 +131,7 @@ class DisaggregatedTrainer:
 
     async def _learn(self, step: int, batch: Batch) -> None:
         started = self._now()
-        # A checkpoint in between would hold half an update, or groups that the ledger would give out once more.
+        # A checkpoint at this point would hold half an update, or its groups would be handed out a second time.
         self._is_mid_step = True
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
@@ -151,7 +153,7 @@ class DisaggregatedTrainer:
         self._sync_seconds, self._restarts_before = 0.0, restarts
 
     async def _sync(self) -> bool:
-        """New weights for the engines, and what else is due after this step. False when the run is to stop."""
+        """Give the engines new weights, and do what else is due after this step. False if the run must stop."""
         step = self._learner.version
         if not await self._renew():
             return False
@@ -164,7 +166,7 @@ class DisaggregatedTrainer:
         return True
 
     async def _renew(self) -> bool:
-        """Stop production and give the engines the newest weights. False when the run is to stop."""
+        """Pause production and give the engines the newest weights. False if the run must stop."""
         started = self._now()
         with self._tracker.span("sync", step=self._learner.version):
             pausing = self._manager.pause(self._in_flight)
@@ -182,10 +184,10 @@ class DisaggregatedTrainer:
         )
 
     async def _evaluate(self) -> bool:
-        """While no group starts. False when the run is to stop.
+        """Evaluate while no group starts. False if the run must stop.
 
-        The engines answer again, so rollouts that the pause holds (`keep`, and agents that cannot be interrupted) go on
-        beside the evaluation.
+        The engines answer again, so rollouts that were held by the pause (`keep`, and agents that cannot be
+        interrupted) continue during the evaluation.
         """
         await self._watchdog.wait("the engines to resume", self._engine.resume())
         return await self._upkeep.evaluate()
@@ -194,7 +196,8 @@ class DisaggregatedTrainer:
         await self._watchdog.wait("production to go on", self._manager.continue_(self._learner.version))
 
     async def _checkpoint_after(self, error: Exception) -> None:
-        """A full disk, say, breaks this too. What broke first is the cause, and stays the error that is told."""
+        """Write a checkpoint after `error`. If this fails too, for example because the disk is full, `error` stays the
+        one that is raised, because it came first."""
         try:
             await self._checkpoint()
         except CheckpointError as another:

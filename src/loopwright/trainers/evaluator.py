@@ -1,8 +1,8 @@
 """Evaluation: metrics of a fixed task set, greedy and at the training temperature.
 
-Every task is run equally often, with the same seeds each time, so that evaluations can be compared task by task. A
-rollout that fails is counted apart and told of; it is neither a 0 nor replaced by another task. A metric that cannot be
-computed is missing and counted; the others, and the trajectories, are there.
+Every task is run the same number of times, with the same seeds in each evaluation, so evaluations can be compared task
+by task. A failed rollout is counted separately and reported. It is not a 0, and no other task replaces it. A metric
+that cannot be computed is missing, and is counted; the other metrics and the trajectories are kept.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ log = logging.getLogger("loopwright")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One way of evaluating: how often each task is sampled, and what is measured then."""
+class EvalPlan:
+    """One way of evaluating: how often each task is sampled, and which metrics are computed."""
 
     mode: EvalMode
     samples: int
@@ -32,19 +32,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Numbers under names like `eval/<task set>/<mode>/reward`, and why some of the metrics are not among them."""
+    """Numbers under names like `eval/<task set>/<mode>/reward`, and the errors of metrics that are missing."""
 
     metrics: Mapping[str, float]
     errors: tuple[MetricError, ...] = ()
 
 
 class Evaluator:
-    """Runs every task of its task sets as each plan says, stores the rollouts, and measures them."""
+    """Runs every task of its task sets as each plan says, stores the rollouts, and computes the metrics."""
 
     def __init__(
         self,
         task_sets: Sequence[TaskSetRuntime],
-        plans: Sequence[Plan],
+        plans: Sequence[EvalPlan],
         runner: RolloutRunner,
         storage: Storage,
         tracker: Tracker,
@@ -74,7 +74,7 @@ class Evaluator:
                     log.warning("%s after step %d: all rollouts failed, so there is no reward", prefix, step)
         return EvalReport(metrics, tuple(errors))
 
-    async def _results(self, step: int, task_set: TaskSetRuntime, plan: Plan) -> list[TaskResult]:
+    async def _results(self, step: int, task_set: TaskSetRuntime, plan: EvalPlan) -> list[TaskResult]:
         jobs = _jobs(task_set, plan)
         facts = {"task_set": task_set.name, "mode": plan.mode, "tasks": len(task_set.sampler), "rollouts": len(jobs)}
         with self._tracker.span("evaluate", step=step, **facts):
@@ -95,7 +95,7 @@ class Evaluator:
 async def _measure(
     results: Sequence[TaskResult], metrics: Sequence[Metric]
 ) -> tuple[dict[str, float], list[MetricError]]:
-    """All metrics that can be computed, the counts that belong to them, and what kept the others."""
+    """All metrics that can be computed, with their counts, and the errors of the others."""
     numbers = {
         "tasks": float(len(results)),
         "scored": float(sum(len(result.scored) for result in results)),
@@ -115,7 +115,7 @@ def _placed(prefix: str, error: MetricError) -> MetricError:
     return MetricError(f"{prefix}: {error.message}", remedy=error.remedy)
 
 
-def _jobs(task_set: TaskSetRuntime, plan: Plan) -> list[Job]:
+def _jobs(task_set: TaskSetRuntime, plan: EvalPlan) -> list[Job]:
     """The samples of each task, next to each other."""
     sampling = task_set.sampling
     if plan.mode is EvalMode.GREEDY:

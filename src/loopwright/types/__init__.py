@@ -1,5 +1,5 @@
-"""Frozen values that flow through the rooms. Standard library and numpy only; no behaviour beyond their own
-consistency: an impossible value cannot be built."""
+"""Frozen values that the rooms pass to one another. They need the standard library and numpy only. They have no
+behaviour except to check themselves: a value that cannot be true cannot be built."""
 
 from loopwright.types.choices import (
     Aggregate,

@@ -19,7 +19,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def frozen_array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """A private, read-only, one-dimensional copy: a value that has been handed on can no longer change."""
+    """A private, read-only, one-dimensional copy, so that nobody can change a value after it was passed on."""
     array = np.array(values, dtype=dtype)
     if array.ndim != 1:
         raise ChainError(
@@ -40,9 +40,9 @@ class ChainStart(StrEnum):
     BRANCH = "branch"
     """The prompt went back to an earlier point of a chain and continued differently."""
     SEPARATE = "separate"
-    """Another conversation, such as that of a sub-agent: no more than a system message is shared."""
+    """Another conversation, such as a sub-agent's: it shares at most a system message with the recorded ones."""
     COMPACTED = "compacted"
-    """The history was replaced by a summary of it, which the model had written."""
+    """The history was replaced by a summary that the model wrote."""
     TOOLS = "tools"
     """The history is a recorded one, but the model is offered other tools."""
     TEMPLATE = "template"
@@ -96,7 +96,7 @@ class TokenChain:
         if (oldest is not None and oldest < 0) or np.count_nonzero(self.versions != -1) != len(sampled):
             raise ChainError(
                 "versions must be >= 0 where the mask is 1, and -1 elsewhere",
-                remedy="stamp each token's version where it is sampled",
+                remedy="let the engine stamp each token with the version of its weights when it samples it",
             )
         object.__setattr__(self, "sampled", len(sampled))
         object.__setattr__(self, "oldest_version", oldest)

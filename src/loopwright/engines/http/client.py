@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import orjson
 
-from loopwright.engines.http.connection import Answer, Connections, LostError, Patience
+from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, generation_from_json, request_to_json, weights_to_json
 from loopwright.errors import EngineError, EngineLostError, LoopwrightError, RefusedError, WeightsError
@@ -125,7 +125,7 @@ class HttpEngine:
         )
 
 
-async def _streamed(answer: Answer, on_part: OnPart) -> Generation:
+async def _streamed(answer: ResponseConnection, on_part: OnPart) -> Generation:
     whole = NOTHING_YET
     async for event in _events(answer):
         if "error" in event:
@@ -138,7 +138,7 @@ async def _streamed(answer: Answer, on_part: OnPart) -> Generation:
     raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
 
 
-async def _events(answer: Answer) -> AsyncIterator[Any]:
+async def _events(answer: ResponseConnection) -> AsyncIterator[Any]:
     """Server-sent events, as they come."""
     begun = b""
     while more := await answer.more():

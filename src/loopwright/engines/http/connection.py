@@ -44,7 +44,7 @@ class Patience:
     after: Callable[[], Awaitable[None]] = give_up
 
 
-class Answer(asyncio.Protocol):
+class ResponseConnection(asyncio.Protocol):
     """A connection, and what arrives on it. `status` is there once `begun` has returned."""
 
     def __init__(self) -> None:
@@ -169,10 +169,10 @@ class Connections:
         self._base = parts.path.rstrip("/")
         lines = [f"host: {parts.netloc.rpartition('@')[2]}", "content-type: application/json"]
         self._headers = "".join(f"{line}\r\n" for line in [*lines, *([f"authorization: Bearer {key}"] if key else [])])
-        self._free: list[Answer] = []
+        self._free: list[ResponseConnection] = []
 
     @asynccontextmanager
-    async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[Answer]:
+    async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[ResponseConnection]:
         """An answer that has begun."""
         answer = await self._asked(self._request(method, path, body), patience)
         try:
@@ -197,29 +197,31 @@ class Connections:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         return head.encode("ascii") + body
 
-    async def _asked(self, request: bytes, patience: Patience) -> Answer:
+    async def _asked(self, request: bytes, patience: Patience) -> ResponseConnection:
         for _ in range(TRIES - 1):
             with suppress(ResetError):
                 return await _begun(self._free.pop() if self._free else await self._connect(), request, patience)
         return await _begun(await self._connect(), request, patience)
 
-    def _leave(self, connection: Answer) -> None:
+    def _leave(self, connection: ResponseConnection) -> None:
         if connection.is_free:
             self._free.append(connection)
         else:
             connection.close()
 
-    async def _connect(self) -> Answer:
+    async def _connect(self) -> ResponseConnection:
         secure = ssl.create_default_context() if self._secure else None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, made = await asyncio.get_running_loop().create_connection(Answer, self._host, self._port, ssl=secure)
+                _, made = await asyncio.get_running_loop().create_connection(
+                    ResponseConnection, self._host, self._port, ssl=secure
+                )
         except (OSError, TimeoutError) as error:
             raise LostError(f"{type(error).__name__} {error}".rstrip()) from error
         return made
 
 
-async def _begun(connection: Answer, request: bytes, patience: Patience) -> Answer:
+async def _begun(connection: ResponseConnection, request: bytes, patience: Patience) -> ResponseConnection:
     try:
         connection.ask(request, patience)
         await connection.begun()

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from loopwright.engines.http.model_card import MODELS, ModelCard, cards_to_json
-from loopwright.engines.http.streaming import BEAT_SECONDS, WhileConnected, write_parts, write_whole
+from loopwright.engines.http.streaming import BEAT_SECONDS, WhileConnected, write_answer, write_parts
 from loopwright.engines.http.wire import GENERATE, request_from_json, weights_from_json
 from loopwright.errors import LoopwrightError, RefusedError, WeightsError
 from loopwright.ports import StreamingEngine
@@ -61,7 +61,7 @@ class _Routes:
         if body.get("stream"):
             write = partial(write_parts, self._engine, asked, self._beat_seconds)
             return WhileConnected(write, "text/event-stream")
-        return WhileConnected(partial(write_whole, self._engine, asked), "application/json")
+        return WhileConnected(partial(write_answer, self._engine, asked), "application/json")
 
     async def abort_requests(self, request: Request) -> Response:
         body = await _json(request)

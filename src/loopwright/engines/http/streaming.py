@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 Write = Callable[[bytes], Awaitable[None]]
 
 
-async def write_whole(engine: StreamingEngine, request: GenerateRequest, write: Write) -> None:
+async def write_answer(engine: StreamingEngine, request: GenerateRequest, write: Write) -> None:
     """The answer as one JSON object."""
     await write(_dumps(generation_to_json(await engine.generate(request))))
 

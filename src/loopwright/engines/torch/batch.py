@@ -21,7 +21,7 @@ from loopwright.models.load import LoadedModel
 from loopwright.types import FinishReason, GenerateRequest
 
 
-class Batch:
+class EngineBatch:
     """All requests of one engine."""
 
     def __init__(self, loaded: LoadedModel, *, max_batch: int, cache_tokens: int = 0, version: int = 0) -> None:

@@ -30,7 +30,7 @@ MANY = 8192
 instead of 0.2. With 2,048, where the call itself counts, it is 13 us instead of 8."""
 
 
-class Asked:
+class DecodeInputs:
     """What a layer asks with, as decoding wants it. Whoever asks with the same tensors again finds its views made."""
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -72,7 +72,7 @@ class OwnPart:
         self._newest = tensor_of(lengths)[:, None, None, None] - 1
         self._every, self._place = torch.arange(len(lengths)), self._newest.view(-1)
         self._longest = max(lengths)
-        self._asked: Asked | None = None
+        self._asked: DecodeInputs | None = None
         self._open: torch.Tensor | None = None
         self._look()
 
@@ -96,18 +96,18 @@ class OwnPart:
     def _bias(self, blocked: torch.Tensor, heads: int) -> torch.Tensor:
         return torch.zeros(len(blocked), heads, 1, len(self._places)).masked_fill_(blocked, BLOCKED)
 
-    def attend(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> torch.Tensor:
+    def attend(self, layer: int, asked: DecodeInputs, bias: torch.Tensor, scaling: float) -> torch.Tensor:
         """Keep the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
         seen = self._keep(layer, asked)
         return _attention(self._query, seen.near_keys, seen.near_values, bias, scaling).view(*self._shape, -1)
 
-    def attend_in_part(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> Partial:
+    def attend_in_part(self, layer: int, asked: DecodeInputs, bias: torch.Tensor, scaling: float) -> Partial:
         """The same, to be merged with the attention to a prompt."""
         seen = self._keep(layer, asked)
         output, total = _partial(self._query, seen.near_keys, seen.near_values, bias, scaling)
         return Partial(output.view(*self._shape, -1), total.view(self._shape))
 
-    def _keep(self, layer: int, asked: Asked) -> _Seen:
+    def _keep(self, layer: int, asked: DecodeInputs) -> _Seen:
         if asked is not self._asked:
             self._ask(asked)
         seen = self._layers.get(layer) or self._see(layer)
@@ -119,7 +119,7 @@ class OwnPart:
             seen.values[self._every, :, self._place] = self._value[:, :, 0]
         return seen
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: DecodeInputs) -> None:
         queries = asked.queries[self._tokens]
         self._asked = asked
         # Values may have other dimensions than queries.
@@ -272,7 +272,7 @@ class _Parts:
         self._prefixes: list[PrefixPart] = []
         if sharing := sequences[self._first :]:
             self._share(sharing, prefixes)
-        self._asked: Asked | None = None
+        self._asked: DecodeInputs | None = None
         self._biases: dict[int | None, list[torch.Tensor]] = {}
 
     def _share(self, sequences: Seq[Sequence], prefixes: Seq[Arena]) -> None:
@@ -304,7 +304,7 @@ class _Parts:
         window: int | None,
     ) -> torch.Tensor:
         if self._asked is None or self._asked.query is not query:
-            self._asked = Asked(query, key, value)
+            self._asked = DecodeInputs(query, key, value)
         asked = self._asked
         asked.read()
         biases = iter(self._biases.get(window) or self._bias(window, asked, positions))
@@ -319,7 +319,7 @@ class _Parts:
         seen = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return seen.reshape(1, query.shape[2], query.shape[1], -1)
 
-    def _bias(self, window: int | None, asked: Asked, positions: torch.Tensor) -> list[torch.Tensor]:
+    def _bias(self, window: int | None, asked: DecodeInputs, positions: torch.Tensor) -> list[torch.Tensor]:
         """Of each part, computed once per step and window, and shared by all layers."""
         _, heads, group, _ = asked.queries.shape
         sharing = positions[self._first :]

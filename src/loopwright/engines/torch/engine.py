@@ -1,4 +1,4 @@
-"""The embedded engine: a Batch that steps in the compute thread, behind the async engine port.
+"""The embedded engine: an EngineBatch that steps in the compute thread, behind the async engine port.
 
 Every call becomes a job of the compute thread, and so does every step. A call therefore takes effect between two
 tokens, in the order in which calls were made. Requests that one turn of an event loop makes are one job: they join the
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import torch
 
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
@@ -57,7 +57,7 @@ class TorchEngine:
     ) -> None:
         self._model = loaded.model
         self._compute = compute
-        self._batch = Batch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
+        self._batch = EngineBatch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
         self._callers: dict[Sequence, _Caller] = {}
         self._listeners: dict[Sequence, _Caller] = {}
         self._arrived: dict[asyncio.AbstractEventLoop, list[tuple[GenerateRequest, _Caller]]] = {}
