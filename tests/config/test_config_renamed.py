@@ -83,7 +83,7 @@ trainer: {run_dir: runs/x, steps: 10}
 """
     loaded = load_text(text)
     assert loaded.config.task_sets[0].agent.judger == "mine"
-    assert loaded.config.judgers["mine"].timeout_seconds == 5
+    assert loaded.config.judgers["mine"].model_dump()["timeout_seconds"] == 5
     assert any(warning.startswith("agent.scorer: is called agent.judger since") for warning in loaded.warnings)
     assert any("judgers.mine.deadline: is called judgers.mine.timeout_seconds" in each for each in loaded.warnings)
     values = yaml.safe_load(text)

@@ -28,7 +28,7 @@ import pytest
 from loopwright import errors, ports, types
 from loopwright.errors import LoopwrightError
 from loopwright.ports.agent_loop import Reply
-from loopwright.ports.buffer import Started
+from loopwright.ports.buffer import StartedGroup
 from loopwright.ports.learner import StepReport
 from loopwright.ports.sessions import Endpoint
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy
@@ -126,7 +126,7 @@ SAMPLES: tuple[Any, ...] = (
     TensorSpec("F32", (2, 3)),
     WeightFile("weights.safetensors", 96, "c0ffee", {"head": TensorSpec("F32", (2, 3))}),
     Reply("19", FinishReason.STOP, "easy", (CALL,), 12),
-    Started(ROW, (ROLLOUT,), {2: 1}),
+    StartedGroup(ROW, (ROLLOUT,), {2: 1}),
     StepReport(4, {"loss": 0.25}),
     Endpoint("http://127.0.0.1:1/v1", "key"),
     StalePolicy(Stale.RETRY, 3, 2),
