@@ -50,7 +50,8 @@ class LoopwrightError(Exception):
         return f"{self.message}\n  -> {self.remedy}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.remedy, self.facts)
+        # The attributes travel as well: `add_note` keeps its notes there.
+        return _rebuild, (type(self), self.message, self.remedy, self.facts), self.__dict__
 
 
 def _rebuild(kind: type[LoopwrightError], message: str, remedy: str, facts: dict[str, Any]) -> LoopwrightError:

@@ -116,7 +116,7 @@ def test_whoever_holds_the_engines_ends_a_call_and_tells_how_long_it_was_held() 
         client = TimedClient(ScriptedEngine(["long"], seconds=lambda request: 20.0), holds)
         request = GenerateRequest("a", (1, 2), Sampling(), seconds=15.0)
         answered = await client.generate(request)
-        assert answered.held == (0, 10)
+        assert answered.held == (0.0, 10.0)
         loop = asyncio.get_running_loop()
         assert loop.time() == 20, "10 of its 20 s were held"
         with pytest.raises(OutOfTimeError, match="within the 15 s") as ended:

@@ -158,7 +158,7 @@ def test_a_reset_leaves_nothing_behind_not_even_nan(loaded: LoadedModel, plain: 
     with pytest.raises(EngineError, match="not numbers"):
         batch.step()
     batch.reset()
-    assert batch.idle
+    assert (batch.idle,) == (True,)
     put(loaded.model, plain.versions[0])
     requests = [ask(prompt, max_new_tokens=9) for prompt in PROMPTS]
     sequences = [batch.submit(request) for request in requests]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ async def test_after_a_load_that_failed_half_way_all_batches_see_the_same_weight
     assert (before, world.packed) == (1, 2)
 
 
+@pytest.fixture
+def little_garbage() -> Iterator[None]:
+    """What the process holds already is not searched for garbage: with all libraries, that takes half a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("little_garbage")
 async def test_while_an_engine_rests_it_holds_no_copy(world: World) -> None:
     with ComputeThread() as compute:
         async with TorchEngine(world.loaded, compute, max_batch=ROWS) as engine:

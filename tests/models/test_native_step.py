@@ -174,14 +174,15 @@ def larger_llama(folder: Path) -> Path:
     return tiny_llama(folder, num_attention_heads=12, **sizes)
 
 
-def test_threads_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [60, pytest.param(1000, marks=pytest.mark.real)])
+def test_threads_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     house = House(loaded_from(larger_llama, tmp_path), LENGTHS)
     alone = house.logits(NativeStep(house.model, compiled(8)))
     assert torch.allclose(alone, house.expected, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     native, cells = NativeStep(house.model, compiled(8)), house.cells(list(range(len(LENGTHS))))
     ids, positions = torch.stack([s[-1] for s in house.streams]), torch.tensor([len(s) - 1 for s in house.streams])
-    for _ in range(400):
+    for _ in range(steps):
         assert torch.equal(native.logits(ids, positions, cells), alone)
 
 

@@ -72,11 +72,12 @@ def test_a_layer_that_sees_something_else_is_refused(sees: Any, window: int | No
 
 def test_numbers_beyond_a_window_are_compared(monkeypatch: pytest.MonkeyPatch, tiny_sliding_folder: Path) -> None:
     """Masks may be right, and what we compute of them wrong."""
-    causal = plans._causal
+    causal: Any = plans._causal
 
     def sees_one_more(*tensors: Any) -> torch.Tensor:
         *others, window = tensors
-        return causal(*others, None if window is None else window + 1)
+        seen: torch.Tensor = causal(*others, None if window is None else window + 1)
+        return seen
 
     monkeypatch.setattr(plans, "_causal", sees_one_more)
     with pytest.raises(ModelError, match="differ by"):

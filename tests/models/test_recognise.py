@@ -74,7 +74,7 @@ def shake(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
 
 
 @pytest.mark.parametrize("make", [tiny_llama, biased_llama, tiny_qwen2, tiny_qwen3, mistral])
@@ -112,7 +112,8 @@ def part_of_its_own(model: Any) -> None:
 
 def other_linear(model: Any) -> None:
     old = model.model.layers[0].mlp.up_proj
-    model.model.layers[0].mlp.up_proj = nn.Linear(*old.weight.shape[::-1], bias=False)
+    outputs, inputs = old.weight.shape
+    model.model.layers[0].mlp.up_proj = nn.Linear(inputs, outputs, bias=False)
 
 
 def one_more_norm(model: Any) -> None:

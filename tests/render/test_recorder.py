@@ -101,7 +101,7 @@ def test_every_sampled_token_is_trained_once_on_what_the_engine_saw(data: st.Dat
         messages, tools = data.draw(histories(talk))
         waiting.append(talk.prepare(*messages, tools=tools))
         # Some calls are under way while others are asked, and they end in any order.
-        while waiting and data.draw(st.booleans()):
+        while len(waiting) > 0 and data.draw(st.booleans()):
             talk.answer(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))), data.draw(texts))
     check(talk)
     starts = talk.starts()

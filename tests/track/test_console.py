@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rich.console
@@ -161,7 +162,7 @@ def test_other_metrics_are_no_evaluations():
 
 
 def summary_of(**overrides: object) -> RunSummary:
-    values = {
+    values: dict[str, Any] = {
         "folder": Path("runs/x"),
         "measure": Measure.ACCURACY,
         "steps": {step: {"reward/mean": step / 10} for step in range(1, 5)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,7 +74,7 @@ def full() -> ReportData:
 
 
 def empty(**overrides: object) -> ReportData:
-    values = {"measure": Measure.REWARD, "steps": {}, "evaluations": (), "phases": {}}
+    values: dict[str, Any] = {"measure": Measure.REWARD, "steps": {}, "evaluations": (), "phases": {}}
     return ReportData(RunSummary(folder=Path("runs/new"), **(values | overrides)), {}, "")
 
 

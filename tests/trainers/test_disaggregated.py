@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loopwright.buffer.storage.memory import MemoryStorage
@@ -16,7 +17,7 @@ from loopwright.errors import BudgetError, CheckpointError, EngineError, Learner
 from loopwright.ports import StepReport, Storage
 from loopwright.produce import Batch
 from loopwright.testing import ScriptedEngine
-from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.disaggregated import DisaggregatedTrainer
 from loopwright.trainers.evaluator import EvalReport
 from loopwright.trainers.intervals import Intervals
@@ -32,12 +33,14 @@ from loopwright.types import (
     Task,
     Timing,
     TokenChain,
+    WeightFile,
 )
 
 
 def group(draw: int, version: int) -> Group:
     task = Task.ask(f"t{draw}", "say 1", truth=1)
-    chain = TokenChain([5, 6, 7], [0, 1, 1], [0.0, -1.0, -1.0], [-1, version, version])
+    sampled = np.array([False, True, True])
+    chain = TokenChain(np.array([5, 6, 7]), sampled, np.where(sampled, -1, 0), np.where(sampled, version, -1))
     rollout = Rollout(RolloutKey("train", draw, 0), task, Episode((), (chain,)), Scored(1.0), Timing(0.0))
     return Group("train", draw, task, (rollout,))
 
@@ -136,6 +139,9 @@ class Pupil:
     async def load(self, folder: Path) -> None: ...
 
     async def export(self, folder: Path) -> None: ...
+
+    async def write_weights(self, file: Path) -> WeightFile:
+        raise NotImplementedError
 
 
 class Wire:
@@ -260,6 +266,12 @@ class Apart:
         )
 
 
+def latest(run: Apart) -> Checkpoint:
+    found = run.checkpoints.latest()
+    assert found is not None
+    return found
+
+
 async def test_the_whole_order_with_a_sync_interval(tmp_path):
     run = Apart(tmp_path, steps=3, evaluate=2, checkpoint=2, sync=2, in_flight=PauseMode.KEEP)
     assert await run.trainer(evaluates=True).train()
@@ -335,7 +347,7 @@ async def test_a_producer_that_breaks_during_a_train_step_ends_the_run_after_it_
     assert run.log[-2:] == ["shutdown", "save 1"]
     assert "consume 1" in run.log
     assert "train 2" not in run.log
-    assert run.checkpoints.latest().step == 1
+    assert latest(run).step == 1
 
 
 async def test_a_producer_that_breaks_in_the_last_step_is_not_passed_over(tmp_path):
@@ -348,7 +360,7 @@ async def test_a_producer_that_breaks_in_the_last_step_is_not_passed_over(tmp_pa
     run.learner.lesson = breaks
     with pytest.raises(BudgetError):
         await run.trainer().train()
-    assert run.checkpoints.latest().step == 1
+    assert latest(run).step == 1
 
 
 async def test_a_signal_stops_admission_first_and_then_saves(tmp_path):
@@ -357,7 +369,7 @@ async def test_a_signal_stops_admission_first_and_then_saves(tmp_path):
     asyncio.get_running_loop().call_later(0.05, run.stop.set)
     assert not await run.trainer().train()
     assert run.log[-3:] == ["take 3", "shutdown", "save 2"]
-    assert run.checkpoints.latest().state == {"next_draws": {"train": 7}}
+    assert latest(run).state == {"next_draws": {"train": 7}}
 
 
 async def test_a_signal_does_not_wait_for_rollouts_that_drain(tmp_path):
@@ -389,7 +401,7 @@ async def test_weights_that_cannot_be_published_end_the_run_but_the_step_is_save
     run.wire.broken_at = 2
     with pytest.raises(EngineError, match="the weights file is gone"):
         await run.trainer().train()
-    assert run.checkpoints.latest().step == 2
+    assert latest(run).step == 2
 
 
 async def test_what_broke_first_is_told_also_if_the_checkpoint_after_it_fails(tmp_path):
@@ -423,7 +435,7 @@ async def test_a_step_whose_groups_could_not_be_recorded_is_not_saved(tmp_path):
     with pytest.raises(RunError, match="the disk is full"):
         await run.trainer().train()
     assert run.log[-2:] == ["train 2", "shutdown"]
-    assert run.checkpoints.latest().step == 1
+    assert latest(run).step == 1
     assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"production"}), "it is waited for even so"
 
 

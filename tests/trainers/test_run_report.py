@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up_run import CONFIG, add, answered, failed
@@ -20,7 +21,7 @@ from loopwright.trainers.report import (
     write_report,
 )
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import RolloutKey
+from loopwright.types import Rollout, RolloutKey
 
 
 def test_gather_reads_the_numbers_of_a_run(made_up_run):
@@ -73,7 +74,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path):
 
 
 def test_the_largest_gains_are_shown_first_and_failures_are_not_compared():
-    def side(answers: list[str | None]) -> tuple:
+    def side(answers: list[str | None]) -> tuple[Rollout, ...]:
         keyed = [(RolloutKey("heldout", i, 0), add(i, i), answer) for i, answer in enumerate(answers)]
         return tuple(
             failed(key, task) if answer is None else answered(key, task, answer) for key, task, answer in keyed
@@ -88,7 +89,7 @@ def test_the_largest_gains_are_shown_first_and_failures_are_not_compared():
 
 
 def test_samples_of_one_task_are_compared_as_one_task():
-    def side(*answers: str) -> tuple:
+    def side(*answers: str) -> tuple[Rollout, ...]:
         return tuple(answered(RolloutKey("held", 0, i), add(1, 1), answer) for i, answer in enumerate(answers))
 
     found = compare_evaluations(EvaluatedTwice("held", "sampled", 0, 9, side("2", "no", "no"), side("no", "2", "2")))
@@ -98,7 +99,7 @@ def test_samples_of_one_task_are_compared_as_one_task():
 
 
 def test_metrics_of_one_step_may_be_on_several_lines():
-    records = [{"step": 1, "a": 1.0, "b": None}, {"step": 1, "c": 2}, {"step": 1, "a": 3.0}]
+    records: list[dict[str, Any]] = [{"step": 1, "a": 1.0, "b": None}, {"step": 1, "c": 2}, {"step": 1, "a": 3.0}]
     assert metrics_by_step(records)[1] == {"step": 1, "a": 3.0, "c": 2}
 
 

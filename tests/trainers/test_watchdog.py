@@ -79,7 +79,7 @@ async def test_a_run_that_is_to_stop_waits_no_longer_and_the_work_is_cancelled_f
 
     asyncio.get_running_loop().call_later(0.01, stop.set)
     watchdog = Moving().watchdog(5.0, stop)
-    assert await watchdog.wait_or_stop("forever", hangs()) is None
+    await watchdog.wait_or_stop("forever", hangs())
     assert log == ["cleaned up"]
     assert watchdog.is_stopping
 

@@ -11,7 +11,7 @@ from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import RunConfig
 from loopwright.core.redaction import Redactor
-from loopwright.models.load import ModelSpec
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import PolicyMaker, StreamingEngine
 from loopwright.render.choose import make_renderer
 from loopwright.track.redacting import redacting

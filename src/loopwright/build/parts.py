@@ -14,8 +14,9 @@ from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
 from loopwright.engines.timed import TimedClient
-from loopwright.models.load import LoadedModel, ModelSpec, load_model
+from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Engine, Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy
 from loopwright.produce import (
     Limits,

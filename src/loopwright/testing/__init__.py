@@ -3,7 +3,7 @@
 
 from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.testing.elsewhere import WorkerElsewhere
-from loopwright.testing.flaky import FlakyJudger
+from loopwright.testing.flaky import FlakyJudger, score_one
 from loopwright.testing.judge_server import JudgeReply, JudgeRequest, JudgeServer, chat_reply
 from loopwright.testing.scripted import ScriptedEngine
 from loopwright.testing.unhurried import UnhurriedForward
@@ -22,4 +22,5 @@ __all__ = [
     "chat_reply",
     "encode_chars",
     "run_virtually",
+    "score_one",
 ]

@@ -31,3 +31,9 @@ class FlakyJudger:
         if number in self._faults:
             raise JudgeError(f"judger {self.name!r} failed at call {number}", remedy="none: the test asked for it")
         return await self._judger.score(task, episodes)
+
+
+async def score_one(judger: Judger, task: Task, episode: Episode) -> Scored:
+    """What the judger says of one episode."""
+    (scored,) = await judger.score(task, [episode])
+    return scored

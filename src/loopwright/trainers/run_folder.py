@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from loopwright.config.migration import with_new_names
 from loopwright.errors import ConfigChangedError, RunError, RunLockedError
 from loopwright.track.jsonl import EVENTS, METRICS
 from loopwright.track.tensorboard import FOLDER as TENSORBOARD
@@ -135,7 +136,7 @@ class RunFolder:
         return Path(self.base.read_text("utf-8").rstrip("\n"))
 
     def stored_config(self) -> dict[str, Any] | None:
-        """The config of the run in this folder, or None if there is no run yet."""
+        """The config of the run in this folder, under today's names, or None when there is no run yet."""
         if not self.config.is_file():
             return None
         try:
@@ -145,7 +146,7 @@ class RunFolder:
                 f"{self.config} cannot be read: {error}",
                 remedy="restore it from your config file, or start over with --fresh",
             ) from error
-        return config if isinstance(config, dict) else None
+        return with_new_names(config) if isinstance(config, dict) else None
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +68,7 @@ class TokenChain:
     """One linear training sequence (T2, T3).
 
     `mask` is 1 exactly where the token was sampled; elsewhere `logprobs` is 0.0 and `versions` is -1. A chain that is
-    not `trained` is only recorded.
+    not `trained` is only recorded. Chains are equal if all of that is equal; like an array, a chain has no hash.
     """
 
     ids: IntArray
@@ -102,6 +103,22 @@ class TokenChain:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenChain):
+            return NotImplemented
+        return self is other or (
+            self.start is other.start
+            and self.trained == other.trained
+            and np.array_equal(self.ids, other.ids)
+            and np.array_equal(self.mask, other.mask)
+            and np.array_equal(self.logprobs, other.logprobs)
+            and np.array_equal(self.versions, other.versions)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # numpy restores arrays as writeable ones; the constructor makes them read-only and checks them again.
+        return type(self), (self.ids, self.mask, self.logprobs, self.versions, self.start, self.trained)
 
 
 def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:
