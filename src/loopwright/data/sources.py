@@ -13,7 +13,7 @@ from loopwright.ports import TaskSource
 
 
 def open_source(data: DataConfig, base: Path) -> TaskSource:
-    """Open the tasks; relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
+    """Open the tasks. Relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
     require_extras(data, data.kind)
     match data:
         case JsonlData():

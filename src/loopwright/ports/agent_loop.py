@@ -47,8 +47,8 @@ class Policy(Protocol):
         ...
 
     def own_seconds(self) -> float:
-        """How long the agent has worked so far. Seconds in which the engines answer nobody, as while weights are
-        exchanged, do not count. The clock may stand still while a call is out."""
+        """How many seconds the agent has worked so far. Seconds in which the engines answer nobody, for example during
+        weight updates, do not count. The clock may stand still during a model call."""
         ...
 
     def out_of_budget(self) -> None:

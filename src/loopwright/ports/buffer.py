@@ -12,7 +12,7 @@ from loopwright.types import Group, GroupStatus, Rollout, Task
 
 @dataclass(frozen=True, slots=True)
 class StartedGroup:
-    """A group that is under way, with the latest attempt of each member that is stored already.
+    """A group in production, with the latest attempt of each member that is already stored.
 
     A stored member may be whole, partial (it continues from its tokens), unscored or failed. When a group has expired,
     its old members are left out here and are made again: `first_attempts` says with which attempt number each starts.
@@ -52,7 +52,7 @@ class ReplayBuffer(Protocol):
         ...
 
     async def take_up(self, task_set: str, status: GroupStatus, version: int) -> StartedGroup | None:
-        """The oldest group in `status`, EXPIRED or ABORTED, PENDING again; None when there is none.
+        """Make the oldest group in `status` (EXPIRED or ABORTED) PENDING again. None if there is no such group.
 
         `version` is the version of the weights that it continues with.
         """

@@ -16,12 +16,13 @@ class Judger(Protocol):
 
     @property
     def judges_groups(self) -> bool:
-        """Whether it compares the episodes of a whole group, as a ranking does. Others score each alone."""
+        """Whether it compares the episodes of a whole group, for example by ranking them. Others score each episode
+        alone."""
         ...
 
     async def score(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
         """One score per episode, in their order, or JudgeError for all of them.
 
-        A judger never answers 0 for "could not tell" (R2).
+        A judger never returns 0 when it cannot decide (R2).
         """
         ...

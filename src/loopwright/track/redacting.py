@@ -31,7 +31,7 @@ def redactor_of(loaded: Loaded, *keys: str | None) -> Redactor:
     judgers and tools get under a name that suggests a secret, and secrets in the URLs of judgers."""
     config = loaded.config
     keys_of_config = {need.name for need in needs_of(config) if need.what is Outside.KEY}
-    # Pairs: several judgers and tools may be given something under the same name.
+    # These are pairs, because several judgers and tools may get different values under the same name.
     secrets = [
         (name, value) for name, value in loaded.secrets.items() if name in keys_of_config or names_a_secret(name)
     ]

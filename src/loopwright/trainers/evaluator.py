@@ -116,7 +116,7 @@ def _placed(prefix: str, error: MetricError) -> MetricError:
 
 
 def _jobs(task_set: TaskSetRuntime, plan: EvalPlan) -> list[Job]:
-    """The samples of each task, next to each other."""
+    """All samples. The samples of one task are neighbours."""
     sampling = task_set.sampling
     if plan.mode is EvalMode.GREEDY:
         sampling = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)

@@ -1,4 +1,4 @@
-"""Where the keys of live sequences lie, for native steps."""
+"""Describes where the keys of live sequences are, for native steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ NO_PROMPT = (-1, -1, 0)
 
 
 def cells_of(sequences: Seq[Sequence], layers: int, heads: Heads) -> Cells:
-    """Those of sequences that have rows, in their order. A prompt stands in a sequence's own row, or is shared."""
+    """The cells of these sequences, in their order. All must have rows. A prompt is in a sequence's own row, or
+    shared."""
     arenas: dict[Arena, int] = {}
 
     def place(row: Row | None) -> tuple[int, int, int]:
