@@ -43,12 +43,12 @@ class RestartableEngine:
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Who does not listen gets an answer that was lost anew, from its beginning."""
-        call = _Call(request, on_part)
+        call = None if on_part is None else _Call(request, on_part)
         try:
             # Nothing was heard yet, so there is nothing to join: most calls go no further.
-            return await self._engine.generate(request, None if on_part is None else call.hear)
+            return await self._engine.generate(request, None if call is None else call.hear)
         except EngineLostError as lost:
-            return await self._go_on(call, lost)
+            return await self._go_on(call or _Call(request, None), lost)
 
     async def abort(self, request_id: str) -> None:
         await self._engine.abort(request_id)
