@@ -102,12 +102,12 @@ class RolloutController:
             return await self._answer(call)
         finally:
             self._calls.remove(call)
-            self._pool.bell.ring()
+            self._pool.changed.notify()
 
     async def abort(self, request_id: str) -> None:
         for call in self._calls:
             call.aborted |= call.request.id == request_id
-        self._pool.bell.ring()
+        self._pool.changed.notify()
         await self._pool.each(lambda engine: engine.abort(request_id))
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
@@ -126,7 +126,7 @@ class RolloutController:
             self._paused = mode
         for call in self._calls if mode is PauseMode.ABORT else ():
             call.cut = True
-        self._pool.bell.ring()
+        self._pool.changed.notify()
         await self._pool.each(lambda engine: engine.pause(mode))
         if mode is PauseMode.ABORT:
             await self._cut_stragglers()
@@ -138,7 +138,7 @@ class RolloutController:
         for call in self._calls:
             call.cut = False
         await self._pool.each(lambda engine: engine.resume())
-        self._pool.bell.ring()
+        self._pool.changed.notify()
 
     async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
         """An engine that is away meanwhile loads the same before it serves again."""
@@ -204,7 +204,7 @@ class RolloutController:
             call.grow(before.then(call.asking.result()))
         except EngineLostError:
             member.lose(engine)
-            self._pool.bell.ring()
+            self._pool.changed.notify()
             raise
 
     async def _cut_stragglers(self) -> None:
