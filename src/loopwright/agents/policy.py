@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
+from loopwright.core.partial_answer import PartialAnswer
 from loopwright.core.seeds import derive_seed
 from loopwright.errors import ContextError, EngineError, InterruptionError
 from loopwright.ports import Engine, Renderer, Reply
@@ -192,7 +193,8 @@ class EnginePolicy:
             return await self._engine.generate(request)
         if earlier.finish is not FinishReason.ABORT:
             return earlier
-        return earlier.then(await self._engine.generate(request.after(earlier)))
+        answer = PartialAnswer(request, so_far=earlier)
+        return answer.add(await self._engine.generate(answer.rest()))
 
     def _cut_short(self, request: GenerateRequest, tokens: int) -> EngineError:
         if not request.resumable:

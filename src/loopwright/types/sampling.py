@@ -94,12 +94,6 @@ class Generation:
         """What there is of it after the first `count` tokens."""
         return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish)
 
-    def then(self, rest: Generation) -> Generation:
-        """This one, which was cut short, and the rest of it: each token keeps its logprob and its version."""
-        return Generation(
-            (*self.ids, *rest.ids), (*self.logprobs, *rest.logprobs), (*self.versions, *rest.versions), rest.finish
-        )
-
 
 NOTHING_YET = Generation((), (), (), FinishReason.ABORT)
 """The generation of a request that was cut short before its first token."""
