@@ -102,16 +102,6 @@ class Generation:
         """The part after the first `count` tokens."""
         return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish)
 
-    def then(self, rest: Generation) -> Generation:
-        """This generation, which was cut short, followed by `rest`. Each token keeps its logprob and its version."""
-        return Generation(
-            (*self.ids, *rest.ids),
-            (*self.logprobs, *rest.logprobs),
-            (*self.versions, *rest.versions),
-            rest.finish,
-            rest.held,
-        )
-
 
 NOTHING_YET = Generation((), (), (), FinishReason.ABORT)
 """The generation of a request that was cut short before its first token."""
