@@ -11,6 +11,7 @@ import pytest
 import torch
 from plain_model import PlainModel, Sample, put
 
+from loopwright.core.partial_answer import joined
 from loopwright.engines.torch import engine as torch_engine
 from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.cache import Row
@@ -239,7 +240,7 @@ async def test_tokens_are_shown_while_they_are_sampled_each_once(
     whole = await engine.generate(replace(ask(max_new_tokens=MANY), part_tokens=at_a_time), parts.append)
     shown = NOTHING_YET
     for part in parts:
-        shown = shown.then(part)
+        shown = joined([shown, part])
     assert {len(part.ids) for part in parts} == {at_a_time}
     assert len(parts) >= 3
     assert 0 <= len(whole.ids) - len(shown.ids) <= at_a_time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ async def test_a_store_without_deliveries_has_delivered_all(tmp_path: Path) -> N
     async with SqliteStore(file) as store, house(numbered, store=store) as h:
         await h.session()
         delivered = await asked(h)
-    with sqlite3.connect(file) as db:
+    with closing(sqlite3.connect(file)) as db, db:
         db.execute("DROP TABLE IF EXISTS delivered")
         db.execute("UPDATE turns SET facts = CAST(json_remove(CAST(facts AS TEXT), '$.draws') AS BLOB)")
     async with SqliteStore(file) as store, house(numbered, store=store) as h:

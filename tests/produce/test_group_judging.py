@@ -42,7 +42,7 @@ async def test_a_group_is_judged_once_when_all_its_members_are_there() -> None:
     batch = await house.producer().produce_batch(1, 0)
     assert [group.rewards for group in batch.groups] == [(0.0, 1.0, 2.0)] * 3
     judger = house.task_sets[0].runtime.judger
-    assert sorted(judger.calls) == [("t0", 3), ("t1", 3), ("t2", 3)]  # type: ignore[union-attr]
+    assert sorted(judger.calls) == [("t0", 3), ("t1", 3), ("t2", 3)]  # type: ignore[attr-defined]
     assert batch.metrics["reward/parts/place"] == 1.0
     assert len(house.seen) == 9, "each rollout is told of once, with its reward"
     assert all(isinstance(rollout.reward, Scored) for rollout in house.seen)
@@ -88,7 +88,7 @@ async def test_members_are_stored_before_their_judge_is_asked() -> None:
 async def test_a_failed_member_is_tried_again_before_the_group_is_judged() -> None:
     house = ranked(engine=ScriptedEngine(echo, faults={1}), groups=1)
     batch = await house.producer().produce_batch(1, 0)
-    assert house.task_sets[0].runtime.judger.calls == [("t0", 2)]  # type: ignore[union-attr]
+    assert house.task_sets[0].runtime.judger.calls == [("t0", 2)]  # type: ignore[attr-defined]
     assert sorted(rollout.key.attempt for rollout in batch.groups[0].rollouts) == [0, 1]
 
 
@@ -100,7 +100,7 @@ async def test_a_group_that_stays_too_small_is_not_judged() -> None:
     assert [group.draw for group in batch.groups] == [1]
     half = ranked(engine=ScriptedEngine(echo, faults={1}), groups=1, max_attempts=1)
     batch = await half.producer().produce_batch(1, 0)
-    assert half.task_sets[0].runtime.judger.calls == [("t1", 2)], "one member of two is no ranking"  # type: ignore[union-attr]
+    assert half.task_sets[0].runtime.judger.calls == [("t1", 2)], "one member of two is no ranking"  # type: ignore[attr-defined]
     (alone,) = [r for r in await half.storage.rollouts_of("math", 0) if r.episode]
     assert alone.reward == Unscored()
 
@@ -108,7 +108,7 @@ async def test_a_group_that_stays_too_small_is_not_judged() -> None:
 async def test_with_min_members_the_others_are_ranked_among_themselves() -> None:
     house = ranked(engine=ScriptedEngine(echo, faults={2}), groups=1, members=3, min_members=2, max_attempts=1)
     batch = await house.producer().produce_batch(1, 0)
-    assert house.task_sets[0].runtime.judger.calls == [("t0", 2)]  # type: ignore[union-attr]
+    assert house.task_sets[0].runtime.judger.calls == [("t0", 2)]  # type: ignore[attr-defined]
     assert batch.groups[0].rewards == (0.0, 1.0)
 
 

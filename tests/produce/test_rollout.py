@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from house import KEY, roll_out
@@ -210,7 +211,7 @@ class Broken(ScriptedEngine):
         super().__init__([])
         self.bug = bug
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, on_part: Any = None) -> Generation:
         if self.bug:
             raise self.bug
         return Generation((1,), (), (0,), FinishReason.STOP)

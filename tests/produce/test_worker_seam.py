@@ -90,7 +90,8 @@ FRAMES_OF_0_1_0 = 13
 
 def own_frames(task: asyncio.Task[Any]) -> list[str]:
     """The coroutines of ours that the task is in, outermost first."""
-    names, awaited = [], task.get_coro()
+    names: list[str] = []
+    awaited: Any = task.get_coro()
     while isinstance(awaited, CoroutineType):
         if "loopwright" in awaited.cr_code.co_filename:
             names.append(awaited.cr_code.co_qualname if sys.version_info >= (3, 11) else awaited.cr_code.co_name)
@@ -107,7 +108,7 @@ async def test_the_way_from_a_batch_to_its_agents_is_short() -> None:
     batch = asyncio.create_task(house.producer().produce_batch(1, 0))
     for _ in range(50):
         await asyncio.sleep(0)
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:  # type: ignore[operator]
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
         seen.append(own_frames(task))
     await engine.resume()
     await batch

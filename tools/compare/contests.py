@@ -57,7 +57,7 @@ class WorkerContest:
     def __init__(self, name: str, cache: Path) -> None:
         self.name = name
         self._cache = cache
-        self._cost = COSTS.get(name, lambda answer: float(answer["seconds"]))
+        self._cost: Callable[[Mapping[str, Any]], float] = COSTS.get(name, lambda answer: float(answer["seconds"]))
 
     async def run(self, old: Tree, new: Tree, folder: Path, deadline: Deadline) -> Rounds:
         async with AsyncExitStack() as stack:

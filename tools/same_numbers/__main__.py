@@ -57,8 +57,11 @@ def _compared(name: str, old: Tree, new: Tree) -> tuple[bool, str]:
     if found := list(differences(*numbers)):
         return False, "\n".join([f"DIFFERENT ({seconds})", *(f"  {line}" for line in found)])
     one = numbers[0]
-    what = f"{len(one.chains)} rollouts, {one.sampled} sampled tokens, gradient norm {one.metrics[GRADIENT]}"
-    return True, f"equal ({what}, {len(one.weights)} tensors, {seconds})"
+    gradient = one.metrics[GRADIENT]
+    # All groups had equal rewards: nothing was learned, so the learner's numbers say little.
+    weak = "" if gradient else ", but no group taught anything"
+    what = f"{len(one.chains)} rollouts, {one.sampled} sampled tokens, gradient norm {gradient}"
+    return True, f"equal{weak} ({what}, {len(one.weights)} tensors, {seconds})"
 
 
 if __name__ == "__main__":

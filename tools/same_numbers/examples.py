@@ -20,11 +20,11 @@ DETERMINISTIC = "trainer.deterministic=true"
 # A filter draws until a group teaches something, which an untrained model may not do for a long time.
 SMALL = (
     f"model.threads={THREADS}",
-    "rollout.samples_per_task=6",
-    "rollout.max_new_tokens=24",
+    "rollout.samples_per_task=8",
+    "rollout.max_new_tokens=32",
     "produce.filter=none",
     "trainer.steps=1",
-    "trainer.groups_per_step=3",
+    "trainer.groups_per_step=6",
     "trainer.export=false",
     "eval=null",
     "track.report=false",

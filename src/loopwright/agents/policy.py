@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
+from loopwright.core.partial_answer import PartialAnswer
 from loopwright.core.seeds import derive_seed
 from loopwright.core.timeouts import AgentClock
 from loopwright.errors import ContextError, EngineError, InterruptionError, LoopwrightError, OutOfTimeError
@@ -25,6 +26,7 @@ from loopwright.render.recording.describing import describe_chains
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.types import (
+    NOTHING_YET,
     Episode,
     FinishReason,
     GenerateRequest,
@@ -231,16 +233,17 @@ class EnginePolicy:
         earlier = self._earlier.take(request)
         if earlier is not None and earlier.finish is not FinishReason.ABORT:
             return earlier
+        answer = PartialAnswer(request, so_far=earlier or NOTHING_YET)
         began, held = self._clock.call_begins(), None
         try:
-            sampled = await self._engine.generate(request if earlier is None else request.after(earlier))
+            sampled = await self._engine.generate(answer.rest())
             held = sampled.held
         except LoopwrightError as error:
             held = error.facts.get("held")
             raise
         finally:
             self._clock.call_ends(began, held)
-        return sampled if earlier is None else earlier.then(sampled)
+        return answer.add(sampled)
 
     def _cut_short(self, request: GenerateRequest, tokens: int) -> EngineError:
         if not request.resumable:

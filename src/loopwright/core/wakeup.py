@@ -1,4 +1,4 @@
-"""Waiting for a change of shared state, in one event loop."""
+"""Waking those who wait for shared state to change, in one event loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 
 class WakeUp:
-    """Whoever changes the state notifies; whoever waits looks again.
+    """Whoever changes the state calls `notify`; whoever waits for it looks again.
 
-    Take `news` before looking at the state, and wait for it afterwards: then no change in between is missed.
+    To wait for one of several things, take `news` before you look at the state, and wait for it afterwards: a change in
+    between is not missed.
     """
 
     def __init__(self) -> None:
@@ -17,7 +18,7 @@ class WakeUp:
 
     @property
     def news(self) -> asyncio.Event:
-        """Set at the next `notify`."""
+        """It is set by the next `notify`, and stays set. Each `notify` begins a new one."""
         return self._news
 
     def notify(self) -> None:
@@ -25,5 +26,6 @@ class WakeUp:
         self._news = asyncio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` is true. It is looked at now, and after each `notify`."""
         while not condition():
             await self._news.wait()

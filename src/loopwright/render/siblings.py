@@ -17,6 +17,9 @@ from loopwright.types import Message, Tool
 LATEST = 32
 """How many conversations are cached. Siblings come shortly after one another."""
 
+LONGEST_KEY = 1 << 14
+"""In bytes. A longer conversation is remembered by its digest, which takes less memory."""
+
 _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _AMBIGUOUS = b"null"
 """JSON writes None like this, and also every number that is not finite."""
@@ -40,7 +43,7 @@ class RenderedOnce:
             return self._render(messages, tools, most)
         if _AMBIGUOUS in spelled:
             return self._render(messages, tools, most)
-        key = blake2b(spelled, digest_size=16).digest()
+        key = spelled if len(spelled) <= LONGEST_KEY else blake2b(spelled, digest_size=16).digest()
         ids = self._known.get(key)
         if ids is None:
             ids = self._render(messages, tools, most)

@@ -58,8 +58,8 @@ class GenerateRequest:
     `resumable`: the caller can continue from a partial answer by itself. For other callers the controller continues the
     answer after a pause, and they see one slower call. `sampled_before`: how many of the prompt's last ids are the
     beginning of this answer, sampled by an earlier call; a stop string may begin in them. `part_tokens`: how many
-    tokens are reported at a time while the answer is sampled. `seconds`: how much time the caller has left; None is no
-    limit. The side that holds the engines counts them, not while the call is held, and ends the call with
+    tokens are reported at a time while the answer is sampled. `seconds`: the caller's remaining time; None means no
+    limit. The side that holds the engines counts it, but not while the call is held, and ends the call with
     OutOfTimeError.
     """
 
@@ -101,16 +101,6 @@ class Generation:
     def since(self, count: int) -> Generation:
         """The part after the first `count` tokens."""
         return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish)
-
-    def then(self, rest: Generation) -> Generation:
-        """This generation, which was cut short, followed by `rest`. Each token keeps its logprob and its version."""
-        return Generation(
-            (*self.ids, *rest.ids),
-            (*self.logprobs, *rest.logprobs),
-            (*self.versions, *rest.versions),
-            rest.finish,
-            rest.held,
-        )
 
 
 NOTHING_YET = Generation((), (), (), FinishReason.ABORT)

@@ -14,13 +14,14 @@ from typing import Any, Self
 
 import orjson
 
+from loopwright.core.partial_answer import joined
 from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, generation_from_json, request_to_json, weights_to_json
 from loopwright.errors import EngineError, EngineLostError, LoopwrightError, RefusedError, WeightsError
 from loopwright.ports import OnPart
 from loopwright.serve.errors import SEE_LOG, read_error
-from loopwright.types import NOTHING_YET, GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
 
 SILENCE_SECONDS = 60.0
 """How long an engine may send nothing at all before its `/health` is asked."""
@@ -128,14 +129,16 @@ class HttpEngine:
 
 
 async def _streamed(answer: ResponseConnection, on_part: OnPart) -> Generation:
-    whole = NOTHING_YET
+    parts: list[Generation] = []
+    tokens = 0
     async for event in _events(answer):
         if "error" in event:
             raise read_error(event, KINDS, EngineError)
-        part, ended = _generation(event, before=len(whole.ids))
-        whole = whole.then(part)
+        part, ended = _generation(event, before=tokens)
+        parts.append(part)
+        tokens += len(part.ids)
         if ended:
-            return whole
+            return joined(parts)
         on_part(part)
     raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
 

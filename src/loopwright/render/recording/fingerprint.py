@@ -42,7 +42,14 @@ def prefix_digests(messages: Sequence[Message], before: bytes = EMPTY) -> list[b
 
 
 def tools_digest(tools: Sequence[Tool]) -> bytes:
+    return _tools_digest(tools) if tools else NO_TOOLS
+
+
+def _tools_digest(tools: Sequence[Tool]) -> bytes:
     return blake2b(orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS), digest_size=SIZE).digest()
+
+
+NO_TOOLS = _tools_digest(())
 
 
 def fingerprint(message: Message) -> bytes:

@@ -27,6 +27,11 @@ class History:
     def digest(self) -> bytes:
         return self.digests[-1]
 
+    @property
+    def question(self) -> bytes:
+        """The same for all who ask the same."""
+        return self.digests[-1] + self.tools
+
 
 @dataclass(slots=True)
 class Index:

@@ -46,9 +46,12 @@ class Placed:
 
     @property
     def is_large(self) -> bool:
-        if sum(map(_size, self.history.messages)) >= LARGE:
-            return True
-        return bool(self.tools) and len(orjson.dumps(self.tools)) >= LARGE
+        size = 0
+        for message in self.history.messages:
+            size += len(message["content"] or "")
+            if "reasoning" in message or "tool_calls" in message:
+                size += _more(message)
+        return size >= LARGE or (bool(self.tools) and len(orjson.dumps(self.tools)) >= LARGE)
 
     def prepare(self, renderer: Renderer, most: int | None = None) -> Prepared:
         """Encode only what is new (T5). May raise ContextError for a prompt that certainly has more than `most` ids."""
@@ -72,10 +75,10 @@ class Placed:
         return await asyncio.to_thread(self.prepare, renderer, most)
 
 
-def _size(message: Message) -> int:
-    """The size in characters of content, reasoning and tool calls."""
-    size = len(message["content"] or "") + len(message.get("reasoning") or "")
-    return size + sum(len(call["arguments"]) for call in message.get("tool_calls") or ())
+def _more(message: Message) -> int:
+    """What an assistant's message holds beside its content, in characters."""
+    asked = sum(len(call["arguments"]) for call in message.get("tool_calls") or ())
+    return asked + len(message.get("reasoning") or "")
 
 
 def _check_extends(prompt: tuple[int, ...], stream: tuple[int, ...]) -> None:
