@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
@@ -21,6 +20,14 @@ from loopwright.errors import ContextError, EngineError, InterruptionError
 from loopwright.ports import Engine, Renderer, Reply
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.recording.describing import described
+from loopwright.render.recording.model_call import (
+    answer_budget,
+    answer_sampling,
+    planned_turns,
+    prepared_call,
+    record_turns,
+    with_call_ids,
+)
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.types import (
@@ -60,7 +67,6 @@ class EnginePolicy:
         self._engine = engine
         self._renderer = renderer
         self._sampling = sampling
-        self._stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids)))
         self._prefix = request_prefix
         self._max_context = max_context
         self._resumable = resumable
@@ -110,7 +116,7 @@ class EnginePolicy:
             self._finish = FinishReason.LENGTH
             return Reply("", FinishReason.LENGTH)
         seed = derive_seed(self._sampling.seed, number)
-        sampling = replace(self._sampling, max_new_tokens=budget, stop_token_ids=self._stops, seed=seed)
+        sampling = answer_sampling(self._sampling, self._renderer.stop_token_ids, budget, seed)
         request = GenerateRequest(f"{self._prefix}/{number}", prepared.prompt, sampling, self._resumable)
         reply = await self._sample(number, request, prepared)
         self._transcript = (*asked, reply.message)
@@ -139,9 +145,8 @@ class EnginePolicy:
         """None if the prompt is so long that it need not be encoded."""
         offered = canonical_tools(tools)
         history = self._recorder.history(canonical_messages(asked), offered)
-        placed = self._recorder.place(history, offered, preamble=False)
         try:
-            return await placed.prepare_beside(self._renderer, self._max_context)
+            return await prepared_call(self._recorder, history, offered, self._renderer, self._max_context)
         except ContextError as error:
             self._unfit = self._unfit or error
             return None
@@ -151,8 +156,7 @@ class EnginePolicy:
         room = self._max_context - prompt
         if room <= 0:
             self._unfit = self._unfit or _does_not_fit(prompt, self._max_context)
-        limits = [self._sampling.max_new_tokens, room]
-        return min(limits if wish is None else [*limits, wish])
+        return answer_budget(room, self._sampling.max_new_tokens, wish)
 
     def _read(self, sampled: Generation, prepared: Prepared, number: int) -> Reply:
         """The reply as the agent sees it. An agent that offers no tools reads the text as it is."""
@@ -160,9 +164,8 @@ class EnginePolicy:
         if not tools:
             return Reply(self._renderer.text(ids), sampled.finish, tokens=len(ids))
         parsed = self._renderer.parse(ids, tools, prepared.prompt)
-        calls = enumerate(parsed.tool_calls)
-        named = tuple(replace(call, id=call.id or f"call_{number}_{place}") for place, call in calls)
-        return Reply(parsed.content, sampled.finish, parsed.reasoning, named, len(ids))
+        parsed = with_call_ids(parsed, lambda place: f"call_{number}_{place}")
+        return Reply(parsed.content, sampled.finish, parsed.reasoning, parsed.tool_calls, len(ids))
 
     async def _sample(self, number: int, request: GenerateRequest, prepared: Prepared) -> Reply:
         try:
@@ -184,8 +187,8 @@ class EnginePolicy:
 
     def _record(self, prepared: Prepared, sampled: Generation, reply: Reply, name: str) -> None:
         """What was sampled, to its end or as far as it came. Without a token there was no turn."""
-        if sampled.ids:
-            self._recorder.add(self._recorder.plan(prepared, Said(sampled, reply.message, name)), prepared.history)
+        turns = planned_turns(self._recorder, prepared, [Said(sampled, reply.message, name)])
+        record_turns(self._recorder, prepared, turns)
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         earlier = self._earlier.take(request)
