@@ -67,7 +67,7 @@ def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
 
 
 def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shuffle: bool) -> TaskSetRuntime:
-    source = open_source(described.data, loaded.base)
+    source = open_source(described.data, loaded.base, loaded.objects)
     seed = derive_seed(loaded.config.trainer.seed, "order", described.name)
     loop = _agent(loaded, described)
     return TaskSetRuntime(
@@ -88,9 +88,9 @@ def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shu
 def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
     match described.agent:
         case PythonAgent():
-            return load_agent(described.agent.path, loaded.base, described.agent.args)
+            return load_agent(described.agent.path, loaded.base, described.agent.args, loaded.objects)
         case CallableAgent() as own:
-            return load_callable(own.path, loaded.base, own.args, own.max_tokens)
+            return load_callable(own.path, loaded.base, own.args, own.max_tokens, loaded.objects)
         case ToolAgent():
             return make_tool_loop(described.agent, loaded.base)
         case SingleTurnAgent():

@@ -101,7 +101,7 @@ async def _user_code(
     """What is trained on, what is evaluated on, and how; open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
-        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets)
+        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)
     )
     train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
     plans = eval_plans(loaded)

@@ -14,7 +14,7 @@ from pathlib import Path
 from loopwright.config.data import DataConfig, DatasetData, JsonlData, ParquetData, PythonData, RowsConfig
 from loopwright.config.evaluation import CustomMetric, metric_spec
 from loopwright.config.extras import missing
-from loopwright.config.imports import split_symbol
+from loopwright.config.imports import is_object_name, split_symbol
 from loopwright.config.judgers import BUILT_IN_JUDGERS, ComposedJudgerConfig, LlmJudgerConfig, NativeJudgerConfig
 from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
@@ -174,6 +174,8 @@ def _file(place: KeyPath, file: Path) -> Iterator[Problem]:
 
 
 def _symbol(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
+    if is_object_name(path):  # nothing on disk
+        return
     try:
         symbol = split_symbol(path, base)
     except ConfigError as error:

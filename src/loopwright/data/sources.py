@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loopwright.config import DatasetData, JsonlData, ParquetData, PythonData, ReasoningGymData
+from loopwright.config import NO_OBJECTS, DatasetData, JsonlData, Objects, ParquetData, PythonData, ReasoningGymData
 from loopwright.config.extras import require
 from loopwright.data.jsonl import JsonlSource
 from loopwright.data.mapping import RowMap
@@ -12,7 +12,11 @@ from loopwright.data.python import PythonSource
 from loopwright.ports import TaskSource
 
 
-def open_source(data: JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData, base: Path) -> TaskSource:
+def open_source(
+    data: JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData,
+    base: Path,
+    objects: Objects = NO_OBJECTS,
+) -> TaskSource:
     """Open the tasks; relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
     require(data.kind)
     match data:
@@ -27,7 +31,7 @@ def open_source(data: JsonlData | ParquetData | DatasetData | PythonData | Reaso
 
             return DatasetSource.open(base / data.path, data.split, data.subset, RowMap.of(data, base))
         case PythonData():
-            return PythonSource.open(data.path, data.args, base)
+            return PythonSource.open(data.path, data.args, base, objects)
         case ReasoningGymData():
             from loopwright.data.reasoning_gym import ReasoningGymSource
 
