@@ -7,7 +7,8 @@ from loopwright.build.recipe import rehearse_learner
 from loopwright.build.remote import RemoteEngine
 from loopwright.build.replay import replay_step
 from loopwright.build.roll_out import Made, roll_out
-from loopwright.build.run import Run, open_run
+from loopwright.build.run import open_run
+from loopwright.build.running import Run, RunOpening
 from loopwright.build.serving import ServedModel, serve_engine
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Made",
     "RemoteEngine",
     "Run",
+    "RunOpening",
     "ServedModel",
     "evaluate_weights",
     "open_chat",
