@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import loopwright
@@ -51,7 +52,7 @@ def main(overrides: Sequence[str] = ()) -> None:
     with loopwright.sync.open_run(config, overrides) as run:
         for step in run.steps():
             print(f"step {step.number}: reward {step.metrics['reward/mean']:.2f}")
-        for rollout in run.trajectories(step=run.version)[:3]:
+        for rollout in islice(run.trajectories(step=run.version), 3):
             answer = rollout.episode.answer if rollout.episode else ""
             print(f"{rollout.task.id} = {answer!r}: {rollout.score}")
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +48,11 @@ class Run:
     _redact: Redactor
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     _has_stepped: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
 
     @property
     def version(self) -> int:
