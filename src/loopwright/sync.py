@@ -85,7 +85,7 @@ class Run:
         return self._run.trajectories(step)
 
     def stop(self) -> None:
-        """End the training after a checkpoint. It may be called by a signal handler or another thread."""
+        """End the training after a checkpoint. A signal handler or another thread may call it."""
         self._runner.get_loop().call_soon_threadsafe(self._run.stop)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

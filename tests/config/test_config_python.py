@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path, PurePosixPath
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def problems_of(config: Any, overrides: Any = ()) -> list[str]:
         (nested(), None),
         (lambda: None, None),
         (functools.partial(nested), None),
-        (exec("def here(): ...", names := {"__name__": "__main__"}) or names["here"], None),
+        (FunctionType(nested.__code__, {"__name__": "__main__"}), None),
     ],
     ids=qualified_name,
 )

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import runpy
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -296,7 +297,7 @@ async def test_steps_one_by_one_train_the_same_weights_as_a_whole_run_whatever_i
         assert await run.train()
     async with loopwright.open_run(config, {"trainer.run_dir": tmp_path / "stepped"}) as run:
         before = await run.evaluate()
-        assert (await run.step()).number == 1
+        first = await run.step()
         sampled = await run.roll_out(groups=2)
         await run.evaluate()
         again = await run.roll_out(groups=2)
@@ -306,12 +307,15 @@ async def test_steps_one_by_one_train_the_same_weights_as_a_whole_run_whatever_i
         assert await run.step() is None
         after = await run.evaluate()
 
-    assert [(step.number, step.is_last) for step in steps] == [(2, False), (3, True)]
+    assert first is not None
+    assert [(step.number, step.is_last) for step in (first, *steps)] == [(1, False), (2, False), (3, True)]
     assert "eval/eval/greedy/reward" in steps[-1].metrics
     assert steps[-1].metrics["eval/eval/sampled/reward"] == after["eval/eval/sampled/reward"]
     assert {"reward/mean", "learner/loss", "time/rollout"} <= set(steps[0].metrics)
     assert [len(sampled), {rollout.key.draw for rollout in sampled}] == [8, {0, 1}]
-    assert [rollout.episode.answer for rollout in sampled] == [rollout.episode.answer for rollout in again]
+    assert [rollout.episode and rollout.episode.answer for rollout in sampled] == [
+        rollout.episode and rollout.episode.answer for rollout in again
+    ]
     records = read_jsonl(tmp_path / "stepped" / "metrics.jsonl")
     evaluated = [record["step"] for record in records if "eval/eval/greedy/reward" in record]
     assert evaluated == [0, 1, 3, 3], "the evaluation that was due before the first step is not made twice"
@@ -353,6 +357,35 @@ async def test_a_step_that_broke_is_not_saved_and_nothing_goes_on_after_it(
         with pytest.raises(RunError, match="a step broke"):
             await run.evaluate()
     assert not (tmp_path / "run" / "checkpoints" / "step-000001").exists()
+
+
+async def test_a_step_that_was_cancelled_can_be_made_again(config: dict[str, Any]) -> None:
+    waits = asyncio.Event()
+
+    async def slow(task: Task, episode: Episode) -> float:
+        await waits.wait()
+        return await vowels(task, episode)
+
+    config["judgers"] = {"vowels": slow}
+    async with loopwright.open_run({**config, "eval": None}) as run:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run.step(), 0.3)
+        waits.set()
+        assert [step.number async for step in run.steps()] == [1, 2, 3]
+    assert len(list(run.trajectories())) == 36
+
+
+async def test_a_run_does_one_thing_at_a_time_and_nothing_after_it_is_closed(config: dict[str, Any]) -> None:
+    run = await loopwright.open_run(config)
+    first = asyncio.create_task(run.step())
+    await asyncio.sleep(0)
+    with pytest.raises(RunError, match="the run is busy with a step"):
+        await run.evaluate()
+    await first
+    await run.close()
+    with pytest.raises(RunError, match="the run is closed"):
+        await run.step()
+    assert len(list(run.trajectories(1))) == 12
 
 
 async def test_trajectories_hold_messages_tokens_and_rewards(config: dict[str, Any]) -> None:
@@ -429,6 +462,25 @@ def test_the_sync_door_saves_when_its_block_is_left_by_an_error(config: dict[str
         assert run.version == 1
         run.stop()
         assert run.step() is None
+
+
+def test_the_sync_door_saves_when_a_step_is_interrupted(config: dict[str, Any]) -> None:
+    async def interrupts(task: Task, episode: Episode) -> float:
+        if presses:
+            presses.pop()
+            signal.raise_signal(signal.SIGINT)
+        return await vowels(task, episode)
+
+    presses: list[str] = []
+    config["judgers"] = {"vowels": interrupts}
+    with loopwright.sync.open_run(config) as run:
+        run.step()
+        presses.append("Ctrl-C")
+        with pytest.raises(KeyboardInterrupt):
+            run.train()
+    with loopwright.sync.open_run(config) as run:
+        assert run.version == 1
+        assert run.train()
 
 
 async def test_the_sync_door_refuses_inside_an_event_loop(config: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from loopwright.types import Rollout
 class Run:
     """A run that is open: its folder is locked, its model loaded, its engine running.
 
-    Do one thing at a time with it: a step, an evaluation and rollouts use the same engine and the same weights.
+    It does one thing at a time: steps, evaluations and rollouts use the same engine and the same weights.
     """
 
     folder: RunFolder
@@ -48,6 +48,8 @@ class Run:
     _redact: Redactor
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     _has_stepped: bool = False
+    _busy_with: str | None = None
+    _is_closed: bool = False
 
     @property
     def path(self) -> Path:
@@ -82,11 +84,11 @@ class Run:
 
         None when no step is left, or when the run is to stop.
         """
-        self._has_stepped = True
-        if self.version < self.config.trainer.steps:
-            # An export is the model of a finished run; this one goes on.
-            shutil.rmtree(self.folder.export, ignore_errors=True)
-        with redacting_errors(self._redact):
+        with self._busy("a step"):
+            self._has_stepped = True
+            if self.version < self.config.trainer.steps:
+                # An export is the model of a finished run; this one goes on.
+                shutil.rmtree(self.folder.export, ignore_errors=True)
             step = await self.trainer.advance()
             if step is None or step.is_last:
                 await self._conclude()
@@ -96,7 +98,7 @@ class Run:
         """Evaluate the weights as they are on the evaluation tasks. The metrics are also logged for their step."""
         if self.config.eval is None:
             raise ConfigError("the config has nothing to evaluate on", remedy="add eval.data and eval.agent to it")
-        with redacting_errors(self._redact):
+        with self._busy("an evaluation"):
             metrics = await self.trainer.evaluate()
         if metrics is None:
             raise RunError("the evaluation was not finished: the run is to stop", remedy="open the run again")
@@ -109,7 +111,7 @@ class Run:
         """
         if groups < 1:
             raise RunError(f"{groups} groups cannot be sampled", remedy="ask for 1 group or more")
-        with redacting_errors(self._redact):
+        with self._busy("rollouts"):
             async with self.trainer.sampling():
                 return await sample(self._bench, self._runner, self._engine, self.version, groups)
 
@@ -125,7 +127,7 @@ class Run:
         return (rollout for one in (steps if step is None else (step,)) for rollout in stored.rollouts(one))
 
     def stop(self) -> None:
-        """End the training after a checkpoint: a step that is under way ends without being trained."""
+        """End the training after a checkpoint. Rollouts that are under way are kept for the next time."""
         self._stop.set()
 
     async def close(self) -> None:
@@ -147,7 +149,21 @@ class Run:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closed = True
         await self._closing.__aexit__(kind, error, trace)
+
+    @contextmanager
+    def _busy(self, what: str) -> Iterator[None]:
+        if self._is_closed:
+            raise RunError("the run is closed", remedy="open it again")
+        if self._busy_with is not None:
+            raise RunError(f"the run is busy with {self._busy_with}", remedy="await that first")
+        self._busy_with = what
+        try:
+            with redacting_errors(self._redact):
+                yield
+        finally:
+            self._busy_with = None
 
     async def _conclude(self) -> None:
         if self.is_finished and self.config.trainer.export and not self.folder.export.exists():
