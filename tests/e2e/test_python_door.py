@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 import runpy
 import signal
 import sys
@@ -91,6 +92,20 @@ def test_the_example_script_trains(
     assert [line.partition(":")[0] for line in said[:2]] == ["step 1", "step 2"]
     assert len(said) == 5
     assert stored_config(tmp_path / "run")["judgers"]["exact"]["path"] == "object:__main__.exact"
+
+
+def test_the_lines_of_the_readme_train(
+    write_config: WriteConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judgers = {"exact": {"kind": "native", "path": "judger.py:judge"}}
+    file = write_config(judgers=judgers, agent={"kind": "single_turn", "judger": "exact"}, eval=None)
+    file.rename(tmp_path / "train.yaml")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(
+        r"```python\n(import loopwright\n.*?)```", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL
+    )
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:3]] == ["1", "2", "3"]
 
 
 async def run_notebook(cells: list[dict[str, Any]], change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
