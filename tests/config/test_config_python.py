@@ -123,6 +123,7 @@ def test_an_object_where_only_data_may_stand_is_a_problem_with_its_place(given: 
 
 def test_an_object_that_nobody_gave_is_a_problem(given: dict[str, Any]) -> None:
     given["judgers"] = {"mine": {"kind": "native", "path": "object:__main__.judge"}}
+    given["agent"]["system"] = "object: answer in one word"
     (problem,) = problems_of(given)
     assert problem.startswith("judgers.mine.path: 'object:__main__.judge' is a Python object without an import path")
     assert "(Python) -> open the run from that program with loopwright.open_run" in problem

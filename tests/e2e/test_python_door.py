@@ -10,7 +10,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -479,6 +479,15 @@ def test_the_sync_door_saves_when_its_block_is_left_by_an_error(config: dict[str
         assert run.step() is None
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C means what it means in a script, whichever command another test has called in this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_the_sync_door_saves_when_a_step_is_interrupted(config: dict[str, Any]) -> None:
     async def interrupts(task: Task, episode: Episode) -> float:
         if presses:

@@ -77,7 +77,7 @@ class ObjectNames:
         if path is not None:
             return path
         name = f"{OBJECT}{qualified_name(value)}"
-        if not any(_matches(place, pattern) for pattern in _patterns(PLACES)):
+        if not _takes_objects(place):
             self.problems.append(
                 Problem(
                     place,
@@ -118,10 +118,9 @@ def qualified_name(value: object) -> str:
 def object_problems(config: RunConfig, objects: Objects) -> Iterator[Problem]:
     """The objects that the config names, and nobody has given."""
     for place, value in leaves(config.model_dump(mode="json")):
-        for text in value if isinstance(value, list) else (value,):
-            if isinstance(text, str) and is_object_name(text) and text not in objects:
-                error = no_such_object(text)
-                yield Problem(place, error.message, error.remedy)
+        if isinstance(value, str) and is_object_name(value) and value not in objects and _takes_objects(place):
+            error = no_such_object(value)
+            yield Problem(place, error.message, error.remedy)
 
 
 def _section_kind(place: KeyPath) -> str | None:
@@ -129,6 +128,10 @@ def _section_kind(place: KeyPath) -> str | None:
         if any(_matches(place, full) for full in _patterns((pattern,))):
             return kind
     return None
+
+
+def _takes_objects(place: KeyPath) -> bool:
+    return any(_matches(place, pattern) for pattern in _patterns(PLACES))
 
 
 def _traits(kind: str, value: object) -> dict[str, Any]:
