@@ -35,7 +35,7 @@ class Model(StrEnum):
 
 def prompt_counter(model: Path) -> Callable[[str], int]:
     """Counts the tokens of a prompt, chat template included."""
-    from loopwright.models.load import load_tokenizer
+    from loopwright.models.tokenizer import load_tokenizer
     from loopwright.render.chat_template import ChatTemplateRenderer
 
     renderer = ChatTemplateRenderer(load_tokenizer(str(model)))

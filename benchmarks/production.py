@@ -12,13 +12,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loopwright.agents import EnginePolicy, SingleTurn
+from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, SingleTurn
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
+from loopwright.engines.timed import TimedClient
+from loopwright.judgers import MemberJudger
 from loopwright.ports import StalePolicy
-from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RecordingPolicy, RolloutRunner, TaskSetRuntime
+from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import (
     Episode,
@@ -28,8 +30,8 @@ from loopwright.types import (
     ProduceKind,
     Sampling,
     Scored,
+    Split,
     Task,
-    TokenChain,
 )
 
 TASK_SET = "tasks"
@@ -82,9 +84,12 @@ class Line:
             plant.groups, plant.samples, kind=kind, horizon=span, in_flight=PauseMode.KEEP, last_step=steps
         )
         self.manager = AgentLoopManager(
-            [TaskSetRuntime(TASK_SET, _Questions(), SingleTurn(), _Pleased(), Sampling(max_new_tokens=plant.tokens))],
+            [TaskSetRuntime(TASK_SET, _Questions(), _Pleased(), Sampling(max_new_tokens=plant.tokens))],
             RolloutRunner(
-                self._policy,
+                LocalWorker(
+                    {(Split.TRAIN, TASK_SET): AgentSetup(SingleTurn())},
+                    EnginePolicies(TimedClient(self.engine), CharRenderer(), CONTEXT),
+                ),
                 seed=plant.seed,
                 limits=Limits(LONGEST_SECONDS),
                 concurrency=plant.slots,
@@ -131,13 +136,6 @@ class Line:
         await self.engine.load(version)
         await self.manager.continue_(version)
 
-    def _policy(
-        self, prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
-    ) -> RecordingPolicy:
-        return EnginePolicy(
-            self.engine, CharRenderer(), sampling, prefix, CONTEXT, resumable=resumable, resume_from=resume_from
-        )
-
 
 class _Questions:
     """As many tasks as anyone draws."""
@@ -149,7 +147,7 @@ class _Questions:
         return Task.ask(str(draw), "?")
 
 
-class _Pleased:
+class _Pleased(MemberJudger):
     """Finds every answer good, at once."""
 
     name = "pleased"

@@ -21,7 +21,7 @@ class Prompts:
     """Conversations of a system message and a question, in words that are one token each for a model's tokenizer."""
 
     def __init__(self, model: Path) -> None:
-        from loopwright.models.load import load_tokenizer
+        from loopwright.models.tokenizer import load_tokenizer
         from loopwright.render.chat_template import ChatTemplateRenderer
 
         self._tokenizer = tokenizer = load_tokenizer(str(model))

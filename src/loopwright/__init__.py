@@ -29,7 +29,7 @@ if typing.TYPE_CHECKING:
     from loopwright.build import Run
     from loopwright.trainers.step import Step
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _ON_DEMAND = {"open_run": "api", "Run": "build", "Step": "trainers.step"}
 """Names that are imported when they are asked for, and their modules: these load the config's packages, or torch."""

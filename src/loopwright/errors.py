@@ -8,7 +8,9 @@
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
     │   ├── EngineLostError        an engine cannot be reached: it died, or the connection broke
     │   ├── ToolServerError        a server of tools did not start, or died under a rollout
+    │   ├── WorkerLostError        a rollout worker cannot be reached, or is silent
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
+    ├── OutOfTimeError             a model call took all the time that its caller had left
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
     ├── AgentError                 the user's agent loop raised
     │   └── ConversationError      it asked with messages that the model's chat template refuses
@@ -48,7 +50,8 @@ class LoopwrightError(Exception):
         return f"{self.message}\n  -> {self.remedy}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.remedy, self.facts)
+        # The attributes travel as well: `add_note` keeps its notes there.
+        return _rebuild, (type(self), self.message, self.remedy, self.facts), self.__dict__
 
 
 def _rebuild(kind: type[LoopwrightError], message: str, remedy: str, facts: dict[str, Any]) -> LoopwrightError:
@@ -86,6 +89,14 @@ class InterruptionError(EngineError):
 
 class ToolServerError(EngineError):
     """A server of tools did not start, or died under a rollout: as with the engine, another attempt may do."""
+
+
+class WorkerLostError(EngineError):
+    """A rollout worker cannot be reached any more, or has been silent for too long. Another attempt may succeed."""
+
+
+class OutOfTimeError(LoopwrightError):
+    """A model call took all the time that its caller had left. The caller decides what that means for its rollout."""
 
 
 class ContextError(LoopwrightError):

@@ -110,7 +110,7 @@ async def test_a_rollout_may_be_interrupted_again_and_again() -> None:
 
 async def test_an_interruption_before_the_first_token_leaves_nothing_to_go_on_from() -> None:
     class Full(ScriptedEngine):
-        async def generate(self, request: Any) -> Any:
+        async def generate(self, request: Any, on_part: Any = None) -> Any:
             self.requests.append(request)
             return (await super().generate(request)).__class__((), (), (), FinishReason.ABORT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -135,8 +136,9 @@ async def test_a_first_prompt_without_room_is_a_fault_until_a_shorter_one_is_ans
     long = [user("hi there")]
     await policy.reply(long)
     tokens = len(CharRenderer().render(long))
-    assert isinstance(policy.fault, ContextError)
-    assert f"a prompt of {tokens} tokens does not fit model.max_context {prompt + 1}" in policy.fault.message
+    fault = policy.fault
+    assert isinstance(fault, ContextError)
+    assert f"a prompt of {tokens} tokens does not fit model.max_context {prompt + 1}" in fault.message
     await policy.reply(ASK)
     assert policy.fault is None
     await policy.reply(long)
@@ -187,7 +189,7 @@ async def test_only_a_call_made_after_a_fault_makes_it_good() -> None:
 
 
 class Misaligned(ScriptedEngine):
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, on_part: Any = None) -> Generation:
         return Generation((1, 2), (-0.5,), (0, 0), FinishReason.STOP)
 
 

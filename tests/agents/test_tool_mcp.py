@@ -104,6 +104,7 @@ async def test_a_model_that_kills_its_server_again_and_again_does_not_end_the_ru
         assert (await said(loop, "a"))[0].startswith("1 notes")
 
 
+@pytest.mark.real
 @pytest.mark.usefixtures("no_pause")
 async def test_a_call_is_not_charged_for_the_start_of_its_server(tmp_path: Path) -> None:
     slow = server("--mark", str(tmp_path / "mark"), "--slow-again", shared=True, timeout_seconds=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,19 @@ def broken(what: str) -> None:
 def sleepy() -> None:
     """Block a thread for too long."""
     time.sleep(0.5)
+
+
+meeting = threading.Barrier(2)
+
+
+def meet(seconds: float) -> str:
+    """Wait for another call."""
+    try:
+        meeting.wait(seconds)
+    except threading.BrokenBarrierError:
+        meeting.reset()
+        return "alone"
+    return "together"
 
 
 async def slow() -> str:

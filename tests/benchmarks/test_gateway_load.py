@@ -31,6 +31,7 @@ async def listening(protocol: Callable[[], Messages]) -> AsyncIterator[int]:
     async with server:
         yield server.sockets[0].getsockname()[1]
         for one in made:
+            assert one.transport is not None
             one.transport.abort()
         # Connections are closed by the event loop, a few turns later.
         await asyncio.sleep(0.05)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
-from loopwright.buffer import archive
 from loopwright.buffer.archive import Archive, Parcel, ParcelKind
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
@@ -135,9 +134,14 @@ async def test_a_group_whose_judge_may_be_asked_again_stays(path: Path) -> None:
 async def test_neighbours_are_read_from_a_file_that_is_open_already(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = []
+    loaded: list[str] = []
     load = Archive._load
-    monkeypatch.setattr(Archive, "_load", lambda self, file: loaded.append(file.name) or load(self, file))
+
+    def noted(self: Archive, file: Path) -> Any:
+        loaded.append(file.name)
+        return load(self, file)
+
+    monkeypatch.setattr(Archive, "_load", noted)
     async with SqliteStorage(path) as storage:
         for step in range(1, 7):
             await give_up(storage, 2 * step, GroupStatus.FILTERED)
@@ -228,7 +232,7 @@ async def test_without_pyarrow_payloads_stay_and_it_is_said_once(
                 await storage.archive(step)
     assert payloads(path) == 4
     assert [record.getMessage() for record in caplog.records] == [
-        "without pyarrow, the tokens of groups that are over stay in the database: pip install 'loopwright[parquet]'"
+        "without pyarrow, the tokens of finished groups stay in the database: pip install 'loopwright[parquet]'"
     ]
 
 
@@ -292,7 +296,7 @@ async def test_a_write_that_fails_leaves_the_database_as_it_was(path: Path, monk
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(archive.os, "fsync", full)
+            patched.setattr(os, "fsync", full)
             with pytest.raises(RunError, match=r"step-000001.parquet cannot be written: .* No space left"):
                 await storage.archive(1)
         assert everything(path) == before

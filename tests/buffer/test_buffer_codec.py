@@ -103,8 +103,8 @@ def test_a_chain_takes_few_bytes_per_token(vocabulary: int, sampled: int, bytes_
     chain = TokenChain(
         np.full(size, vocabulary - 1, dtype=np.int32),
         mask,
-        np.zeros(size),
-        np.where(mask, 7, -1),  # type: ignore[arg-type]
+        np.zeros(size, np.float32),
+        np.where(mask, 7, -1),
     )
     assert len(codec.encode_chains([chain])) < bytes_per_token * size
 

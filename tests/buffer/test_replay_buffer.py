@@ -13,7 +13,7 @@ from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
-from loopwright.ports import ReplayBuffer, StalePolicy, Started, Storage
+from loopwright.ports import ReplayBuffer, StalePolicy, StartedGroup, Storage
 from loopwright.types import Failed, FailureCause, GroupStatus, Stale, Unscored
 
 MASK = StalePolicy(Stale.MASK, horizon=2)
@@ -30,7 +30,7 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             yield opened
 
 
-async def complete(buffer: ReplayBuffer, draw: int, *versions: int, task_set: str = "train") -> Started:
+async def complete(buffer: ReplayBuffer, draw: int, *versions: int, task_set: str = "train") -> StartedGroup:
     """A group with one member per version."""
     started = await buffer.draw(task_set, draw, TASK, min(versions))
     for member, version in enumerate(versions):

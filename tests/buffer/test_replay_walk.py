@@ -16,7 +16,7 @@ from stored_values import TASK, make_partial, make_rollout
 
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
-from loopwright.ports import StalePolicy, Started, Storage
+from loopwright.ports import StalePolicy, StartedGroup, Storage
 from loopwright.types import Group, GroupStatus, Stale
 
 SETS = ("a", "b")
@@ -31,7 +31,7 @@ class Known:
 
     task_set: str
     draw: int
-    started: Started
+    started: StartedGroup
     status: GroupStatus = GroupStatus.PENDING
     tokens: dict[int, int] = field(default_factory=dict)
     partial: dict[int, int] = field(default_factory=dict)
@@ -52,6 +52,9 @@ class Known:
 
 
 class Walk(RuleBasedStateMachine):
+    due: int
+    """Up to which train step groups were expired."""
+
     @initialize(
         stale=st.sampled_from(Stale),
         horizon=st.integers(1, 2),
@@ -272,5 +275,5 @@ test_the_buffer_walks_like_its_model = Walk.TestCase
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-class TestForLong(Walk.TestCase):
+class TestForLong(Walk.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(WALK, max_examples=500)

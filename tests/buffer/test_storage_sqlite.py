@@ -16,13 +16,14 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
 from loopwright.buffer.archive import Archive, GroupKey, Parcel
 from loopwright.buffer.reader import Evaluation, StoredRun
-from loopwright.buffer.storage import ledger, schema
+from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.errors import RunError
@@ -83,7 +84,7 @@ async def test_a_flush_waits_for_the_disk_with_all_that_is_committed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_disk: list[bytes] = []
-    monkeypatch.setattr(schema.os, "fsync", lambda file: on_disk.append(os.pread(file, 1 << 30, 0)))
+    monkeypatch.setattr(os, "fsync", lambda file: on_disk.append(os.pread(file, 1 << 30, 0)))
     async with SqliteStorage(path) as storage:
         row = await storage.draw("train", 0, TASK, 0)
         await storage.put(row, make_rollout(0, 0))
@@ -98,7 +99,7 @@ async def test_a_flush_that_fails_says_what_to_do(path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with SqliteStorage(path) as storage:
-        monkeypatch.setattr(schema.os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match="No space left") as caught:
             await storage.flush()
         assert "free some disk space" in caught.value.remedy
@@ -155,7 +156,7 @@ class Worn(sqlite3.Connection):
     breaks_at: tuple[str, ...] = ()
     error: Exception = sqlite3.OperationalError("disk I/O error")
 
-    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         if statement in self.breaks_at:
             raise self.error
         return super().execute(statement, *values)

@@ -151,12 +151,12 @@ def comparable(answer: Any) -> Any:
 
 # Shrinking a history takes minutes, and a history is readable as it is.
 UNSHRUNK = set(Phase) - {Phase.shrink, Phase.explain}
-WALK = settings(max_examples=20, stateful_step_count=12, deadline=None, phases=UNSHRUNK)
+WALK = settings(max_examples=12, stateful_step_count=12, deadline=None, phases=UNSHRUNK)
 Walk.TestCase.settings = WALK
 test_sqlite_and_memory_walk_together = Walk.TestCase
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-class TestForLong(Walk.TestCase):
+class TestForLong(Walk.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(WALK, max_examples=200)

@@ -52,6 +52,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(run):
 
 
 def test_a_peer_that_is_not_installed_is_an_error_with_its_make_target(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("loopwright.doctor.busy.busy_share", lambda: None)
     monkeypatch.setattr(bench, "find_checkout", lambda: _checkout_without_peers(tmp_path))
     code, _, err = run("grpo-tiny")
     assert code == 1

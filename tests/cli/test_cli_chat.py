@@ -78,13 +78,12 @@ def test_it_ends_with_its_input_and_tells_of_cut_replies_and_unknown_commands(ch
 
 
 def test_ctrl_c_at_the_prompt_leaves(chat, echo, monkeypatch):
-    class Person(io.StringIO):
-        def readline(self, size: int | None = -1, /) -> str:
-            os.kill(os.getpid(), signal.SIGINT)
-            return "not reached\n"
+    def person(prompt: str) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "not reached\n"
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(sys.modules["builtins"], "input", lambda prompt: Person().readline())
+    monkeypatch.setattr(sys.modules["builtins"], "input", person)
     code, out, _ = chat()
     assert (code, out) == (0, "")
     assert echo.calls == []
@@ -94,7 +93,8 @@ def test_ctrl_c_at_the_prompt_leaves(chat, echo, monkeypatch):
 def test_a_run_without_weights_is_an_error_with_a_remedy(chat, monkeypatch):
     @asynccontextmanager
     async def open_chat(folder, *, cache):
-        raise RunError("it has no weights yet", remedy="wait for its first checkpoint")
+        if folder is not None:
+            raise RunError("it has no weights yet", remedy="wait for its first checkpoint")
         yield
 
     monkeypatch.setitem(sys.modules, "loopwright.build", SimpleNamespace(open_chat=open_chat))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loopwright.cli import main, rehearsal
+from loopwright.build import rehearsal
+from loopwright.cli import main
 from loopwright.testing import JudgeReply, JudgeServer, chat_reply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
@@ -157,8 +158,11 @@ def test_deep_names_a_judger_that_gives_no_number(run, file, judger, words):
     assert not {"rehearsal.py", "native.py"} & set(re.findall(r"\w+\.py", err)), "only the user's frames are shown"
 
 
-def test_deep_calls_every_kind_of_judger(run, file, monkeypatch):
+# A judger in a process of its own takes a second to start.
+@pytest.mark.parametrize("third", ["integer_answer", pytest.param("math_answer", marks=pytest.mark.real)])
+def test_deep_calls_every_kind_of_judger(run, file, monkeypatch, third):
     monkeypatch.setenv("JUDGE_KEY", "k")
+    monkeypatch.setattr("loopwright.judgers.endpoint.FIRST_PAUSE_SECONDS", 0.01)
     rank = "judgers.mine={kind: native, path: 'mine.py:rank', per: group}"
     _, out, _ = run("check", "--deep", file, rank)
     assert "judger mine gives 0 to the made-up answer '4'" in out
@@ -166,7 +170,7 @@ def test_deep_calls_every_kind_of_judger(run, file, monkeypatch):
     with JudgeServer(lambda asked: chat_reply('{"score": 1}') if "model" in asked.body else JUDGED) as server:
         web = f"judgers.web={{kind: http, url: '{server.url}', api_key_env: JUDGE_KEY}}"
         llm = f"judgers.llm={{kind: llm, base_url: '{server.url}', model: m}}"
-        parts = "{a: {judger: web}, b: {judger: llm, weight: 2}, c: {judger: math_answer}}"
+        parts = f"{{a: {{judger: web}}, b: {{judger: llm, weight: 2}}, c: {{judger: {third}}}}}"
         both = f"judgers.mine={{kind: composed, parts: {parts}}}"
         code, out, err = run("check", "--deep", file, web, llm, both)
     assert (code, err) == (0, "")
@@ -179,10 +183,10 @@ def test_deep_calls_every_kind_of_judger(run, file, monkeypatch):
 
 def test_deep_does_not_wait_for_a_judger_that_hangs(run, file):
     code, _, err = run(
-        "check", "--deep", file, "judgers.mine={kind: native, path: 'mine.py:hangs', timeout_seconds: 0.3}"
+        "check", "--deep", file, "judgers.mine={kind: native, path: 'mine.py:hangs', timeout_seconds: 0.1}"
     )
     assert code == 2
-    assert "judger 'mine' (mine.py:hangs) gave no score within 0.3 s" in err
+    assert "judger 'mine' (mine.py:hangs) gave no score within 0.1 s" in err
 
 
 def test_deep_refuses_tasks_that_cannot_be_stored(run, file):
@@ -217,6 +221,24 @@ def test_deep_makes_the_agent(run, file):
     code, _, err = run("check", "--deep", file, agent.replace("turns", "tuns"))
     assert code == 2
     assert "unexpected keyword argument 'tuns'" in err
+
+
+def test_deep_says_what_an_agent_with_tools_offers(run, file):
+    (file.parent / "tools.py").write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
+    tools = "agent={kind: tool, judger: mine, tools: [{kind: python, path: 'tools.py:add'}]}"
+    code, out, err = run("check", "--deep", file, tools)
+    assert (code, err) == (0, "")
+    assert "the model is offered add" in out
+
+
+def test_deep_imports_the_choice_of_chains(run, file):
+    agent = "agent={kind: python, path: 'mine.py:Loop', judger: mine, args: {turns: 3}, train: 'mine.py:%s'}"
+    code, out, err = run("check", "--deep", file, agent % "keep")
+    assert (code, err) == (0, "")
+    assert "agent.train mine.py:keep can be called" in out
+    code, _, err = run("check", "--deep", file, agent % "SEVEN")
+    assert code == 2
+    assert "'mine.py:SEVEN' names 7, which cannot be called" in err
 
 
 def test_deep_imports_filters_and_measures_with_the_users_metrics(run, file):
@@ -255,7 +277,8 @@ def test_config_as_yaml_is_a_config_again(run, file):
     assert run("check", file.parent / "merged.yaml")[0] == 0
 
 
-def test_checking_deeply_loads_nothing_heavy():
+@pytest.mark.parametrize("example", ["arithmetic.yaml", "tools_calculator.yaml"])
+def test_checking_deeply_loads_nothing_heavy(example):
     """In a process of its own, because other tests may have loaded torch into this one."""
     code = (
         "import sys\n"
@@ -266,7 +289,7 @@ def test_checking_deeply_loads_nothing_heavy():
         "assert not heavy, heavy\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, EXAMPLE.parent / example], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "tasks; the first is" in done.stdout
@@ -278,7 +301,7 @@ HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "datasets", "httpx", 
 def test_a_typo_is_reported_before_anything_heavy_is_loaded():
     # That is what makes it take half a second; how long it takes is no test's business on a busy machine.
     code = f"import sys\nfrom loopwright.cli import main\ntry: main()\nfinally: print({HEAVY} & set(sys.modules))"
-    command = [sys.executable, "-c", code, "check", EXAMPLE, "rollout.temprature=1"]
+    command = [sys.executable, "-c", code, "check", str(EXAMPLE), "rollout.temprature=1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "did you mean 'temperature'?" in done.stderr

@@ -87,6 +87,7 @@ def test_a_torch_that_hangs_does_not_hang_the_doctor(monkeypatch):
     assert found.error == "no answer within 0.5 s"
 
 
+@pytest.mark.real
 def test_what_was_printed_before_a_hang_is_kept(monkeypatch):
     program(monkeypatch, FOUND + "import time\ntime.sleep(600)")
     found = torch_probe.probe_torch({}, seconds=2)

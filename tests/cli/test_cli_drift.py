@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from loopwright.cli import main
 from loopwright.testing.tiny import tiny_tokenizer
 
 CALL = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
-TALK = [
+TALK: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "12+7?"}]},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "x", "content": "19"},

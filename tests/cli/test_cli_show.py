@@ -16,6 +16,7 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.cli import main
 from loopwright.cli.tokens import chain_text, print_indented, visible
 from loopwright.testing.chars import CharRenderer
+from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GroupStatus, TokenChain
 
 
@@ -130,8 +131,13 @@ def test_a_folder_without_a_run_names_the_runs_near_it(show, made_up_run, tmp_pa
 
 
 def test_tokens_are_marked_where_they_were_sampled(show, monkeypatch, made_up_run):
-    asked = []
-    build = SimpleNamespace(run_renderer=lambda folder: asked.append(folder) or CharRenderer())
+    asked: list[RunFolder] = []
+
+    def run_renderer(folder: RunFolder) -> CharRenderer:
+        asked.append(folder)
+        return CharRenderer()
+
+    build = SimpleNamespace(run_renderer=run_renderer)
     monkeypatch.setitem(sys.modules, "loopwright.build", build)
     _, out, _ = show("--tokens", "--limit", 1)
     assert asked == [made_up_run]
@@ -154,8 +160,9 @@ def test_without_tokens_nothing_heavy_is_loaded(made_up_run):
 
 
 def test_colours_mark_sampled_tokens_on_a_terminal_and_lines_are_wrapped_with_a_margin():
+    sampled = np.array([False, False, True, True, True])
     chain = TokenChain(
-        np.array([*map(ord, "ab"), *map(ord, "c\nd")]), [0, 0, 1, 1, 1], [0, 0, -1, -1, -1], [-1, -1, 0, 0, 0]
+        np.array([*map(ord, "ab"), *map(ord, "c\nd")]), sampled, np.where(sampled, -1, 0), np.where(sampled, 0, -1)
     )
     text = chain_text(chain, CharRenderer(), coloured=True)
     assert text.plain == "abc↵\nd"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -38,7 +39,7 @@ AGENT = {"kind": "single_turn", "judger": "integer_answer"}
 
 def nested(settings: dict[str, object]) -> dict[str, object]:
     """Dotted names as sections."""
-    values: dict = {}
+    values: dict[str, Any] = {}
     for name, value in settings.items():
         *parents, last = name.split(".")
         section = values

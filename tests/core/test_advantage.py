@@ -22,7 +22,7 @@ from loopwright.core.advantage import (
     grpo,
     grpo_no_std,
     opo,
-    pass_at_k,
+    pass_at_k_advantage,
     per_group,
     reinforce_pp,
     reinforce_pp_baseline,
@@ -37,8 +37,8 @@ WITHIN_GROUPS: dict[str, GroupAdvantage] = {
     "grpo_no_std": grpo_no_std,
     "rloo": rloo,
     "opo": opo,
-    "pass_at_2": partial(pass_at_k, k=2),
-    "pass_at_4": partial(pass_at_k, k=4),
+    "pass_at_2": partial(pass_at_k_advantage, k=2),
+    "pass_at_4": partial(pass_at_k_advantage, k=4),
 }
 every_group_advantage = pytest.mark.parametrize("advantage", WITHIN_GROUPS.values(), ids=WITHIN_GROUPS.keys())
 every_advantage = pytest.mark.parametrize("advantage", ADVANTAGES.values(), ids=ADVANTAGES.keys())
@@ -70,9 +70,9 @@ GOLDEN = [
     (grpo_no_std, (1, 1, 1, 1), (0, 0, 0, 0)),
     (rloo, (1, 0, 0, 0), (1, -1 / 3, -1 / 3, -1 / 3)),
     (opo, (1, 0, 0, 0), (0.7, -0.3, -0.3, -0.3)),
-    (partial(pass_at_k, k=2), (1, 0, 0, 0), (1, 0, 0, 0)),
-    (partial(pass_at_k, k=2), (1, 1, 0, 0.5), (0.5, 0.5, 0, 1 / 6)),
-    (partial(pass_at_k, k=4), (3, 1, 0, 2), (1, 0, 0, 0)),
+    (partial(pass_at_k_advantage, k=2), (1, 0, 0, 0), (1, 0, 0, 0)),
+    (partial(pass_at_k_advantage, k=2), (1, 1, 0, 0.5), (0.5, 0.5, 0, 1 / 6)),
+    (partial(pass_at_k_advantage, k=4), (3, 1, 0, 2), (1, 0, 0, 0)),
 ]
 
 
@@ -186,7 +186,7 @@ def test_pass_at_k_is_the_mean_over_all_sets_of_siblings(given_rewards: list[flo
         siblings = given_rewards[:i] + given_rewards[i + 1 :]
         gains = [max(own, *others) - max(others) for others in combinations(siblings, size)]
         expected.append(sum(gains) / len(gains))
-    assert pass_at_k(scored(given_rewards), k) == pytest.approx(expected, abs=1e-12)
+    assert pass_at_k_advantage(scored(given_rewards), k) == pytest.approx(expected, abs=1e-12)
 
 
 @BOUNDED
@@ -197,7 +197,7 @@ def test_pass_at_k_is_what_the_best_of_k_loses_without_the_member(given_rewards:
     assume(not teaches_nothing(given_rewards))
     best = np.mean([max(chosen) for chosen in combinations(given_rewards, k)])
     fewer = np.mean([max(chosen) for chosen in combinations(given_rewards, k - 1)])
-    total = math.fsum(pass_at_k(scored(given_rewards), k))
+    total = math.fsum(pass_at_k_advantage(scored(given_rewards), k))
     assert total == pytest.approx(len(given_rewards) * (best - fewer), abs=1e-9)
 
 

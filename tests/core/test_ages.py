@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from loopwright.core.ages import staleness_numbers
 from loopwright.types import Episode, Group, Rollout, RolloutKey, Scored, Task, Timing, TokenChain
 
@@ -10,8 +12,8 @@ TASK = Task.ask("t", "say 1", truth=1)
 
 def group(*versions: int) -> Group:
     """One member, with a prompt of one token and a sampled token of each version."""
-    sampled = [v >= 0 for v in versions]
-    chain = TokenChain([5] * (len(versions) + 1), [False, *sampled], [0.0] * (len(versions) + 1), [-1, *versions])
+    stamped = np.array([-1, *versions])
+    chain = TokenChain(np.full_like(stamped, 5), stamped >= 0, np.zeros(len(stamped), np.float32), stamped)
     rollout = Rollout(RolloutKey("train", 0, 0), TASK, Episode((), (chain,)), Scored(1.0), Timing(0.0))
     return Group("train", 0, TASK, (rollout,))
 

@@ -18,7 +18,9 @@ def test_each_run_of_sampled_tokens_is_a_turn_after_all_that_came_before(
     pairs: list[tuple[list[int], list[int]]], rest: list[int]
 ) -> None:
     """So an interrupted rollout can go on from what is stored of it."""
-    ids, mask, versions = [], [], []
+    ids: list[int] = []
+    mask: list[bool] = []
+    versions: list[int] = []
     wanted = []
     for number, (context, sampled) in enumerate(pairs):
         prompt = (*ids, *context)

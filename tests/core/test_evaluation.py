@@ -94,7 +94,7 @@ def test_the_standard_error_is_that_of_the_mean_over_tasks() -> None:
 
 
 def test_the_majority_is_taken_of_the_first_k_scored_samples() -> None:
-    samples = [LOST, Scored(0.0, answer="2"), Scored(1.0, answer="1"), Scored(1.0, answer="1")]
+    samples: list[Reward] = [LOST, Scored(0.0, answer="2"), Scored(1.0, answer="1"), Scored(1.0, answer="1")]
     assert majority_at_k([result(samples)], k=2)["majority@2"] == 0.0
     assert majority_at_k([result(samples)], k=3)["majority@3"] == 1.0
     assert majority_at_k([result(samples)], k=4) == {"majority@4/tasks": 0.0}

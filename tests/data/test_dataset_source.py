@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -28,7 +29,7 @@ def table(*numbers: int) -> datasets.Dataset:
 COLUMNS = Columns(prompt="question")
 
 
-def truths(folder: Path, **where: str) -> list[int]:
+def truths(folder: Path, **where: Any) -> list[int]:
     source = open_source(DatasetData(path=folder.name, columns=COLUMNS, **where), folder.parent)
     return [source[index].truth for index in range(len(source))]
 

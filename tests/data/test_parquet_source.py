@@ -110,7 +110,7 @@ def test_only_row_groups_that_are_asked_for_are_read_and_few_are_kept(
 
 def test_a_wrong_row_is_named_with_its_file_when_it_is_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", asks(0, 1, 2))
-    rows = [{"prompt": "fine", "truth": 1}, {"prompt": "fine", "truth": 2}, {"prompt": None, "truth": 3}]
+    rows: list[dict[str, Any]] = [{"prompt": said, "truth": n} for n, said in enumerate(("fine", "fine", None), 1)]
     bad = write(tmp_path / "b.parquet", rows)
     source = ParquetSource.open(".", tmp_path)
     with pytest.raises(DataError) as caught:

@@ -15,6 +15,7 @@ from loopwright.data import open_source
 from loopwright.errors import DataError, JudgeError
 from loopwright.judgers import open_judgers
 from loopwright.judgers.reasoning_gym import final_answer, judge
+from loopwright.testing import score_one
 from loopwright.types import Episode, Scored, Task
 
 
@@ -194,6 +195,6 @@ async def test_the_judger_runs_in_a_worker_and_is_built_in() -> None:
     async with open_judgers(["reasoning_gym", "mine"], {"mine": ReasoningGymConfig()}, Path(), {}) as judgers:
         for name, judger in judgers.items():
             assert judger.name == name
-            assert await judger.judge(task, answered(task.truth)) == Scored(1.0, answer=task.truth)  # type: ignore[union-attr]
+            assert await score_one(judger, task, answered(task.truth)) == Scored(1.0, answer=task.truth)
         with pytest.raises(JudgeError, match="judger 'mine'"):
-            await judgers["mine"].judge(Task.ask("sum", "?"), answered("2"))  # type: ignore[union-attr]
+            await score_one(judgers["mine"], Task.ask("sum", "?"), answered("2"))

@@ -73,7 +73,7 @@ def test_an_empty_cell_of_a_table_is_no_value_but_a_null_in_json_is_one() -> Non
         ({"prompt": "?", "answer": 1, "ground_truth": 1}, {}, "mean the same thing", "are meant in data.columns"),
     ],
 )
-def test_what_is_wrong_is_named_with_file_and_row(row: Any, columns: dict[str, str], words: str, remedy: str) -> None:
+def test_what_is_wrong_is_named_with_file_and_row(row: Any, columns: dict[str, Any], words: str, remedy: str) -> None:
     with pytest.raises(DataError) as caught:
         mapped(row, **columns)
     assert caught.value.message.startswith("file: row 3: ")

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from loopwright.doctor import Facts, Severity, advise
-from loopwright.doctor.facts import Bf16, Cores, Disk, Extra, Memory, Purpose, Torch
+from loopwright.doctor.facts import Bf16, Cores, Disk, FolderPurpose, InstalledExtra, Memory, Torch
 from loopwright.doctor.packages import EXTRAS
 
 GIB = 1 << 30
 FINE = Facts(
     python="3.11.0",
     loopwright="0.1.0",
-    extras=(Extra("math", "the judger math_answer", {"math-verify": "0.9"}),),
+    extras=(InstalledExtra("math", "the judger math_answer", {"math-verify": "0.9"}),),
     cores=Cores(8, 8, None),
     memory=Memory(16 * GIB, 8 * GIB, None),
-    disks=(Disk(Purpose.RUNS, "/runs", "/", 100 * GIB, "ext4", True),),
+    disks=(Disk(FolderPurpose.RUNS, "/runs", "/", 100 * GIB, "ext4", True),),
     models={},
     torch=Torch(version="2.13", threads=8, bf16=Bf16.WORKS),
 )
 RUNS = FINE.disks[0]
-MODELS = replace(RUNS, purpose=Purpose.MODELS, folder="/cache")
+MODELS = replace(RUNS, purpose=FolderPurpose.MODELS, folder="/cache")
 
 
 def test_a_good_machine_gets_no_advice():
@@ -70,7 +70,7 @@ def test_a_cache_may_be_on_a_network_file_system():
     assert advise(replace(FINE, disks=(RUNS, replace(MODELS, kind="nfs4")))) == []
 
 
-@pytest.mark.parametrize(("why", "remedy"), [("no C compiler was found", "install gcc"), ("/x is full", "mend that")])
+@pytest.mark.parametrize(("why", "remedy"), [("no C compiler was found", "install gcc"), ("/x is full", "fix that")])
 def test_what_keeps_the_engine_from_native_steps_is_named(why, remedy):
     (finding,) = advise(replace(FINE, not_native=why))
     assert finding.severity is Severity.NEXT
@@ -79,7 +79,7 @@ def test_what_keeps_the_engine_from_native_steps_is_named(why, remedy):
 
 
 def test_a_missing_extra_is_named_with_what_to_install():
-    lacking = replace(FINE, extras=(Extra("http", "the judgers http and llm", {"httpx": None}),))
+    lacking = replace(FINE, extras=(InstalledExtra("http", "the judgers http and llm", {"httpx": None}),))
     (finding,) = advise(lacking)
     assert finding.severity is Severity.NEXT
     assert finding.text == "the judgers http and llm: httpx is not installed"
@@ -87,7 +87,7 @@ def test_a_missing_extra_is_named_with_what_to_install():
 
 
 def test_what_is_broken_comes_first():
-    lacking = Extra("http", "the judgers http and llm", {"httpx": None})
+    lacking = InstalledExtra("http", "the judgers http and llm", {"httpx": None})
     findings = advise(replace(FINE, extras=(lacking,), torch=Torch(error="ImportError: x")))
     assert [finding.severity for finding in findings] == [Severity.BROKEN, Severity.NEXT]
 
@@ -97,7 +97,7 @@ def test_what_could_not_be_found_out_is_no_oddity():
         FINE,
         cores=Cores(None, None, None),
         memory=Memory(None, None, None),
-        disks=(Disk(Purpose.RUNS, "/runs", None, None, None, True),),
+        disks=(Disk(FolderPurpose.RUNS, "/runs", None, None, None, True),),
         torch=Torch(version="2.13"),
     )
     assert advise(unknown) == []

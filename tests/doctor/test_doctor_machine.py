@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.doctor.facts import Purpose
+from loopwright.doctor.facts import FolderPurpose
 from loopwright.doctor.machine import cores, disk, memory
 
 MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"
@@ -68,7 +68,7 @@ def test_the_nearest_mount_names_the_file_system(root, tmp_path):
     mounts = f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:1 / {tmp_path}/far rw shared:1 - nfs4 host:/x rw\n"
     tree = root(**{"proc/self/mountinfo": mounts})
     (tmp_path / "far").mkdir()
-    assert disk(Purpose.RUNS, tmp_path / "far" / "runs" / "x", tree).kind == "nfs4"
-    assert disk(Purpose.RUNS, tmp_path / "near", tree).kind == "ext4"
-    assert disk(Purpose.RUNS, tmp_path / "far" / "runs", tree).mount == f"{tmp_path}/far"
-    assert disk(Purpose.RUNS, tmp_path / "near", tree).free
+    assert disk(FolderPurpose.RUNS, tmp_path / "far" / "runs" / "x", tree).kind == "nfs4"
+    assert disk(FolderPurpose.RUNS, tmp_path / "near", tree).kind == "ext4"
+    assert disk(FolderPurpose.RUNS, tmp_path / "far" / "runs", tree).mount == f"{tmp_path}/far"
+    assert disk(FolderPurpose.RUNS, tmp_path / "near", tree).free

@@ -76,7 +76,11 @@ async def test_a_colocated_run_may_start_more_groups_than_it_needs(
     assert set(metrics(folder, "staleness/masked").values()) == {0.0}
     for step in (1, 2, 3, 4):
         versions = {
-            int(v) for r in StoredRun(folder.rollouts).rollouts(step) for v in r.episode.chains[0].versions if v >= 0
+            int(v)
+            for r in StoredRun(folder.rollouts).rollouts(step)
+            if r.episode is not None
+            for v in r.episode.chains[0].versions
+            if v >= 0
         }
         assert all(step - 1 - version <= 2 for version in versions)
         assert all(r.key.attempt == 0 for r in StoredRun(folder.rollouts).rollouts(step)), "nobody saw an abort"

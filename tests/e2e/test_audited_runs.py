@@ -12,6 +12,7 @@ from loopwright.buffer.auditing.audit import audit
 from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
+from loopwright.trainers.colocate import ColocateTrainer
 from loopwright.types import GroupStatus
 
 WriteConfig = Callable[..., Path]
@@ -25,6 +26,7 @@ async def train(config: Path, *overrides: str, stop_after: int | None = None) ->
         if stop_after is None:
             await run.train()
         else:
+            assert isinstance(run.trainer, ColocateTrainer)
             while run.learner.version < stop_after:
                 await run.trainer.advance()
     return run.folder.path

@@ -128,6 +128,7 @@ async def test_what_an_agent_fails_of_is_told(write: Any, function: str, cause: 
     assert cause.value in str(stopped.value)
 
 
+@pytest.mark.real
 async def test_time_is_an_agents_budget(write: Any) -> None:
     once = {"trainer__steps": 1, "trainer__groups_per_step": 1}
     trained = await rollouts(write("slow", produce__agent_timeout_seconds=4.0, **once))

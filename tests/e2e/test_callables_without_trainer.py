@@ -97,6 +97,7 @@ def evaluated(folder: Path) -> dict[str, Rollout]:
     return {one.task.id: one for one in StoredRun(folder / "rollouts.sqlite").eval_rollouts(0, "eval", "sampled")}
 
 
+@pytest.mark.real
 def test_every_way_to_fail_is_told_and_none_is_a_reward(
     write: WriteConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

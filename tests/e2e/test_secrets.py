@@ -95,17 +95,19 @@ def test_an_agent_that_shows_its_environment_stores_no_key(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
+    monkeypatch.setattr("loopwright.judgers.endpoint.FIRST_PAUSE_SECONDS", 0.01)
     (tmp_path / "agent.py").write_text(AGENT)
     with JudgeServer(lambda request: JudgeReply({"score": len(request.body["answer"]), "answer": KEY})) as server:
         judger = {"kind": "http", "url": f"{server.url}/judge", "api_key_env": "JUDGE_KEY"}
         agent = {"kind": "callable", "path": "agent.py:agent", "judger": "vowels"}
         changes: dict[str, Any] = {"agent": agent, "trainer__steps": 1, "trainer__groups_per_step": 12}
+        changes["rollout__samples_per_task"] = 2
         file = write_config(judgers={"vowels": judger}, eval=None, produce__min_members=1, **changes)
         command("train", str(file))
         sent = json.dumps([request.body for request in server.requests])
     attempts = [a.rollout for a in StoredRun(file.parent / "run" / "rollouts.sqlite").attempts()]
     episodes = [rollout.episode for rollout in attempts if rollout.episode is not None]
-    assert len(episodes) >= 40
+    assert len(episodes) >= 20
     for episode in episodes:
         assert json.loads(episode.messages[-2]["content"]) == {"OPENAI_API_KEY": MARK, "JUDGE_KEY": MARK}
     assert "the environment is" in caplog.text

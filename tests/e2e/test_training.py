@@ -57,7 +57,8 @@ async def test_a_run_leaves_metrics_rollouts_evaluations_checkpoint_export_and_r
     stored = StoredRun(folder.rollouts)
     assert groups(folder) == {"train": {GroupStatus.CONSUMED: 9}}
     assert [len(stored.rollouts(step)) for step in stored.steps()] == [12, 12, 12]
-    assert {version for r in stored.rollouts(3) for version in r.episode.chains[0].versions if version >= 0} == {2}
+    episodes = [rollout.episode for rollout in stored.rollouts(3)]
+    assert {v for one in episodes if one is not None for v in one.chains[0].versions if v >= 0} == {2}
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step-000002", "step-000003"]
     assert "<svg" in folder.report.read_text()
     spans = {record["name"] for record in read_jsonl(folder.events)}
@@ -208,8 +209,9 @@ async def test_a_broken_judger_is_named_and_its_rollouts_are_failures_not_zeros(
 
 async def test_a_run_can_be_read_and_talked_to(write_config: WriteConfig, tmp_path: Path) -> None:
     folder = await run(write_config())
-    chain = StoredRun(folder.rollouts).rollouts(1)[0].episode.chains[0]
-    assert "".join(run_renderer(folder).pieces(chain.ids)).startswith("<|im_start|>user")
+    episode = StoredRun(folder.rollouts).rollouts(1)[0].episode
+    assert episode is not None
+    assert "".join(run_renderer(folder).pieces(episode.chains[0].ids.tolist())).startswith("<|im_start|>user")
     async with open_chat(folder, cache=tmp_path) as model:
         messages = [{"role": "user", "content": "Hello"}]
         reply = await model.reply(messages, temperature=0.0, max_new_tokens=4)
@@ -245,5 +247,6 @@ async def test_the_examples_of_custom_parts_train(write_config: WriteConfig) -> 
     rollouts = StoredRun(folder.rollouts).rollouts(1)
     assert len(rollouts) == 12
     assert not any(isinstance(rollout.reward, Failed) for rollout in rollouts)
-    assert any(len(rollout.episode.messages) == 4 for rollout in rollouts), "the agent never asked again"
-    assert all(len(rollout.episode.chains) == 1 for rollout in rollouts), "a linear chat is one chain"
+    episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
+    assert any(len(episode.messages) == 4 for episode in episodes), "the agent never asked again"
+    assert [len(episode.chains) for episode in episodes] == [1] * 12, "a linear chat is one chain"

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from loopwright.core.partial_answer import joined
 from loopwright.engines.worker import Worker
 from loopwright.errors import EngineError, EngineLostError
 from loopwright.ports import OnPart
@@ -75,7 +76,7 @@ class CountingEngine:
                 await self._tick()
             if self._live[request.id]:
                 return whole
-            whole = whole.then(Generation((position,), (-0.5,), (self.version,), FinishReason.ABORT))
+            whole = joined([whole, Generation((position,), (-0.5,), (self.version,), FinishReason.ABORT)])
             self.counted += 1
             if on_part is not None and len(whole.ids) - shown == PART:
                 on_part(whole.since(shown))

@@ -48,7 +48,8 @@ class PlainModel:
         put(self.model, self.versions[version])
         longest = max(map(len, streams))
         padded = torch.tensor([[*stream, *[0] * (longest - len(stream))] for stream in streams])
-        return self.model(padded, use_cache=False).logits.double()
+        logits: torch.Tensor = self.model(padded, use_cache=False).logits
+        return logits.double()
 
     def check(self, samples: Iterable[Sample]) -> None:
         """Every token was sampled as this model would have, under the weights of its version (T1, T4, T8)."""

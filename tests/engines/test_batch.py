@@ -12,7 +12,7 @@ from plain_model import PlainModel, Sample, put
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from loopwright.engines.torch import forward as forward_module
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.forward import FIRST_ROW, Forward
 from loopwright.errors import EngineError
 from loopwright.models.load import LoadedModel, load_model
@@ -23,7 +23,7 @@ PROMPTS = [tuple(range(3, 20)), (7,), tuple(range(40, 120, 2))]
 
 
 def run(loaded: LoadedModel, requests: Sequence[GenerateRequest], max_batch: int = 16) -> list[Generation]:
-    batch = Batch(loaded, max_batch=max_batch)
+    batch = EngineBatch(loaded, max_batch=max_batch)
     sequences = [batch.submit(request) for request in requests]
     while not batch.idle:
         batch.step()
@@ -150,7 +150,7 @@ def test_a_prompt_that_fills_the_context_ends_at_once(loaded: LoadedModel) -> No
 
 def test_a_reset_leaves_nothing_behind_not_even_nan(loaded: LoadedModel, plain: PlainModel) -> None:
     """A cell that is not used counts with weight 0, and 0 times NaN is NaN."""
-    batch = Batch(loaded, max_batch=4)
+    batch = EngineBatch(loaded, max_batch=4)
     broken = {name: torch.full_like(weight, float("nan")) for name, weight in plain.versions[0].items()}
     put(loaded.model, broken)
     for length in (30, 8):
@@ -158,7 +158,7 @@ def test_a_reset_leaves_nothing_behind_not_even_nan(loaded: LoadedModel, plain: 
     with pytest.raises(EngineError, match="not numbers"):
         batch.step()
     batch.reset()
-    assert batch.idle
+    assert (batch.idle,) == (True,)
     put(loaded.model, plain.versions[0])
     requests = [ask(prompt, max_new_tokens=9) for prompt in PROMPTS]
     sequences = [batch.submit(request) for request in requests]

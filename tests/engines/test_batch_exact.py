@@ -16,7 +16,7 @@ from loopwright.engines.torch import cache as cache_module
 from loopwright.engines.torch import decode as decode_module
 from loopwright.engines.torch import forward as forward_module
 from loopwright.engines.torch import prompts as prompts_module
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
@@ -164,7 +164,7 @@ class Life:
 
     def __init__(self, world: World, cache_tokens: int) -> None:
         self.world = world
-        self.batch = Batch(world.loaded, max_batch=MAX_BATCH, cache_tokens=cache_tokens)
+        self.batch = EngineBatch(world.loaded, max_batch=MAX_BATCH, cache_tokens=cache_tokens)
         self.told: list[Told] = []
         self.swap_to(0)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from plain_model import PlainModel, Sample, put
 
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
@@ -54,7 +55,7 @@ def requests(count: int, prompt: int = 5) -> list[GenerateRequest]:
     ]
 
 
-def sampled_right(world: World, batch: Batch, version: int) -> None:
+def sampled_right(world: World, batch: EngineBatch, version: int) -> None:
     sequences = [batch.submit(request) for request in requests(ROWS)]
     while not batch.idle:
         batch.step()
@@ -62,14 +63,14 @@ def sampled_right(world: World, batch: Batch, version: int) -> None:
 
 
 def test_a_new_engine_reads_the_weights_as_they_are(world: World) -> None:
-    sampled_right(world, Batch(world.loaded, max_batch=ROWS), 0)
+    sampled_right(world, EngineBatch(world.loaded, max_batch=ROWS), 0)
     assert world.packed == 1
     put(world.loaded.model, world.plain.versions[1])
-    sampled_right(world, Batch(world.loaded, max_batch=ROWS), 1)
+    sampled_right(world, EngineBatch(world.loaded, max_batch=ROWS), 1)
 
 
 def test_an_engine_that_begins_anew_reads_them_again(world: World) -> None:
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     sampled_right(world, batch, 0)
     put(world.loaded.model, world.plain.versions[1])
     batch.reset()
@@ -77,7 +78,7 @@ def test_an_engine_that_begins_anew_reads_them_again(world: World) -> None:
 
 
 def test_prompts_pack_nothing(world: World) -> None:
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     batch.submit(requests(1, prompt=ROWS)[0])
     batch.step()
     assert not world.packed
@@ -100,6 +101,15 @@ async def test_after_a_load_that_failed_half_way_all_batches_see_the_same_weight
     assert (before, world.packed) == (1, 2)
 
 
+@pytest.fixture
+def little_garbage() -> Iterator[None]:
+    """What the process holds already is not searched for garbage: with all libraries, that takes half a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("little_garbage")
 async def test_while_an_engine_rests_it_holds_no_copy(world: World) -> None:
     with ComputeThread() as compute:
         async with TorchEngine(world.loaded, compute, max_batch=ROWS) as engine:
@@ -122,7 +132,7 @@ async def _sample(engine: TorchEngine) -> None:
 def test_without_memory_for_the_copy_torch_decodes_until_the_weights_change(
     world: World, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     with monkeypatch.context() as patch:
         match how:
             case "too little is free":
@@ -145,7 +155,7 @@ def test_another_error_while_the_weights_are_copied_is_not_hidden(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NativeStep, "_pack", lambda self: torch.ones(2) @ torch.ones(3))
-    batch = Batch(world.loaded, max_batch=ROWS)
+    batch = EngineBatch(world.loaded, max_batch=ROWS)
     with pytest.raises(RuntimeError, match="size"):
         sampled_right(world, batch, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -48,7 +49,8 @@ class Watched:
 
     def peek(self, ids: Ids) -> Ids:
         """What is found, by a tree that nobody uses afterwards."""
-        here, found = self.tree._beginnings, ()
+        here = self.tree._beginnings
+        found: Ids = ()
         while rest := ids[len(found) :]:
             node = here.get(rest[0])
             same = common(node.ids, rest) if node else 0
@@ -62,7 +64,7 @@ class Watched:
 
     def check(self) -> None:
         """Every node is in its place, holds its own tokens, and is counted once."""
-        stack = [(None, node) for node in self.tree._beginnings.values()]
+        stack: list[tuple[Any, Any]] = [(None, node) for node in self.tree._beginnings.values()]
         assert all(first == node.ids[0] for first, node in self.tree._beginnings.items())
         tokens, ends = 0, set()
         while stack:

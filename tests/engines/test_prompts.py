@@ -13,7 +13,7 @@ from plain_model import PlainModel, Sample, put
 
 from loopwright.engines.torch import prompts as prompts_module
 from loopwright.engines.torch import sequence as engine_sequence
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.forward import Forward
 from loopwright.models.load import LoadedModel
 from loopwright.types import GenerateRequest, Sampling
@@ -37,7 +37,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return passes
 
 
-def ask(batch: Batch, *prompts: tuple[int, ...], tokens: int = 5) -> list[engine_sequence.Sequence]:
+def ask(batch: EngineBatch, *prompts: tuple[int, ...], tokens: int = 5) -> list[engine_sequence.Sequence]:
     """The answers to prompts that come together."""
     sequences = [
         batch.submit(GenerateRequest(str(seed), prompt, Sampling(max_new_tokens=tokens, seed=seed)))
@@ -61,7 +61,7 @@ def test_a_second_turn_computes_what_is_new(
     loaded: LoadedModel, plain: PlainModel, computed: list[int], cache_tokens: int, known: int
 ) -> None:
     """The last token of an answer was never fed to the model, so that it is computed with the next prompt."""
-    batch = Batch(loaded, max_batch=4, cache_tokens=cache_tokens)
+    batch = EngineBatch(loaded, max_batch=4, cache_tokens=cache_tokens)
     [first] = ask(batch, TASK)
     assert computed == [60, 1, 1, 1, 1]
     computed.clear()
@@ -74,7 +74,7 @@ def test_a_second_turn_computes_what_is_new(
 def test_the_same_prompt_again_computes_its_last_token(
     loaded: LoadedModel, plain: PlainModel, computed: list[int]
 ) -> None:
-    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    batch = EngineBatch(loaded, max_batch=4, cache_tokens=LARGE)
     answers = ask(batch, TASK, tokens=1) + ask(batch, TASK, tokens=1)
     assert computed == [60, 1]
     check(plain, *answers)
@@ -92,7 +92,7 @@ def test_answers_that_leave_the_batch_idle_are_copied_when_somebody_comes(
         keep(self, sequence)
 
     monkeypatch.setattr(Forward, "keep", counting)
-    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    batch = EngineBatch(loaded, max_batch=4, cache_tokens=LARGE)
     before = ask(batch, TASK, HEAD)
     batch.step()
     put(loaded.model, plain.versions[1])
@@ -113,7 +113,7 @@ def test_answers_that_cannot_be_copied_are_forgotten_and_harm_nobody(
     def no_memory(self: Forward, sequence: engine_sequence.Sequence) -> None:
         raise RuntimeError("can't allocate memory")
 
-    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    batch = EngineBatch(loaded, max_batch=4, cache_tokens=LARGE)
     before = ask(batch, TASK, HEAD)
     check(plain, *before)
     memory = [weakref.ref(sequence.row.arena) for sequence in before if sequence.row]
@@ -129,7 +129,7 @@ def test_answers_that_cannot_be_copied_are_forgotten_and_harm_nobody(
 
 
 def test_an_aborted_answer_goes_on_from_what_was_computed(loaded: LoadedModel, computed: list[int]) -> None:
-    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    batch = EngineBatch(loaded, max_batch=4, cache_tokens=LARGE)
     cut_short = batch.submit(GenerateRequest("r", TASK, Sampling(max_new_tokens=9)))
     for _ in range(5):
         batch.step()
@@ -140,7 +140,7 @@ def test_an_aborted_answer_goes_on_from_what_was_computed(loaded: LoadedModel, c
 
 
 def test_a_short_common_beginning_is_not_worth_a_copy(loaded: LoadedModel, computed: list[int]) -> None:
-    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    batch = EngineBatch(loaded, max_batch=4, cache_tokens=LARGE)
     ask(batch, TASK, tokens=1)
     alike = TASK[: prompts_module.WORTH_COPYING - 1]
     ask(batch, (*alike, 200, 201), tokens=1)
@@ -151,7 +151,7 @@ def test_a_new_head_of_many_prompts_is_computed_once(
     loaded: LoadedModel, plain: PlainModel, computed: list[int]
 ) -> None:
     prompts = [(*HEAD, *range(10 * i, 10 * i + 8)) for i in range(8)]
-    batch = Batch(loaded, max_batch=8, cache_tokens=LARGE)
+    batch = EngineBatch(loaded, max_batch=8, cache_tokens=LARGE)
     answers = ask(batch, *prompts, tokens=1)
     assert computed == [68, 7 * 8]
     check(plain, *answers)
@@ -159,13 +159,13 @@ def test_a_new_head_of_many_prompts_is_computed_once(
 
 def test_a_few_common_tokens_are_not_worth_a_pass(loaded: LoadedModel, computed: list[int]) -> None:
     prompts = [(*HEAD, i) for i in range(1 + (prompts_module.WORTH_A_PASS - 1) // len(HEAD))]
-    ask(Batch(loaded, max_batch=8, cache_tokens=LARGE), *prompts, tokens=1)
+    ask(EngineBatch(loaded, max_batch=8, cache_tokens=LARGE), *prompts, tokens=1)
     assert computed == [61 * len(prompts)]
 
 
 def test_other_weights_forget_what_is_kept(loaded: LoadedModel, plain: PlainModel, computed: list[int]) -> None:
     """T4: no token rests on keys of earlier weights."""
-    batch = Batch(loaded, max_batch=4, cache_tokens=LARGE)
+    batch = EngineBatch(loaded, max_batch=4, cache_tokens=LARGE)
     before = ask(batch, TASK)
     computed.clear()
     put(loaded.model, plain.versions[1])

@@ -70,6 +70,11 @@ class Mortal:
         """Not used."""
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.engines.restartable.FIRST_PAUSE_SECONDS", 0.01)
+
+
 async def test_a_streamed_answer_goes_on_from_its_tokens() -> None:
     engine, heard = Mortal([2 * PART, PART], away=2), list[Generation]()
     got = await RestartableEngine(engine).generate(ask(), heard.append)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from plain_model import PlainModel, Sample
 
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.types import GenerateRequest, Sampling
@@ -41,7 +41,7 @@ def test_it_answers_and_every_logprob_is_exact_in_a_mixed_batch(real: LoadedMode
         for question in QUESTIONS
         for temperature in (0.0, 0.7, 1.0)
     ]
-    batch = Batch(real, max_batch=4)
+    batch = EngineBatch(real, max_batch=4)
     sequences = [batch.submit(request) for request in requests]
     while not batch.idle:
         batch.step()

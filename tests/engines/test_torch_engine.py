@@ -11,8 +11,9 @@ import pytest
 import torch
 from plain_model import PlainModel, Sample, put
 
+from loopwright.core.partial_answer import joined
 from loopwright.engines.torch import engine as torch_engine
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.cache import Row
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.torch.forward import Forward
@@ -94,13 +95,13 @@ async def test_callers_of_one_turn_of_the_event_loop_start_together(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    step = Batch.step
+    step = EngineBatch.step
 
-    def counted(batch: Batch, *, admit: bool = True) -> list[Sequence]:
+    def counted(batch: EngineBatch, *, admit: bool = True) -> list[Sequence]:
         steps.append(len(batch.waiting) + len(batch.live))
         return step(batch, admit=admit)
 
-    monkeypatch.setattr(Batch, "step", counted)
+    monkeypatch.setattr(EngineBatch, "step", counted)
     await asyncio.gather(*start(engine, *(ask(str(i), (i + 3, 4), max_new_tokens=3) for i in range(4))))
     assert steps == [4, 4, 4]
 
@@ -239,7 +240,7 @@ async def test_tokens_are_shown_while_they_are_sampled_each_once(
     whole = await engine.generate(replace(ask(max_new_tokens=MANY), part_tokens=at_a_time), parts.append)
     shown = NOTHING_YET
     for part in parts:
-        shown = shown.then(part)
+        shown = joined([shown, part])
     assert {len(part.ids) for part in parts} == {at_a_time}
     assert len(parts) >= 3
     assert 0 <= len(whole.ids) - len(shown.ids) <= at_a_time
@@ -379,7 +380,7 @@ def out_of_memory(*_: Any, **__: Any) -> None:
     raise RuntimeError("out of memory")
 
 
-@pytest.mark.parametrize("where", [(Batch, "step"), (Batch, "_sample"), (Forward, "_run")])
+@pytest.mark.parametrize("where", [(EngineBatch, "step"), (EngineBatch, "_sample"), (Forward, "_run")])
 async def test_a_failing_step_fails_every_request_and_the_engine_goes_on(
     engine: TorchEngine, plain: PlainModel, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str]
 ) -> None:

@@ -185,12 +185,12 @@ async def test_an_agent_talks_to_it_through_the_gateway(url: str, reference: tor
             messages.append({"role": "user", "content": question})
             wish = {"model": "any", "messages": messages, "max_tokens": 24, "temperature": 0.8}
             if number == 1:
-                stream = await client.chat.completions.create(**wish, stream=True)  # type: ignore[call-overload]
+                stream = await client.chat.completions.create(**wish, stream=True)
                 texts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
                 assert len(texts) > 2, "it streams"
                 answer = "".join(texts)
             else:
-                answer = (await client.chat.completions.create(**wish)).choices[0].message.content  # type: ignore[call-overload]
+                answer = (await client.chat.completions.create(**wish)).choices[0].message.content
             messages.append({"role": "assistant", "content": answer})
         (chain,) = (await admin.get("/sessions/session-1/chains")).raise_for_status().json()["chains"]
     expected = [0.0, *logprobs_of(reference, chain["ids"], 0.8)]

@@ -47,7 +47,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 @st.composite
 def generations(draw: st.DrawFn) -> Generation:
     tokens = draw(ids)
-    size = {"min_size": len(tokens), "max_size": len(tokens)}
+    size: dict[str, Any] = {"min_size": len(tokens), "max_size": len(tokens)}
     logprobs = draw(st.lists(st.floats(-1e30, 0), **size).map(tuple))
     versions = draw(st.lists(st.integers(0, 3), **size).map(tuple))
     return Generation(tokens, logprobs, versions, draw(st.sampled_from(FinishReason)))

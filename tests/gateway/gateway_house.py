@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +31,7 @@ from loopwright.types import GenerateRequest, Generation, TokenChain
 KEY = "the-gateways-own-key"
 MAX_CONTEXT = 4096
 
-ADD = {
+ADD: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -115,7 +115,7 @@ class House:
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return await self.http.post(path, json=body, headers=headers)
 
-    async def chat(self, session: str, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    async def chat(self, session: str, messages: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
         """A chat completion without an SDK; gives the reply's message."""
         response = await self.post(f"/{session}/v1/chat/completions", {"messages": messages, **more})
         response.raise_for_status()
@@ -181,7 +181,7 @@ class Desk:
 
     async def ask(self, path: str, body: bytes, method: str = "POST") -> tuple[int, bytes]:
         told = asyncio.Event()
-        sent: list[dict[str, Any]] = []
+        sent: list[MutableMapping[str, Any]] = []
 
         async def receive() -> dict[str, Any]:
             if told.is_set():
@@ -189,7 +189,7 @@ class Desk:
             told.set()
             return {"type": "http.request", "body": body}
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message: MutableMapping[str, Any]) -> None:
             sent.append(message)
 
         headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"host", b"localhost")]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gateway_house import ADD, call_text, house
 
-from loopwright.types import ChainStart, GenerateRequest
+from loopwright.types import ChainStart, GenerateRequest, Message
 
 SYSTEM = {"role": "system", "content": "You work."}
 TASK = {"role": "user", "content": "Begin."}
@@ -49,7 +49,7 @@ async def test_a_linear_conversation_is_one_chain_however_it_is_echoed() -> None
         }
         assert reply["content"] == "Well."
         result = {"role": "tool", "tool_call_id": "another-id", "content": [{"type": "text", "text": "2"}]}
-        opening = [{"role": "developer", "content": [{"type": "text", "text": "You work."}]}, TASK]
+        opening: list[Message] = [{"role": "developer", "content": [{"type": "text", "text": "You work."}]}, TASK]
         second = await h.chat(session, [*opening, echoed, result], tools=[{**ADD, "cache_control": {}}])
         trimmed = {"role": "assistant", "content": second["content"].strip(), "tool_calls": None}
         await h.chat(session, [*opening, echoed, result, trimmed, {"role": "user", "content": "And?"}], tools=[ADD])

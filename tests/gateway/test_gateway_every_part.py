@@ -91,9 +91,9 @@ def in_result(api: str, parts: list[dict[str, Any]]) -> tuple[Dialect, dict[str,
     """A request in which a tool has answered with these parts."""
     match api:
         case "messages":
-            called = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
+            called: dict[str, Any] = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
             result = {"type": "tool_result", "tool_use_id": "c1", "content": parts}
-            turns = [{"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
+            turns: list[Any] = [{"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
             return AnthropicMessages(), {"messages": [USER, *turns]}
         case "responses":
             items = [

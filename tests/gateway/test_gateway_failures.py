@@ -37,7 +37,12 @@ class DyingEngine(RecordingEngine):
         return await super().generate(request, on_part)
 
 
-async def test_an_engine_that_is_down_is_a_retryable_error() -> None:
+async def test_an_engine_that_is_down_is_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
     async with house(["Hello.", "Hello."], faults={0, 1, 2}) as h:
         session = await h.session()
         path = f"/{session}/v1/chat/completions"
@@ -49,8 +54,10 @@ async def test_an_engine_that_is_down_is_a_retryable_error() -> None:
         assert streamed.status_code == 503
         assert streamed.json()["error"]["type"] == "overloaded_error"
         assert len(h.recorder()) == 0
+        monkeypatch.setattr("anyio.sleep", pause)
         async with h.openai(session, max_retries=1) as client:
             reply = await client.chat.completions.create(model="m", messages=HI)
+        assert pauses == [1.0], "the client waits as long as it is told"
         assert reply.choices[0].message.content == "Hello."
         assert [chain.start for chain in h.chains()] == [ChainStart.FIRST]
 
@@ -106,7 +113,7 @@ async def test_a_client_that_leaves_cancels_its_generation(streamed: bool) -> No
 async def test_a_slow_engine_does_not_leave_a_stream_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_BEAT_SECONDS", "BEAT_SECONDS"):
         monkeypatch.setattr(f"loopwright.gateway.events.{name}", 0.05)
-    async with house(["Hello."], seconds=lambda request: 1.2) as h:
+    async with house(["Hello."], seconds=lambda request: 0.4) as h:
         await h.session()
         body = {"messages": HI, "stream": True, "max_tokens": 50}
         async with h.http.stream("POST", "/session-1/v1/messages", json=body) as response:
@@ -151,7 +158,7 @@ class Dying(SqliteStore):
 
 async def test_an_answer_that_was_lost_with_the_gateway_is_given_again(tmp_path: Path) -> None:
     file = tmp_path / "sessions.sqlite"
-    async with Dying(file) as store, house(numbered, store=store) as h:
+    async with Dying(file) as dying, house(numbered, store=dying) as h:
         await h.session()
         lost = await h.chat("session-1", HI)
     async with SqliteStore(file) as store, house(numbered, store=store) as h:

@@ -54,7 +54,7 @@ async def said_by(h: House, api: str, *, stream: bool) -> str:
                     message = await client.messages.create(model="m", messages=HI, max_tokens=500)
                     return str(message.content[0].text)
                 async with client.messages.stream(model="m", messages=HI, max_tokens=500) as events:
-                    return await events.get_final_text()
+                    return str(await events.get_final_text())
         case "responses":
             async with h.openai("session-1", max_retries=0) as openai:
                 answer: Any = await openai.responses.create(input="Hi", **asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from loopwright.types import GenerateRequest
 HI = [{"role": "user", "content": "Hi"}]
 PATH = "/session-1/v1/chat/completions"
 NO_WISHES: Mapping[str, Any] = {}
-RETRY = {"x-stainless-retry-count": "1"}
+RETRY: dict[str, Any] = {"x-stainless-retry-count": "1"}
+FIRST: dict[str, Any] = {"idempotency-key": "a"}
+SECOND: dict[str, Any] = {"idempotency-key": "b"}
 
 
 def numbered(request: GenerateRequest) -> str:
@@ -63,7 +66,7 @@ async def test_the_retry_of_a_call_that_failed_leaves_a_lost_answer_to_its_own_c
 
 
 async def test_the_retry_of_a_call_that_failed_waits_for_nobody() -> None:
-    async with house(numbered, faults={0}, seconds=lambda request: 1.0) as h, asyncio.timeout(10):
+    async with house(numbered, faults={0}, seconds=lambda request: 0.4) as h, asyncio.timeout(10):
         await h.session()
         assert (await h.post(PATH, {"messages": HI})).status_code == 503
         other = asyncio.create_task(asked(h))
@@ -88,11 +91,11 @@ async def test_a_lost_answer_is_given_to_one_client_alone(monkeypatch: pytest.Mo
 async def test_a_lost_answer_with_a_key_is_for_that_key_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with house(numbered) as h:
         await h.session()
-        await lose(h, monkeypatch, **{"idempotency-key": "a"})
+        await lose(h, monkeypatch, **FIRST)
         (lost,) = [f"chatcmpl-{turn.answer}" for turn in h.recorder().turns]
-        assert await asked(h, **{"idempotency-key": "b"}) != lost
+        assert await asked(h, **SECOND) != lost
         assert await asked(h) != lost
-        assert await asked(h, **{"idempotency-key": "a"}) == lost
+        assert await asked(h, **FIRST) == lost
 
 
 async def test_a_retry_among_equal_calls_that_were_all_delivered_is_a_new_sample() -> None:
@@ -141,7 +144,7 @@ async def test_a_store_without_deliveries_has_delivered_all(tmp_path: Path) -> N
     async with SqliteStore(file) as store, house(numbered, store=store) as h:
         await h.session()
         delivered = await asked(h)
-    with sqlite3.connect(file) as db:
+    with closing(sqlite3.connect(file)) as db, db:
         db.execute("DROP TABLE IF EXISTS delivered")
         db.execute("UPDATE turns SET facts = CAST(json_remove(CAST(facts AS TEXT), '$.draws') AS BLOB)")
     async with SqliteStore(file) as store, house(numbered, store=store) as h:

@@ -88,7 +88,7 @@ async def test_an_anthropic_agent_records_one_chain(streamed: bool) -> None:
 
 
 async def test_anthropics_tool_runner_goes_on_without_threads() -> None:
-    @beta_async_tool
+    @beta_async_tool  # type: ignore[untyped-decorator]
     async def add(a: float, b: float) -> str:
         """Add two numbers."""
         return str(a + b)

@@ -25,7 +25,7 @@ def chat(base: str, streamed: bool) -> str | None:
                 message = client.chat.completions.create(**asked).choices[0].message
             messages.append(message)
             if not message.tool_calls:
-                return message.content
+                return str(message.content)
             for call in message.tool_calls:
                 result = result_of(call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
@@ -44,7 +44,7 @@ def responses(base: str, streamed: bool) -> str:
             items += response.output
             calls = [item for item in response.output if item.type == "function_call"]
             if not calls:
-                return response.output_text
+                return str(response.output_text)
             items += [
                 {"type": "function_call_output", "call_id": call.call_id, "output": result_of(call.arguments)}
                 for call in calls
@@ -64,13 +64,13 @@ def messages(base: str, streamed: bool) -> str:
             said.append({"role": "assistant", "content": reply.content})
             calls = [block for block in reply.content if block.type == "tool_use"]
             if not calls:
-                return reply.content[0].text
+                return str(reply.content[0].text)
             results = [{"type": "tool_result", "tool_use_id": c.id, "content": result_of(c.input)} for c in calls]
             said.append({"role": "user", "content": results})
 
 
 def tool_runner(base: str, streamed: bool) -> str:
-    @beta_tool
+    @beta_tool  # type: ignore[untyped-decorator]
     def add(a: float, b: float) -> str:
         """Add two numbers."""
         return str(a + b)
@@ -80,10 +80,10 @@ def tool_runner(base: str, streamed: bool) -> str:
             model="any", max_tokens=1000, tools=[add], messages=[QUESTION[1]], stream=streamed
         )
         if not streamed:
-            return runner.until_done().content[-1].text
+            return str(runner.until_done().content[-1].text)
         for stream in runner:
             final = stream.get_final_message()
-        return final.content[-1].text
+        return str(final.content[-1].text)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

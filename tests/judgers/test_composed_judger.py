@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from loopwright.config import ComposedJudgerConfig, JudgerConfig, NativeJudgerConfig
 from loopwright.config.judgers import PartConfig
 from loopwright.errors import ChainError, JudgeError
-from loopwright.judgers import open_judgers
+from loopwright.judgers import MemberJudger, open_judgers
 from loopwright.judgers.composed import JudgerBySource, Part, SeveralJudgers, weighted_sum
+from loopwright.testing import score_one
 from loopwright.types import Episode, Scored, Task
 
 HERE = Path(__file__).parent
@@ -25,7 +26,7 @@ EPISODE = Episode(({"role": "assistant", "content": "four"},), ())
 
 
 @dataclass
-class Fixed:
+class Fixed(MemberJudger):
     """Gives what a test wants, or raises it; with a `meeting`, only when all of its parties are there."""
 
     scored: Scored | Exception
@@ -171,9 +172,9 @@ async def test_a_merge_function_makes_one_score_of_the_parts() -> None:
     }
     async with open_judgers(["total", "bad"], configs, HERE, {}) as judgers:
         total, bad = judgers["total"], judgers["bad"]
-        assert await total.judge(TASK, EPISODE) == Scored(16.0, {"length": 4.0, "again": 4.0, "both": 2.0})  # type: ignore[union-attr]
+        assert await score_one(total, TASK, EPISODE) == Scored(16.0, {"length": 4.0, "again": 4.0, "both": 2.0})
         with pytest.raises(JudgeError, match=r"judger 'bad' \(user_judgers.py:merges_badly\) raised KeyError"):
-            await bad.judge(TASK, EPISODE)  # type: ignore[union-attr]
+            await score_one(bad, TASK, EPISODE)
 
 
 async def test_a_judger_that_several_name_is_one_object() -> None:
@@ -185,5 +186,5 @@ async def test_a_judger_that_several_name_is_one_object() -> None:
     }
     async with open_judgers(["a", "b", "length", "a"], configs, HERE, {}) as judgers:
         assert list(judgers) == ["a", "b", "length"]
-        pids = {(await judger.judge(TASK, EPISODE)).value for judger in judgers.values()}  # type: ignore[union-attr]
+        pids = {(await score_one(judger, TASK, EPISODE)).value for judger in judgers.values()}
     assert len(pids) == 1, "one pool of workers"

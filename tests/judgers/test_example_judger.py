@@ -6,6 +6,7 @@ from pathlib import Path
 
 from loopwright.config import load
 from loopwright.judgers import NativeGroupJudger, NativeJudger, open_judgers
+from loopwright.testing import score_one
 from loopwright.types import Episode, Scored, Task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,8 +31,8 @@ async def test_the_shortest_right_answer_is_the_best() -> None:
         for text in ("It is 19", "18", "19", "The answer is clearly 19", "19 or 7")
     ]
     async with NativeGroupJudger("best", "group_judger.py:prefer_short", EXAMPLES) as judger:
-        scores = await judger.judge_group(task, episodes)
-        alone = await judger.judge_group(task, episodes[:2])
+        scores = await judger.score(task, episodes)
+        alone = await judger.score(task, episodes[:2])
     assert [scored.value for scored in scores] == [0.75, 0.0, 1.0, 0.5, 0.0]
     assert [scored.value for scored in alone] == [0.5, 0.0]
 
@@ -41,5 +42,5 @@ async def test_the_composed_example_weighs_brevity_lightly() -> None:
     assert loaded.warnings == ()
     async with open_judgers(["total"], loaded.config.judgers, loaded.base, {}) as judgers:
         said = Episode(({"role": "assistant", "content": "19"},), ())
-        scored = await judgers["total"].judge(Task.ask("t", "What is 12+7?", truth=19), said)  # type: ignore[union-attr]
+        scored = await score_one(judgers["total"], Task.ask("t", "What is 12+7?", truth=19), said)
     assert scored == Scored(1.098, {"right": 1.0, "short": 0.98}, "19")

@@ -21,8 +21,8 @@ def judger(function: str, timeout_seconds: float = 60.0) -> NativeGroupJudger:
 
 async def test_each_episode_gets_its_score_in_order() -> None:
     async with judger("ranks") as ranks, judger("ranks_with_parts") as with_parts:
-        assert await ranks.judge_group(TASK, EPISODES) == (Scored(1.0), Scored(0.0))
-        assert await with_parts.judge_group(TASK, EPISODES) == (
+        assert await ranks.score(TASK, EPISODES) == (Scored(1.0), Scored(0.0))
+        assert await with_parts.score(TASK, EPISODES) == (
             Scored(0.0, {"place": 0.0}, "bb"),
             Scored(1.0, {"place": 1.0}, "a"),
         )
@@ -40,11 +40,11 @@ async def test_each_episode_gets_its_score_in_order() -> None:
 async def test_a_wrong_number_of_scores_is_an_error(function: str, words: str) -> None:
     async with judger(function) as bad:
         with pytest.raises(JudgeError, match=words) as caught:
-            await bad.judge_group(TASK, EPISODES)
+            await bad.score(TASK, EPISODES)
     assert caught.value.facts["error"] == "WrongReturn"
 
 
 async def test_it_has_a_deadline() -> None:
-    async with judger("ranks_slowly", 0.5) as slow:
-        with pytest.raises(JudgeError, match=r"no score within 0\.5 s"):
-            await slow.judge_group(TASK, EPISODES)
+    async with judger("ranks_slowly", 0.1) as slow:
+        with pytest.raises(JudgeError, match=r"no score within 0\.1 s"):
+            await slow.score(TASK, EPISODES)

@@ -16,7 +16,7 @@ from loopwright.config import HttpJudgerConfig
 from loopwright.errors import ConfigError, JudgeError
 from loopwright.judgers import endpoint, open_judgers
 from loopwright.ports import Judger
-from loopwright.testing import JudgeReply, JudgeServer
+from loopwright.testing import JudgeReply, JudgeServer, score_one
 from loopwright.types import Episode, Scored, Task
 
 TASK = Task.ask("t1", "What is 3+4?", truth=7, data_source="sums")
@@ -33,7 +33,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 async def judger(url: str, secrets: dict[str, str] | None = None, **settings: Any) -> AsyncIterator[Judger]:
     config = HttpJudgerConfig(url=url, **settings)
     async with open_judgers(["tone"], {"tone": config}, Path(), secrets or {}) as opened:
-        yield opened["tone"]  # type: ignore[misc]
+        yield opened["tone"]
 
 
 async def judged(replies: Sequence[JudgeReply], **settings: Any) -> tuple[Scored | JudgeError, int]:
@@ -41,7 +41,7 @@ async def judged(replies: Sequence[JudgeReply], **settings: Any) -> tuple[Scored
     with JudgeServer(replies) as server:
         async with judger(f"{server.url}/judge", **settings) as tone:
             try:
-                return await tone.judge(TASK, EPISODE), len(server.requests)
+                return await score_one(tone, TASK, EPISODE), len(server.requests)
             except JudgeError as error:
                 failed = error
     assert failed.facts["judger"] == "tone"
@@ -53,7 +53,7 @@ async def test_the_episode_goes_out_and_the_score_comes_back() -> None:
     reply = JudgeReply({"score": 1, "parts": {"style": 0.25}, "answer": "7"})
     with JudgeServer([reply]) as server:
         async with judger(f"{server.url}/judge", {"TONE_KEY": "s3cret"}, api_key_env="TONE_KEY") as tone:
-            assert await tone.judge(TASK, EPISODE) == Scored(1.0, {"style": 0.25}, "7")
+            assert await score_one(tone, TASK, EPISODE) == Scored(1.0, {"style": 0.25}, "7")
     (request,) = server.requests
     assert request.path == "/judge"
     assert request.headers["authorization"] == "Bearer s3cret"
@@ -118,14 +118,14 @@ async def test_a_judge_that_is_down_is_named_with_its_address() -> None:
         pass
     async with judger(f"{server.url}/judge", retries=1) as tone:
         with pytest.raises(JudgeError, match=rf"127\.0\.0\.1:{server.port}/judge.*ConnectError") as caught:
-            await tone.judge(TASK, EPISODE)
+            await score_one(tone, TASK, EPISODE)
     assert caught.value.facts["error"] == "ConnectError"
 
 
 async def test_an_address_that_is_none_is_an_error_at_once() -> None:
     async with judger("http://host:port/judge") as tone:
         with pytest.raises(JudgeError, match=r"judger 'tone' .* cannot be asked: Invalid port") as caught:
-            await tone.judge(TASK, EPISODE)
+            await score_one(tone, TASK, EPISODE)
     assert caught.value.facts["error"] == "InvalidURL"
 
 
@@ -169,7 +169,7 @@ async def test_the_deadline_bounds_all_tries_together() -> None:
 async def test_no_more_requests_are_open_than_the_judger_may_have() -> None:
     with JudgeServer([JudgeReply({"score": 1}, seconds=0.1)]) as server:
         async with judger(server.url, concurrency=2) as tone:
-            asked = [asyncio.create_task(tone.judge(TASK, EPISODE)) for _ in range(6)]
+            asked = [asyncio.create_task(score_one(tone, TASK, EPISODE)) for _ in range(6)]
             await asyncio.sleep(0.05)
             assert len(server.requests) == 2
             assert await asyncio.gather(*asked) == [Scored(1.0)] * 6
@@ -178,13 +178,13 @@ async def test_no_more_requests_are_open_than_the_judger_may_have() -> None:
 async def test_a_cancelled_call_leaves_nothing_behind() -> None:
     with JudgeServer([JudgeReply({"score": 1}, seconds=30), FINE]) as server:
         async with judger(server.url, concurrency=1) as tone:
-            call = asyncio.create_task(tone.judge(TASK, EPISODE))
+            call = asyncio.create_task(score_one(tone, TASK, EPISODE))
             while not server.requests:
                 await asyncio.sleep(0.01)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            assert await tone.judge(TASK, EPISODE) == Scored(0.5), "its place is free again"
+            assert await score_one(tone, TASK, EPISODE) == Scored(0.5), "its place is free again"
 
 
 async def test_a_key_that_is_not_set_is_missed_before_the_first_call() -> None:

@@ -14,7 +14,7 @@ from loopwright.config import LlmJudgerConfig
 from loopwright.errors import ConfigError, JudgeError
 from loopwright.judgers import open_judgers
 from loopwright.ports import Judger
-from loopwright.testing import JudgeReply, JudgeRequest, JudgeServer, chat_reply
+from loopwright.testing import JudgeReply, JudgeRequest, JudgeServer, chat_reply, score_one
 from loopwright.types import Episode, Scored, Task
 
 TASK = Task.ask("t1", "Name a {truth} prime.", truth=7)
@@ -29,19 +29,19 @@ def said(answer: str) -> Episode:
 async def judger(server: JudgeServer, base: Path = Path(), **settings: Any) -> AsyncIterator[Judger]:
     config = LlmJudgerConfig(base_url=f"{server.url}/v1/", model="judge-8b", **settings)
     async with open_judgers(["prefers"], {"prefers": config}, base, {"KEY": "k"}) as opened:
-        yield opened["prefers"]  # type: ignore[misc]
+        yield opened["prefers"]
 
 
 async def judged(replies: Sequence[JudgeReply] | Callable[[JudgeRequest], JudgeReply], **settings: Any) -> Scored:
     with JudgeServer(replies) as server:
         async with judger(server, **settings) as prefers:
-            return await prefers.judge(TASK, said("It is 7."))
+            return await score_one(prefers, TASK, said("It is 7."))
 
 
 async def test_the_request_is_one_that_any_compatible_server_takes() -> None:
     with JudgeServer([FINE]) as server:
         async with judger(server, api_key_env="KEY", max_tokens=99) as prefers:
-            assert await prefers.judge(TASK, said("It is 7.")) == Scored(1.0)
+            assert await score_one(prefers, TASK, said("It is 7.")) == Scored(1.0)
     (request,) = server.requests
     assert request.path == "/v1/chat/completions"
     assert request.headers["authorization"] == "Bearer k"
@@ -59,9 +59,9 @@ async def test_a_model_is_asked_with_the_settings_that_it_takes() -> None:
     with JudgeServer([FINE]) as server:
         extra = {"max_completion_tokens": 2000, "reasoning": {"effort": "low"}}
         async with judger(server, temperature=None, max_tokens=None, extra=extra) as prefers:
-            assert await prefers.judge(TASK, said("It is 7.")) == Scored(1.0)
+            assert await score_one(prefers, TASK, said("It is 7.")) == Scored(1.0)
         async with judger(server, temperature=0.5) as prefers:
-            await prefers.judge(TASK, said("It is 7."))
+            await score_one(prefers, TASK, said("It is 7."))
     reasoning, sampling = (request.body for request in server.requests)
     assert reasoning.keys() == {"model", "messages", "response_format", *extra}
     assert (reasoning["max_completion_tokens"], reasoning["reasoning"]) == (2000, {"effort": "low"})
@@ -72,7 +72,7 @@ async def test_the_answer_cannot_leave_its_block() -> None:
     async def user_text(answer: str) -> str:
         with JudgeServer([FINE]) as server:
             async with judger(server) as prefers:
-                await prefers.judge(TASK, said(answer))
+                await score_one(prefers, TASK, said(answer))
         system, user = server.requests[0].body["messages"]
         mark = re.search(r"the mark ([0-9a-f]{16})\.", system["content"])
         assert mark
@@ -153,7 +153,7 @@ async def test_a_server_without_schemas_is_asked_without_them_from_then_on() -> 
 
     with JudgeServer(reply) as server:
         async with judger(server) as prefers:
-            assert [await prefers.judge(TASK, said("7")) for _ in range(2)] == [Scored(1.0)] * 2
+            assert [await score_one(prefers, TASK, said("7")) for _ in range(2)] == [Scored(1.0)] * 2
     assert ["response_format" in request.body for request in server.requests] == [True, False, False]
 
 
@@ -162,7 +162,7 @@ async def test_a_request_that_is_wrong_either_way_is_an_error() -> None:
         async with judger(server) as prefers:
             for _ in range(2):
                 with pytest.raises(JudgeError, match="context too long"):
-                    await prefers.judge(TASK, said("7"))
+                    await score_one(prefers, TASK, said("7"))
     assert ["response_format" in request.body for request in server.requests] == [True, False] * 2
 
 
@@ -170,7 +170,7 @@ async def test_the_prompt_can_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text('Q {question} A {answer} {other} {"json": 1}')
     with JudgeServer([FINE]) as server:
         async with judger(server, tmp_path, prompt_file="prompt.txt") as prefers:
-            await prefers.judge(TASK, said("7"))
+            await score_one(prefers, TASK, said("7"))
     content = server.requests[0].body["messages"][1]["content"]
     assert content.startswith("Q Name a {truth} prime. A -----")
     assert content.endswith('{other} {"json": 1}')
@@ -184,7 +184,7 @@ async def test_a_conversation_is_shown_with_its_roles() -> None:
     )
     with JudgeServer([FINE]) as server:
         async with judger(server, prompt="{question}{answer}{truth}") as prefers:
-            await prefers.judge(Task("t", talk), said("7"))
+            await score_one(prefers, Task("t", talk), said("7"))
     content = server.requests[0].body["messages"][1]["content"]
     assert content.startswith("user: Hi\n\nassistant: Yes?\n\nuser: 7?")
     assert content.endswith("(there is none)")

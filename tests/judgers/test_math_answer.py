@@ -13,6 +13,7 @@ from loopwright.config import MathAnswerConfig
 from loopwright.errors import ConfigError, JudgeError
 from loopwright.judgers import open_judgers
 from loopwright.judgers.math_answer import _see_that_it_reads, judge
+from loopwright.testing import score_one
 from loopwright.types import Episode, Scored, Task
 
 
@@ -105,11 +106,11 @@ async def test_it_runs_in_a_worker_with_a_deadline_past_which_there_is_no_score(
     async with open_judgers(["sums"], {"sums": config}, Path(), {}) as judgers:
         sums = judgers["sums"]
         with pytest.raises(JudgeError, match=r"judger 'sums'.*no score within 2 s") as caught:
-            await sums.judge(Task.ask("t", "?", truth=7), said(r"\boxed{9^{9^{9^{9}}}}"))  # type: ignore[union-attr]
+            await score_one(sums, Task.ask("t", "?", truth=7), said(r"\boxed{9^{9^{9^{9}}}}"))
         assert caught.value.facts["error"] == "Timeout"
-        assert await sums.judge(Task.ask("t", "?", truth=7), said("7")) == Scored(1.0, answer="7")  # type: ignore[union-attr]
+        assert await score_one(sums, Task.ask("t", "?", truth=7), said("7")) == Scored(1.0, answer="7")
         with pytest.raises(JudgeError, match=r"judger 'sums'.*gives no score: the truth of task 't' is 'seven'"):
-            await sums.judge(Task.ask("t", "?", truth="seven"), said("7"))  # type: ignore[union-attr]
+            await score_one(sums, Task.ask("t", "?", truth="seven"), said("7"))
 
 
 async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

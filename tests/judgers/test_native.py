@@ -109,6 +109,7 @@ async def test_cancelling_an_async_judger_is_no_failure_of_its_own() -> None:
             await call
 
 
+@pytest.mark.real
 async def test_a_function_past_its_deadline_is_killed_and_the_judger_goes_on() -> None:
     async with judger("hangs", timeout_seconds=1.0) as hangs:
         assert await hangs.judge(TASK, episode("quick")) == Scored(1.0)
@@ -130,6 +131,7 @@ async def test_a_worker_that_dies_is_a_judge_error_and_the_judger_goes_on() -> N
         assert await dies.judge(TASK, episode("quick")) == Scored(1.0)
 
 
+@pytest.mark.real
 async def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
     async with judger("pid") as pid:
         os.kill(int((await pid.judge(TASK, episode())).value), signal.SIGKILL)

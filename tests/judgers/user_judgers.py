@@ -139,7 +139,7 @@ def wrong(task: Task, episode: Episode) -> object:
     return globals()[episode.answer](task, replace(episode, messages=({"role": "assistant", "content": "{}"},)))
 
 
-def product(scores: Mapping[str, Scored]) -> Scored:
+async def product(scores: Mapping[str, Scored]) -> Scored:
     values = [scored.value for scored in scores.values()]
     return Scored(math.prod(values), {"both": len(values)})
 

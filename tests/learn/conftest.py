@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from loopwright.testing.tiny import tiny_llama, tiny_qwen3
 SPREAD = 0.1
 """Initial weights this wide make attention matter; wider ones would bring float32's rounding near the tolerances."""
 
-MODELS = {
+MODELS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "llama": (tiny_llama, {}),
     "biased": (tiny_llama, {"attention_bias": True, "mlp_bias": True}),
     "qwen3": (tiny_qwen3, {"tie_word_embeddings": False}),

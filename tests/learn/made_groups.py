@@ -19,7 +19,7 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.types import Episode, Group, Rollout, RolloutKey, Scored, Task, Timing, TokenChain
 
-CLIP = {"clip_low": 0.2, "clip_high": 0.3}
+CLIP: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.3}
 CAP = 2.0
 LENGTH = 7
 VOCABULARY = 300

@@ -15,7 +15,7 @@ import torch
 from made_groups import CAP, CLIP, LENGTH
 from transformers import AutoModelForCausalLM
 
-from loopwright.types import Aggregate, Group, TokenChain
+from loopwright.types import Aggregate, Group, Rollout, TokenChain
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ def eager_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
 
 
+def chains_of(rollout: Rollout) -> tuple[TokenChain, ...]:
+    assert rollout.episode is not None
+    return rollout.episode.chains
+
+
 def rows_of(groups: Sequence[Group], aggregate: Aggregate) -> list[Row]:
     """All chains, also those without an advantage."""
     rollouts = []
@@ -39,7 +44,7 @@ def rows_of(groups: Sequence[Group], aggregate: Aggregate) -> list[Row]:
         rewards = np.array([rollout.score for rollout in group.rollouts], dtype=np.float64)
         std = rewards.std(ddof=1) if len(rewards) > 1 else 0.0
         rollouts += [(r, (r.score - rewards.mean()) / (std + 1e-6)) for r in group.rollouts]
-    counts = [sum(int(c.mask.sum()) for c in r.episode.chains) for r, _ in rollouts]
+    counts = [sum(chain.sampled for chain in chains_of(r)) for r, _ in rollouts]
     rows = []
     for (rollout, advantage), count in zip(rollouts, counts, strict=True):
         weight = {
@@ -47,7 +52,7 @@ def rows_of(groups: Sequence[Group], aggregate: Aggregate) -> list[Row]:
             Aggregate.TOKEN: 1 / sum(counts),
             Aggregate.CONSTANT: 1 / (LENGTH * len(rollouts)),
         }[aggregate]
-        rows += [Row(chain, advantage, weight) for chain in rollout.episode.chains]
+        rows += [Row(chain, advantage, weight) for chain in chains_of(rollout)]
     return rows
 
 

@@ -37,7 +37,7 @@ def result_of(body: Body, loaded: LoadedModel) -> tuple[torch.Tensor, dict[str, 
     ((micro,),) = learner_of(loaded)._mini_batches(some_groups())
     loaded.model.zero_grad()
     logprobs, _ = packed_logprobs(body, micro.rows, micro.tensors, 1.0)
-    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()  # type: ignore[no-untyped-call]
+    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
     return logprobs.detach(), {name: p.grad.clone() for name, p in loaded.model.named_parameters()}
 
 
@@ -59,7 +59,7 @@ def test_gradients_of_several_passes_add_up(loaded: LoadedModel) -> None:
     loaded.model.zero_grad()
     for _ in range(2):
         logprobs, _ = packed_logprobs(body, micro.rows, micro.tensors, 1.0)
-        (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()  # type: ignore[no-untyped-call]
+        (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
     twice = {name: p.grad for name, p in loaded.model.named_parameters()}
     assert difference(twice, {name: 2 * grad for name, grad in once.items()}) < 1e-6
 

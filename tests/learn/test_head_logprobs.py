@@ -43,8 +43,10 @@ def test_chunks_kept_or_computed_again_give_the_plain_result(
     assert torch.allclose(logprobs.double(), all_logprobs[rows, targets], atol=1e-5)
     assert torch.allclose(entropy.double(), -(all_logprobs.exp() * all_logprobs).sum(-1), atol=1e-5)
     assert not entropy.requires_grad
+    assert w.grad is not None
     for ours, exact in ((hidden.grad, x.grad), (head.grad, w.grad + before * has_gradient)):
         assert ours is not None
+        assert exact is not None
         assert torch.allclose(ours.double(), exact, atol=1e-4)
 
 

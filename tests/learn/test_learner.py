@@ -57,7 +57,7 @@ def on_policy(model: Any, groups: list[Group]) -> list[Group]:
             assert rollout.score is not None
             chains = []
             for chain in rollout.episode.chains:
-                logprobs = np.zeros(len(chain))
+                logprobs = np.zeros(len(chain), np.float32)
                 with torch.no_grad():
                     logprobs[chain.mask] = logprobs_of(model, [chain], 1.0)[0].numpy()
                 chains.append(TokenChain(chain.ids, chain.mask, logprobs, chain.versions))

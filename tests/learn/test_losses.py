@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from loopwright.types import Level
 
 BOUNDED = settings(max_examples=50)
 LOW, HIGH, DUAL = 0.2, 0.3, 2.5
-BOUNDS = {"clip_low": LOW, "clip_high": HIGH}
+BOUNDS: dict[str, Any] = {"clip_low": LOW, "clip_high": HIGH}
 LOSSES: dict[str, TokenLoss] = {
     "ppo_clip": partial(ppo_clip, **BOUNDS),
     "dual_clip": partial(ppo_clip, **BOUNDS, dual_clip=DUAL),

@@ -83,7 +83,9 @@ def test_gradients_of_micro_batches_add_up_in_float32(llama_folder: Path) -> Non
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         weights.gather_gradients()
-    assert all(torch.equal(weight.grad, torch.full_like(weight, 1000.0)) for weight in weights.named.values())
+    for weight in weights.named.values():
+        assert weight.grad is not None
+        assert torch.equal(weight.grad, torch.full_like(weight, 1000.0))
     assert all(parameter.grad is None for parameter in model.parameters())
     weights.forget_gradients()
     assert all(weight.grad is None for weight in weights.named.values())

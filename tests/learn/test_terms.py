@@ -22,13 +22,13 @@ from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.losses import Clip, TokenLoss, cispo, gspo, ppo_clip, reinforce
-from loopwright.learn.meter import Meter
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.sft import Example, SftTerm
 from loopwright.models.load import LoadedModel
 from loopwright.testing.tiny import tiny_llama
 from loopwright.types import Aggregate, Group, ImportanceKind, KlKind, Level, TokenChain
 
-BOUNDS = {"clip_low": 0.01, "clip_high": 0.02}
+BOUNDS: dict[str, Any] = {"clip_low": 0.01, "clip_high": 0.02}
 LOSSES: dict[str, TokenLoss] = {
     "ppo_clip": partial(ppo_clip, **BOUNDS),
     "gspo": partial(gspo, **BOUNDS),
@@ -68,7 +68,7 @@ def sft_term(count: int = 5, per_step: int = 2, seed: int = 3) -> SftTerm:
 
 def as_chain(example: Example) -> TokenChain:
     """For the plain reference alone, which reads ids and mask."""
-    return TokenChain(example.ids, example.mask, np.zeros(len(example.ids)), np.where(example.mask, 0, -1))
+    return TokenChain(example.ids, example.mask, np.zeros(len(example.ids), np.float32), np.where(example.mask, 0, -1))
 
 
 def grads_of(model: Any) -> dict[str, torch.Tensor]:
@@ -85,7 +85,7 @@ def moved(model: Any, by: float = 0.01) -> None:
 
 def evaluate(learner: TorchLearner, batches: Sequence[Any], examples: Sequence[Example]) -> dict[str, float]:
     """Loss and metrics of laid-out mini-batches at the weights as they are now; leaves their gradients."""
-    meter = Meter()
+    meter = StepMeter()
     learner._optimizer.zero_grad()
     for batch in batches:
         learner._learn_from(batch, meter)

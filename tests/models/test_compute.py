@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -12,13 +14,13 @@ from loopwright.models.compute import ComputeThread
 async def test_everything_runs_in_one_other_thread_in_the_order_of_asking() -> None:
     seen: list[tuple[int, int]] = []
 
-    def note(number: int) -> int:
+    def note(number: int) -> Any:
         seen.append((number, threading.get_ident()))
         return number
 
     with ComputeThread() as compute:
         for number in range(20):
-            compute.post(lambda number=number: note(number))  # type: ignore[misc]
+            compute.post(partial(note, number))
         assert await compute.run(note, 20) == 20
     assert [number for number, _ in seen] == list(range(21))
     [thread] = {thread for _, thread in seen}

@@ -43,7 +43,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(command)
         return run(command, **options)
 
-    monkeypatch.setattr(module.subprocess, "run", counted)
+    monkeypatch.setattr(subprocess, "run", counted)
     return commands
 
 

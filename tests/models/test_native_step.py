@@ -21,7 +21,7 @@ from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import FLAGS, Library, library
 from loopwright.models.native.step import MOST_QUERIES, NativeStep, serves
 from loopwright.models.plans import Chunk, ChunkPlan
-from loopwright.models.probe import Probe, answer
+from loopwright.models.probe import Probe, run_probe
 from loopwright.models.recognise import fastest_forward
 from loopwright.models.workspace import Heads, Sizes
 from loopwright.testing.tiny import SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
@@ -174,14 +174,15 @@ def larger_llama(folder: Path) -> Path:
     return tiny_llama(folder, num_attention_heads=12, **sizes)
 
 
-def test_threads_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [60, pytest.param(1000, marks=pytest.mark.real)])
+def test_threads_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     house = House(loaded_from(larger_llama, tmp_path), LENGTHS)
     alone = house.logits(NativeStep(house.model, compiled(8)))
     assert torch.allclose(alone, house.expected, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     native, cells = NativeStep(house.model, compiled(8)), house.cells(list(range(len(LENGTHS))))
     ids, positions = torch.stack([s[-1] for s in house.streams]), torch.tensor([len(s) - 1 for s in house.streams])
-    for _ in range(400):
+    for _ in range(steps):
         assert torch.equal(native.logits(ids, positions, cells), alone)
 
 
@@ -305,7 +306,7 @@ def test_a_library_that_computes_something_else_is_not_used(
         ctypes.c_float.from_address(one).value += 10.0
 
     functions: Any = SimpleNamespace(loopwright_step=wrong, loopwright_pack=right.functions.loopwright_pack)
-    own = answer(ModuleForward(loaded.model), Probe.of(loaded.model, loaded.max_context))
+    own = run_probe(ModuleForward(loaded.model), Probe.of(loaded.model, loaded.max_context))
     assert fastest_forward(loaded.model, own, lambda: right).native() is not None
     assert fastest_forward(loaded.model, own, lambda: replace(right, functions=functions)).native() is None
-    assert "it decodes by torch" in caplog.text
+    assert "it decodes with torch" in caplog.text

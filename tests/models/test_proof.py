@@ -62,7 +62,7 @@ def test_windows_that_masks_and_calls_agree_on() -> None:
         (causal_mask_function, 1000, "not that of its window"),
         (sliding_window_causal_mask_function(1001), 1000, "not that of its window"),
         (chunked_causal_mask_function(1024, torch.zeros(1, dtype=torch.long)), 1024, "not that of its window"),
-        (and_masks(causal_mask_function, by_hand), None, "depends on more than how far away it is"),
+        (and_masks(causal_mask_function, by_hand), None, "depends on more than the distance of tokens"),
     ],
 )
 def test_a_layer_that_sees_something_else_is_refused(sees: Any, window: int | None, why: str) -> None:
@@ -72,11 +72,12 @@ def test_a_layer_that_sees_something_else_is_refused(sees: Any, window: int | No
 
 def test_numbers_beyond_a_window_are_compared(monkeypatch: pytest.MonkeyPatch, tiny_sliding_folder: Path) -> None:
     """Masks may be right, and what we compute of them wrong."""
-    causal = plans._causal
+    causal: Any = plans._causal
 
     def sees_one_more(*tensors: Any) -> torch.Tensor:
         *others, window = tensors
-        return causal(*others, None if window is None else window + 1)
+        seen: torch.Tensor = causal(*others, None if window is None else window + 1)
+        return seen
 
     monkeypatch.setattr(plans, "_causal", sees_one_more)
     with pytest.raises(ModelError, match="differ by"):

@@ -23,7 +23,7 @@ from loopwright.models.lean import LeanForward
 from loopwright.models.linear import Linear
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.plans import Chunk, ChunkPlan
-from loopwright.models.probe import Probe, answer
+from loopwright.models.probe import Probe, run_probe
 from loopwright.models.product import FEATURES_FIRST
 from loopwright.models.recognise import fastest_forward
 from loopwright.testing.tiny import MAX_CONTEXT, SHAPE, tiny_llama, tiny_qwen2, tiny_qwen3, tiny_tokenizer
@@ -74,7 +74,7 @@ def shake(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
 
 
 @pytest.mark.parametrize("make", [tiny_llama, biased_llama, tiny_qwen2, tiny_qwen3, mistral])
@@ -112,7 +112,8 @@ def part_of_its_own(model: Any) -> None:
 
 def other_linear(model: Any) -> None:
     old = model.model.layers[0].mlp.up_proj
-    model.model.layers[0].mlp.up_proj = nn.Linear(*old.weight.shape[::-1], bias=False)
+    outputs, inputs = old.weight.shape
+    model.model.layers[0].mlp.up_proj = nn.Linear(inputs, outputs, bias=False)
 
 
 def one_more_norm(model: Any) -> None:
@@ -124,7 +125,7 @@ def test_what_only_looks_like_llama_is_not_served(change: Callable[[Any], None],
     model = loaded_from(tiny_llama_folder).model
     assert isinstance(model.model.layers[0].mlp.up_proj, Linear)
     change(model)
-    own = answer(ModuleForward(model), Probe.of(model, MAX_CONTEXT))
+    own = run_probe(ModuleForward(model), Probe.of(model, MAX_CONTEXT))
     assert isinstance(fastest_forward(model, own), ModuleForward)
 
 

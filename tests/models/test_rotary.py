@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from loopwright.models.rotary import FIRST_TABLE, Angles, Turn, choose_angles
+from loopwright.models.rotary import FIRST_TABLE, Angles, Rotation, choose_angles
 
 CONTEXT, DIM = 64, 16
 
@@ -46,7 +46,7 @@ def test_angles_are_the_models_own_far_behind_the_first_table_too(kind: str) -> 
 def test_heads_are_turned_as_transformers_does() -> None:
     tokens, heads = 5, 3
     x = torch.randn(tokens, heads, DIM, generator=torch.Generator().manual_seed(0))
-    turn = Turn(x, turned := torch.empty_like(x), torch.empty(tokens, 1, 2 * DIM))
+    turn = Rotation(x, turned := torch.empty_like(x), torch.empty(tokens, 1, 2 * DIM))
     angles = Angles(rotary("default"), x)
     for start in (0, 20):
         positions = torch.arange(start, start + tokens)

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import ModelError
-from loopwright.models import smollm2
+from loopwright.models import gguf, smollm2
 from loopwright.models.load import load_model
 from loopwright.models.smollm2 import FOLDER, GGUF, PACKAGE, smollm2_folder
 
@@ -22,7 +22,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     def found(name: str) -> ModuleSpec | None:
         return None if name in packages else find_spec(name)
 
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", found)
+    monkeypatch.setattr(importlib.util, "find_spec", found)
 
 
 @pytest.fixture
@@ -48,11 +48,9 @@ def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_folder: 
     (home / GGUF).touch()
     spec = ModuleSpec(PACKAGE, None, is_package=True)
     spec.submodule_search_locations = [str(home)]
-    monkeypatch.setattr(
-        smollm2.importlib.util, "find_spec", lambda name: spec if name == PACKAGE else ModuleSpec(name, None)
-    )
-    monkeypatch.setattr(smollm2, "AutoModelForCausalLM", Models)
-    monkeypatch.setattr(smollm2, "AutoTokenizer", Tokenizers)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == PACKAGE else ModuleSpec(name, None))
+    monkeypatch.setattr(gguf, "AutoModelForCausalLM", Models)
+    monkeypatch.setattr(gguf, "AutoTokenizer", Tokenizers)
     return home
 
 
@@ -74,8 +72,8 @@ def test_a_package_without_its_file_counts_as_absent(package: Path, tmp_path: Pa
 def test_without_a_converter_the_remedy_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, package: Path, tmp_path: Path, needed: str
 ) -> None:
-    installed = smollm2.importlib.util.find_spec
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None if name == needed else installed(name))
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == needed else installed(name))
     with pytest.raises(ModelError, match="gguf and accelerate") as raised:
         smollm2_folder(tmp_path / "cache")
     assert "loopwright[smollm2]" in raised.value.remedy

@@ -117,7 +117,8 @@ async def rollout(engine: TorchEngine, key: RolloutKey, prompt: tuple[int, ...],
         versions += [*given.versions, *[-1] * len(heard)]
         if len(ids) >= CONTEXT:
             break
-    chain = TokenChain(*(np.array(stream[:CONTEXT]) for stream in (ids, mask, logprobs, versions)))
+    streams: Any = [np.array(stream[:CONTEXT]) for stream in (ids, mask, logprobs, versions)]
+    chain = TokenChain(*streams)
     return Rollout(key, TASK, Episode((), (chain,)), Scored(float(key.member**2)), Timing(0.0))
 
 

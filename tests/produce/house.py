@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from loopwright.agents import EnginePolicy, SingleTurn
+from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, SingleTurn
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
+from loopwright.engines.timed import TimedClient
 from loopwright.judgers import IntegerAnswer
-from loopwright.ports import Engine, Policy, ResumePlan, StalePolicy
+from loopwright.ports import AgentLoop, Engine, ModelClient, Policy, ResumePlan, RolloutWorker, StalePolicy
 from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
-from loopwright.testing import CharRenderer, ScriptedEngine
-from loopwright.types import Failed, GenerateRequest, Group, GroupStatus, Message, Rollout, Sampling, Task
+from loopwright.testing import CharRenderer, ScriptedEngine, WorkerElsewhere
+from loopwright.types import (
+    Failed,
+    GenerateRequest,
+    Group,
+    GroupStatus,
+    Message,
+    Rollout,
+    RolloutKey,
+    RolloutRequest,
+    Sampling,
+    Split,
+    Task,
+)
 
 T = TypeVar("T")
+
+KEY = RolloutKey("math", 3, 1)
 
 
 class Counting:
@@ -58,8 +73,22 @@ def echo(request: GenerateRequest) -> str:
     return "".join(c for c in CharRenderer().text(request.prompt_ids) if c.isdigit())
 
 
-def task_set(name: str = "math", **changes: Any) -> TaskSetRuntime:
-    return replace(TaskSetRuntime(name, Counting(), SingleTurn(), IntegerAnswer(), Sampling()), **changes)
+@dataclass(frozen=True)
+class Set:
+    """A task set and its agent."""
+
+    runtime: TaskSetRuntime
+    agent: AgentSetup
+
+    @property
+    def name(self) -> str:
+        return self.runtime.name
+
+
+def task_set(name: str = "math", **changes: Any) -> Set:
+    of_agent = {key: changes.pop(key) for key in tuple(changes) if key in AgentSetup.__dataclass_fields__}
+    runtime = replace(TaskSetRuntime(name, Counting(), IntegerAnswer(), Sampling()), **changes)
+    return Set(runtime, replace(AgentSetup(SingleTurn()), **of_agent))
 
 
 @dataclass
@@ -70,7 +99,7 @@ class House:
     pool: Engine | None = None
     """Between agents and engine, if there is anything."""
     storage: MemoryStorage = field(default_factory=MemoryStorage)
-    task_sets: Sequence[TaskSetRuntime] = field(default_factory=lambda: [task_set()])
+    task_sets: Sequence[Set] = field(default_factory=lambda: [task_set()])
     groups: int = 3
     members: int = 2
     min_members: int | None = None
@@ -86,6 +115,8 @@ class House:
     more: dict[str, Any] = field(default_factory=dict)
     """Further settings of production."""
     seen: list[Rollout] = field(default_factory=list)
+    wrap: Callable[[RolloutWorker], RolloutWorker] = WorkerElsewhere
+    """What stands between production and the worker: only bytes cross over, as between processes."""
 
     def producer(self) -> AgentLoopManager:
         """One that begins with nothing."""
@@ -98,20 +129,22 @@ class House:
         return self._producer(buffer, plans, step)
 
     def _producer(self, buffer: StoredBuffer, plans: Mapping[str, ResumePlan], step: int) -> AgentLoopManager:
+        engine = TimedClient(self.pool or self.engine, getattr(self.pool, "held_seconds", lambda: 0.0))
+        worker = LocalWorker(
+            {(Split.TRAIN, one.name): one.agent for one in self.task_sets},
+            EnginePolicies(engine, CharRenderer(), self.max_context),
+        )
         runner = RolloutRunner(
-            lambda prefix, sampling, **more: EnginePolicy(
-                self.pool or self.engine, CharRenderer(), sampling, prefix, self.max_context, **more
-            ),
+            self.wrap(worker),
             seed=1,
             limits=Limits(self.agent_seconds, self.judge_attempts),
             concurrency=self.concurrency,
             max_attempts=self.max_attempts,
             lockstep=self.engine if self.lockstep else None,
-            held=getattr(self.pool, "held_seconds", lambda: 0.0),
         )
         chosen = ProduceSettings(self.groups, self.members, self.min_members, self.budget, self.filter_budget)
         return AgentLoopManager(
-            self.task_sets,
+            [one.runtime for one in self.task_sets],
             runner,
             buffer,
             self.pool or self.engine,
@@ -123,6 +156,25 @@ class House:
 
     async def counts(self, name: str = "math") -> dict[GroupStatus, int]:
         return {status: count for status, count in (await self.storage.counts())[name].items() if count}
+
+
+async def roll_out(
+    loop: AgentLoop,
+    engine: ModelClient,
+    *,
+    key: RolloutKey = KEY,
+    task: Task,
+    seconds: float = 30.0,
+    max_context: int = 9999,
+    sampling: Sampling | None = None,
+    resume_from: Rollout | None = None,
+    **agent: Any,
+) -> Rollout:
+    """One rollout by the worker of this process; `agent` is how its agent is set up."""
+    policies = EnginePolicies(engine, CharRenderer(), max_context)
+    worker = LocalWorker({(Split.TRAIN, key.task_set): AgentSetup(loop, **agent)}, policies)
+    request = RolloutRequest(Split.TRAIN, key, task, sampling or Sampling(), seconds, resume_from)
+    return await worker.run(request)
 
 
 class KilledError(Exception):

@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from house import roll_out
 
-from loopwright.agents import EnginePolicy
+from loopwright.agents import MainChains, UserChoice
 from loopwright.errors import FilterError
-from loopwright.ports import AgentLoop, Policy
-from loopwright.produce import ChainChoice, MainChains, UserChoice, run_rollout
-from loopwright.testing import CharRenderer, ScriptedEngine
+from loopwright.ports import AgentLoop, ChainChoice, Policy
+from loopwright.testing import ScriptedEngine
 from loopwright.types import (
     Failed,
     FailureCause,
     Message,
     OnAgentError,
     Rollout,
-    RolloutKey,
-    Sampling,
     Scored,
     Task,
     Tool,
@@ -69,16 +67,8 @@ class WithSubAgent:
 
 
 async def rollout(train: ChainChoice | None, rule: OnAgentError = "fail", loop: AgentLoop | None = None) -> Rollout:
-    policy = EnginePolicy(ScriptedEngine(["a", "a long answer", "b"]), CharRenderer(), Sampling(), "a", 1000)
-    return await run_rollout(
-        RolloutKey("math", 0, 0),
-        TASK,
-        loop=loop or WithSubAgent(),
-        policy=policy,
-        timeout_seconds=30,
-        on_agent_error=rule,
-        train=train,
-    )
+    engine = ScriptedEngine(["a", "a long answer", "b"])
+    return await roll_out(loop or WithSubAgent(), engine, task=TASK, max_context=1000, on_agent_error=rule, train=train)
 
 
 def trained(made: Rollout) -> list[bool]:

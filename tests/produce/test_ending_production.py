@@ -42,7 +42,8 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("status", [GroupStatus.FILTERED, GroupStatus.FAILED, GroupStatus.COMPLETED])
 def test_a_group_that_is_being_settled_when_production_ends_is_not_given_back(status: GroupStatus) -> None:
     broken = Failed(FailureCause.FILTER, "KeyError", "difficulty")
-    says = {GroupStatus.FILTERED: False, GroupStatus.FAILED: broken, GroupStatus.COMPLETED: True}[status]
+    verdicts = {GroupStatus.FILTERED: False, GroupStatus.FAILED: broken, GroupStatus.COMPLETED: True}
+    says: Any = verdicts[status]
 
     async def main() -> None:
         storage = Lagging()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.errors import BudgetError, JudgeError
+from loopwright.judgers import MemberJudger
 from loopwright.testing import ScriptedEngine
 from loopwright.types import Episode, Failed, FailureCause, Scored, Task, Unscored
 
@@ -19,12 +20,13 @@ class Ranking:
     """Scores members by their place, and fails at the calls (from 0) that a test names."""
 
     name = "ranking"
+    judges_groups = True
 
     def __init__(self, faults: Collection[int] = ()) -> None:
         self.faults = faults
         self.calls: list[tuple[str, int]] = []
 
-    async def judge_group(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
         self.calls.append((task.id, len(episodes)))
         if len(self.calls) - 1 in self.faults:
             raise JudgeError("judger 'ranking' is down", remedy="wake it", error="Down")
@@ -39,8 +41,8 @@ async def test_a_group_is_judged_once_when_all_its_members_are_there() -> None:
     house = ranked(members=3)
     batch = await house.producer().produce_batch(1, 0)
     assert [group.rewards for group in batch.groups] == [(0.0, 1.0, 2.0)] * 3
-    judger = house.task_sets[0].judger
-    assert sorted(judger.calls) == [("t0", 3), ("t1", 3), ("t2", 3)]  # type: ignore[union-attr]
+    judger = house.task_sets[0].runtime.judger
+    assert sorted(judger.calls) == [("t0", 3), ("t1", 3), ("t2", 3)]  # type: ignore[attr-defined]
     assert batch.metrics["reward/parts/place"] == 1.0
     assert len(house.seen) == 9, "each rollout is told of once, with its reward"
     assert all(isinstance(rollout.reward, Scored) for rollout in house.seen)
@@ -48,7 +50,7 @@ async def test_a_group_is_judged_once_when_all_its_members_are_there() -> None:
     assert [(rollout.key.attempt, rollout.score) for rollout in stored] == [(0, 0.0), (0, 1.0), (0, 2.0)]
 
 
-class InParts:
+class InParts(MemberJudger):
     """Gives every episode the same parts."""
 
     name = "in parts"
@@ -86,7 +88,7 @@ async def test_members_are_stored_before_their_judge_is_asked() -> None:
 async def test_a_failed_member_is_tried_again_before_the_group_is_judged() -> None:
     house = ranked(engine=ScriptedEngine(echo, faults={1}), groups=1)
     batch = await house.producer().produce_batch(1, 0)
-    assert house.task_sets[0].judger.calls == [("t0", 2)]  # type: ignore[union-attr]
+    assert house.task_sets[0].runtime.judger.calls == [("t0", 2)]  # type: ignore[attr-defined]
     assert sorted(rollout.key.attempt for rollout in batch.groups[0].rollouts) == [0, 1]
 
 
@@ -98,7 +100,7 @@ async def test_a_group_that_stays_too_small_is_not_judged() -> None:
     assert [group.draw for group in batch.groups] == [1]
     half = ranked(engine=ScriptedEngine(echo, faults={1}), groups=1, max_attempts=1)
     batch = await half.producer().produce_batch(1, 0)
-    assert half.task_sets[0].judger.calls == [("t1", 2)], "one member of two is no ranking"  # type: ignore[union-attr]
+    assert half.task_sets[0].runtime.judger.calls == [("t1", 2)], "one member of two is no ranking"  # type: ignore[attr-defined]
     (alone,) = [r for r in await half.storage.rollouts_of("math", 0) if r.episode]
     assert alone.reward == Unscored()
 
@@ -106,7 +108,7 @@ async def test_a_group_that_stays_too_small_is_not_judged() -> None:
 async def test_with_min_members_the_others_are_ranked_among_themselves() -> None:
     house = ranked(engine=ScriptedEngine(echo, faults={2}), groups=1, members=3, min_members=2, max_attempts=1)
     batch = await house.producer().produce_batch(1, 0)
-    assert house.task_sets[0].judger.calls == [("t0", 2)]  # type: ignore[union-attr]
+    assert house.task_sets[0].runtime.judger.calls == [("t0", 2)]  # type: ignore[attr-defined]
     assert batch.groups[0].rewards == (0.0, 1.0)
 
 

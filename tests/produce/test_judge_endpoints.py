@@ -17,7 +17,7 @@ from house import House, task_set
 from loopwright.config import HttpJudgerConfig
 from loopwright.errors import BudgetError
 from loopwright.judgers import endpoint, open_judgers
-from loopwright.produce import runner
+from loopwright.produce import rollouts
 from loopwright.testing import JudgeReply, JudgeRequest, JudgeServer
 from loopwright.types import Failed, FailureCause, GroupStatus, Unscored
 
@@ -103,7 +103,7 @@ async def test_when_it_is_back_the_stored_episodes_are_judged_and_none_is_sample
 
 
 async def test_an_episode_is_stored_while_its_judge_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(rollouts, "PATIENCE_SECONDS", 0.05)
     with JudgeServer([JudgeReply({"score": 1.0}, seconds=30)]) as server:
         async with judged_at(server.url, timeout_seconds=60) as house:
             producing = asyncio.create_task(house.producer().produce_batch(1, 0))
@@ -125,7 +125,7 @@ async def test_an_episode_is_stored_while_its_judge_takes_its_time(monkeypatch: 
 
 
 async def test_an_episode_whose_judge_is_at_work_outlives_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(rollouts, "PATIENCE_SECONDS", 600.0)
     with JudgeServer([JudgeReply({"score": 1.0}, seconds=30)]) as server:
         async with judged_at(server.url, timeout_seconds=60) as house:
             producing = asyncio.create_task(house.producer().produce_batch(1, 0))
@@ -138,7 +138,7 @@ async def test_an_episode_whose_judge_is_at_work_outlives_a_stop(monkeypatch: py
 
 
 async def test_a_judge_that_takes_its_time_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(rollouts, "PATIENCE_SECONDS", 0.01)
     with JudgeServer([JudgeReply({"score": 0.5}, seconds=0.15)]) as server:
         async with judged_at(server.url, timeout_seconds=60) as house:
             batch = await house.producer().produce_batch(1, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.errors import BudgetError, ChainError
-from loopwright.judgers import IntegerAnswer
+from loopwright.judgers import IntegerAnswer, MemberJudger
 from loopwright.ports import GroupRow
 from loopwright.testing import FlakyJudger, ScriptedEngine
 from loopwright.types import GroupStatus, Sampling, Task
@@ -162,7 +162,7 @@ async def test_a_lockstep_engine_knows_how_many_agents_are_to_come() -> None:
 
 
 async def test_a_lockstep_engine_is_released_when_the_batch_breaks() -> None:
-    class Bug:
+    class Bug(MemberJudger):
         name = "bug"
 
         async def judge(self, task: Task, episode: object) -> Any:

@@ -156,11 +156,11 @@ class Production(RuleBasedStateMachine):
             assert consumed == sum(task_set == name for task_set, _ in self.trained)
             for status in GroupStatus:
                 assert buffer.count(name, status) == counts.get(status, 0)
-            line = self.manager._lines[name]
-            current = sum(counts.values()) - counts.get(GroupStatus.ROLLED_BACK, 0) + len(line._draws._redraw)
-            assert current == line.next_draw, "no draw was skipped, lost or doubled"
+            producer = self.manager._producers[name]
+            current = sum(counts.values()) - counts.get(GroupStatus.ROLLED_BACK, 0) + len(producer._redraw)
+            assert current == producer.next_draw, "no draw was skipped, lost or doubled"
         pending = sum(buffer.count(name, GroupStatus.PENDING) for name in self.names)
-        assert pending == len(self.manager._floor._pending), "somebody works on every pending group"
+        assert pending == len(self.manager._scheduler._in_flight), "somebody works on every pending group"
 
     @invariant()
     def every_attempt_is_claimed_once(self) -> None:
@@ -290,6 +290,7 @@ class Production(RuleBasedStateMachine):
         await self._publish(save=False)
 
     async def _publish(self, save: bool) -> None:
+        assert self.house.pool is not None
         await self.house.pool.load(self.version)
         if save:
             await self.manager.save()
@@ -338,6 +339,7 @@ class Colocated(Production):
         step = self.version + 1
         batch = await self.manager.produce_batch(step, self.version)
         self._check_batch(batch, step)
+        assert self.house.pool is not None
         await self.house.pool.pause(PauseMode.ABORT)
         await self.house.pool.load(step)
         await self.house.pool.resume()
@@ -363,11 +365,11 @@ TestProduction.settings = TestColocated.settings = WALK
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-class TestProductionForLong(Production.TestCase):
+class TestProductionForLong(Production.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(WALK, max_examples=100)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-class TestColocatedForLong(Colocated.TestCase):
+class TestColocatedForLong(Colocated.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(WALK, max_examples=100)

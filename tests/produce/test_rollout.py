@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from house import KEY, roll_out
 
-from loopwright.agents import EnginePolicy, SingleTurn
+from loopwright.agents import SingleTurn
 from loopwright.errors import ChainError, EngineError
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import AgentLoop, Judger, Policy
-from loopwright.produce import run_rollout, score
+from loopwright.produce import judged
 from loopwright.testing import CharRenderer, FlakyJudger, ScriptedEngine
 from loopwright.types import (
     Failed,
@@ -23,8 +25,6 @@ from loopwright.types import (
     OnAgentError,
     PauseMode,
     Rollout,
-    RolloutKey,
-    Sampling,
     Scored,
     StopReason,
     Task,
@@ -32,7 +32,6 @@ from loopwright.types import (
 )
 
 TASK = Task.ask("sum", "12+7?", truth=19)
-KEY = RolloutKey("math", 3, 1)
 
 
 class Odd:
@@ -87,11 +86,18 @@ async def run(
     judge_attempts: int = 2,
     max_context: int = 1000,
 ) -> Rollout:
-    policy = EnginePolicy(engine or ScriptedEngine(["19"]), CharRenderer(), Sampling(), str(KEY), max_context)
-    rollout = await run_rollout(
-        KEY, TASK, loop=loop, policy=policy, timeout_seconds=seconds, on_agent_error=on_agent_error
+    rollout = await roll_out(
+        loop,
+        engine or ScriptedEngine(["19"]),
+        task=TASK,
+        seconds=seconds,
+        max_context=max_context,
+        on_agent_error=on_agent_error,
     )
-    return await score(rollout, judger or IntegerAnswer(), judge_attempts) if rollout.awaits_judge else rollout
+    if not rollout.awaits_judge:
+        return rollout
+    (scored,) = await judged([rollout], judger or IntegerAnswer(), judge_attempts)
+    return scored
 
 
 async def test_a_good_run_is_scored_on_its_episode() -> None:
@@ -205,7 +211,7 @@ class Broken(ScriptedEngine):
         super().__init__([])
         self.bug = bug
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, on_part: Any = None) -> Generation:
         if self.bug:
             raise self.bug
         return Generation((1,), (), (0,), FinishReason.STOP)
@@ -226,11 +232,9 @@ async def test_an_interruption_is_a_partial_rollout_whatever_the_agent_makes_of_
         return ScriptedEngine(lambda request: tuple(ord(c) for c in "nineteen" * 5)[request.sampled_before :], steps=1)
 
     async def part(seconds: float = 30.0, before: Rollout | None = None, tokens: int = 5) -> Rollout:
-        chains = before.episode.chains if before and before.episode else ()
         on = engine()
-        policy = EnginePolicy(on, CharRenderer(), Sampling(), str(KEY), 500, resumable=True, resume_from=chains)
         running = asyncio.create_task(
-            run_rollout(KEY, TASK, loop=loop, policy=policy, timeout_seconds=seconds, resume_from=before)
+            roll_out(loop, on, task=TASK, seconds=seconds, max_context=500, resume_from=before, resumable=True)
         )
         for _ in range(tokens):
             await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from async_house import Learning, async_house, by_key, now, producing
 from house import House, RaisesOn, echo, task_set
 
 from loopwright.errors import BudgetError, ChainError, RunError, StalledError
-from loopwright.judgers import IntegerAnswer
+from loopwright.judgers import IntegerAnswer, MemberJudger
 from loopwright.testing import FlakyJudger, ScriptedEngine, run_virtually
 from loopwright.types import Episode, GroupStatus, PauseMode, Scored, Stale, Task
 
@@ -61,7 +61,7 @@ def test_the_cases_of_take() -> None:
 
 
 def test_a_producer_that_crashes_ends_whoever_waits_in_take_at_once() -> None:
-    class Bug:
+    class Bug(MemberJudger):
         name = "bug"
 
         async def judge(self, task: Task, episode: Episode) -> Scored:

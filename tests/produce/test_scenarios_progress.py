@@ -187,7 +187,7 @@ def test_the_gate_keeps_slots_busy_through_a_tail() -> None:
         async def watch() -> None:
             for second in range(9):
                 await asyncio.sleep(second + 0.5 - asyncio.get_running_loop().time())
-                busy.append(manager._floor.slots.in_use)
+                busy.append(manager._scheduler.slots.in_use)
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch())

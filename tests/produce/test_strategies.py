@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loopwright.produce.context import ProduceContext
-from loopwright.produce.strategies import AsyncStrategy, Source, SyncStrategy
+from loopwright.produce.strategies import AsyncStrategy, ProduceContext, Source, SyncStrategy
 
 EMPTY = ProduceContext(
     step=1,

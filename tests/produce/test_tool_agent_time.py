@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from house import roll_out
 
-from loopwright.agents import EnginePolicy, PythonTool, ToolBudget, ToolLoop
+from loopwright.agents import PythonTool, ToolBudget, ToolLoop
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.restartable import RestartableEngine
+from loopwright.engines.timed import TimedClient
 from loopwright.engines.worker import embedded
 from loopwright.errors import EngineLostError
 from loopwright.ports import OnPart
-from loopwright.produce import run_rollout
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.testing.virtual_time import run_virtually
-from loopwright.types import Episode, GenerateRequest, Generation, PauseMode, RolloutKey, Sampling, StopReason, Task
+from loopwright.types import Episode, GenerateRequest, Generation, PauseMode, Sampling, StopReason, Task
 
 TOOLS = Path(__file__).parent.parent / "agents"
 TASK = Task.ask("t", "What is it?", truth="it")
@@ -37,10 +38,9 @@ async def rolled_out(budget: dict[str, Any], mode: PauseMode | None, call: int =
     loop = ToolLoop([PythonTool("user_tools.py:look_up", TOOLS, 5.0)], budget=ToolBudget(8, **budget))
     engine = ScriptedEngine(answer, seconds=lambda request: ANSWER_SECONDS)
     async with RolloutController.open([embedded(engine)]) as controller:
-        held = controller.held_seconds
-        policy = EnginePolicy(controller, CharRenderer(), Sampling(max_new_tokens=500), "t/0/0/0", 9999, held=held)
+        engines = TimedClient(controller, controller.held_seconds)
         running = asyncio.create_task(
-            run_rollout(RolloutKey("t", 0, 0), TASK, loop=loop, policy=policy, timeout_seconds=60.0, held=held)
+            roll_out(loop, engines, task=TASK, seconds=60.0, sampling=Sampling(max_new_tokens=500))
         )
         if mode is not None:
             await asyncio.sleep(ANSWER_SECONDS * (call + 0.5))
@@ -84,9 +84,8 @@ def test_an_engine_elsewhere_that_is_started_again_is_not_charged() -> None:
     async def rolled_out() -> Episode:
         loop = ToolLoop([PythonTool("user_tools.py:look_up", TOOLS, 5.0)], budget=ToolBudget(8, seconds=10.0))
         engine = RestartableEngine(Restarting(answer, seconds=lambda request: ANSWER_SECONDS))
-        held = engine.held_seconds
-        policy = EnginePolicy(engine, CharRenderer(), Sampling(max_new_tokens=500), "t/0/0/0", 9999, held=held)
-        made = await run_rollout(RolloutKey("t", 0, 0), TASK, loop=loop, policy=policy, timeout_seconds=20.0, held=held)
+        engines = TimedClient(engine, engine.held_seconds)
+        made = await roll_out(loop, engines, task=TASK, seconds=20.0, sampling=Sampling(max_new_tokens=500))
         assert made.episode is not None, made.reward
         return made.episode
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loopwright.agents import SingleTurn
 from loopwright.core.seeds import derive_seed
 from loopwright.errors import JudgeError
-from loopwright.judgers import IntegerAnswer
+from loopwright.judgers import IntegerAnswer, MemberJudger
 from loopwright.ports import Policy
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import Episode, GenerateRequest, Message, Scored, Task
@@ -58,7 +58,7 @@ class Moody:
         return await SingleTurn().run(task, policy)
 
 
-class Doubtful:
+class Doubtful(MemberJudger):
     """A judger that takes half a second, and cannot judge some tasks."""
 
     name = "doubtful"

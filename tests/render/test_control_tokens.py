@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from templates import FORGETFUL, HERMES
 from tokenizers import AddedToken
 
 from loopwright.render.canonical import template_messages
@@ -22,7 +23,6 @@ from loopwright.render.plain_ids import PlainIds
 from loopwright.render.plain_tools import plain_messages
 from loopwright.testing.tiny import CHATML, tiny_tokenizer
 from loopwright.types import Message, Thinking
-from tests.render.templates import FORGETFUL, HERMES
 
 CACHE = Path.home() / ".cache" / "loopwright" / "models"
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>", "<|fim_pad|>")
@@ -266,8 +266,8 @@ def test_a_tokenizer_whose_inside_is_unknown() -> None:
 
 @pytest.mark.real
 def test_smollm2() -> None:
-    from loopwright.models.load import load_tokenizer
     from loopwright.models.smollm2 import smollm2_folder
+    from loopwright.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(smollm2_folder(CACHE)))
     renderer = ChatTemplateRenderer(tokenizer)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from templates import FORGETFUL, HERMES
 
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.drift import ConversationDrift, chain_drift, conversation_drift
 from loopwright.testing.tiny import tiny_tokenizer
 from loopwright.types import Message
-from tests.render.templates import FORGETFUL, HERMES
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = ChatTemplateRenderer(TOKENIZER)
@@ -42,7 +43,7 @@ def test_what_was_sampled_canonically_does_not_drift(turns: list[tuple[str, str]
 def test_another_spelling_is_counted_token_by_token() -> None:
     sampled = by_character("The answer is 19.")
     written = canonical("The answer is 19.")
-    messages = [
+    messages: list[Message] = [
         {"role": "user", "content": "12+7?"},
         {"role": "assistant", "content": "The answer is 19.", "ids": sampled},
         {"role": "user", "content": "sure?"},
@@ -64,7 +65,7 @@ def test_a_call_that_is_serialised_again_drifts() -> None:
     sampled = canonical('<tool_call>{"name":"add","arguments":{"a":12,"b":7}}</tool_call>')
     parsed = renderer.parse(sampled, [ADD])
     messages = [{"role": "user", "content": "12+7?"}, parsed.message]
-    begin = {"first_sampled": len(prompt), "first_reply": 1}
+    begin: dict[str, Any] = {"first_sampled": len(prompt), "first_reply": 1}
     drift = chain_drift((*prompt, *sampled), messages, renderer, [ADD], **begin)
     assert drift.tokens == len(sampled)
     assert drift.invented > 0, "the template writes spaces that the model did not"

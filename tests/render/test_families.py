@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tests.render.templates import HERMES
+from templates import HERMES
 
 pytest.importorskip("renderers")
 
@@ -87,11 +86,12 @@ def test_incremental_encoding_equals_the_full_rendering_of_stable_families(
     renderer = family(name)
     assert renderer.is_prefix_stable
     messages: list[Message] = [SYSTEM, USER]
-    stream = renderer.render(messages, [ADD])
+    stream: tuple[int, ...] | None = renderer.render(messages, [ADD])
     for reply, new in (
         (called("" if name == "llama-3" else content, argument), {**RESULT, "content": answer}),
         ({"role": "assistant", "content": content}, {"role": "user", "content": answer}),
     ):
+        assert stream is not None
         ids = (*stream, *sampled(renderer, [*messages, reply]))
         stream = renderer.extend(ids, [*messages, reply], [new], [ADD])
         messages = [*messages, reply, new]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("renderers")
 
+from test_control_tokens import spelled
+from test_families import ADD, MARKERS, USER, family, texts, tokenizer_of
+
 from loopwright.render.canonical import template_messages, template_tools
 from loopwright.types import Message, Thinking
-from tests.render.test_control_tokens import spelled
-from tests.render.test_families import ADD, MARKERS, USER, family, texts, tokenizer_of
 
 
 @pytest.mark.parametrize("name", MARKERS)
@@ -47,11 +48,11 @@ def test_families_make_no_marks_of_text_either(name: str, words: list[str], data
 
     reply: Message = {"role": "assistant", "content": "x"}
     said = (*tokenizer.encode("x", add_special_tokens=False), renderer.stop_token_ids[0])
-    extended, blank = (
+    extended, plain = (
         renderer.extend((*renderer.render(talk[:2]), *said), [*talk[:2], reply], talk[4:]) for talk in (hostile, meek)
     )
-    assert (extended is None) == (blank is None)
-    assert marks_in(extended) == marks_in(blank)
+    assert (extended is None) == (plain is None)
+    assert marks_in(extended) == marks_in(plain)
 
 
 @pytest.mark.parametrize("name", MARKERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -81,7 +82,9 @@ def test_parameters_are_arguments_by_another_name(body: str, arguments: str) -> 
 
 
 @given(st.text(max_size=8), st.lists(st.tuples(st.sampled_from(["add", "naïve"]), arguments), max_size=3))
-def test_calls_are_read_with_the_spelling_of_their_arguments(content: str, calls: list[tuple[str, dict]]) -> None:
+def test_calls_are_read_with_the_spelling_of_their_arguments(
+    content: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
     for spell in (
         lambda value: json.dumps(value),
         lambda value: json.dumps(value, ensure_ascii=False, separators=(" ,  ", ":")),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.core.chains import turns_of
-from loopwright.render.recording.describing import described
+from loopwright.render.recording.describing import describe_chains
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.testing import CharRenderer, encode_chars
@@ -57,7 +57,7 @@ class Talk:
         return [chain.start for chain in self.recorder.chains()]
 
     def mains(self) -> list[bool]:
-        return [chain.is_main for chain in described(self.recorder)]
+        return [chain.is_main for chain in describe_chains(self.recorder)]
 
 
 def check(talk: Talk) -> None:
@@ -101,12 +101,12 @@ def test_every_sampled_token_is_trained_once_on_what_the_engine_saw(data: st.Dat
         messages, tools = data.draw(histories(talk))
         waiting.append(talk.prepare(*messages, tools=tools))
         # Some calls are under way while others are asked, and they end in any order.
-        while waiting and data.draw(st.booleans()):
+        while len(waiting) > 0 and data.draw(st.booleans()):
             talk.answer(waiting.pop(data.draw(st.integers(0, len(waiting) - 1))), data.draw(texts))
     check(talk)
     starts = talk.starts()
     assert starts.count(ChainStart.FIRST) == (1 if talk.engine else 0)
-    found = described(talk.recorder)
+    found = describe_chains(talk.recorder)
     assert [chain.start for chain in found] == starts
     assert sum(chain.turns for chain in found) == len(talk.engine)
     assert [chain.sampled_tokens for chain in found] == [chain.sampled for chain in talk.recorder.chains()]
@@ -158,7 +158,7 @@ def test_what_grew_from_the_main_conversation_belongs_to_it() -> None:
     talk.ask(user(f"before: {SUMMARY}"), text="on", tools=(ADD,))
     talk.ask(user("add"), user("dropped a turn"), text="two", tools=(ADD,))
     talk.ask(user("elsewhere"), said("SUB"), user("x"), text="sub", tools=(ADD,))
-    assert [(chain.start, chain.conversation) for chain in described(talk.recorder)] == [
+    assert [(chain.start, chain.conversation) for chain in describe_chains(talk.recorder)] == [
         (ChainStart.FIRST, 0),
         (ChainStart.SEPARATE, 1),
         (ChainStart.TOOLS, 0),
@@ -176,7 +176,7 @@ def test_a_description_says_what_the_chain_is_about() -> None:
     talk.ask(user("add"), said("one"), user("more"), text="two", tools=(ADD,))
     facts: dict[str, Any] = {"number": 0, "start": ChainStart.FIRST, "is_main": True, "conversation": 0}
     messages = (user("add"), said("one"), user("more"), said("two"))
-    assert described(talk.recorder) == (
+    assert describe_chains(talk.recorder) == (
         RecordedChain(**facts, messages=messages, tools=(ADD,), turns=2, sampled_tokens=8),
     )
     assert talk.recorder.tools == (ADD,)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from templates import FOREIGN, FORGETFUL, HERMES, PREFILLED, STRICT
 
 from loopwright.errors import ConversationError
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.plain_tools import call_text
 from loopwright.testing.tiny import CHATML, tiny_tokenizer
 from loopwright.types import Message, Parsed, Thinking, ToolCall, parsed_of
-from tests.render.templates import FOREIGN, FORGETFUL, HERMES, PREFILLED, STRICT
 
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}}
 USER: Message = {"role": "user", "content": "12+7?"}

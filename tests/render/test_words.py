@@ -104,7 +104,8 @@ def test_nothing_is_assumed_of_others(name: str) -> None:
 
 
 def test_tokens_that_reach_over_spaces_and_chance_are_left_to_the_tokenizer() -> None:
-    for flags in ({"lstrip": True}, {"rstrip": True}, {"single_word": True}):
+    for flag in ("lstrip", "rstrip", "single_word"):
+        flags: dict[str, Any] = {flag: True}
         made = core(BYTES, **flags)
         assert not keeps_words_apart(made, made.get_added_tokens_decoder())
     assert not keeps_words_apart(core(BYTES), {0: AddedToken("two words")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ def test_any_text_survives_the_tokenizer(text: str) -> None:
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_qwen3])
-def test_models_load_and_are_repeatable(build, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_models_load_and_are_repeatable(build: Any, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

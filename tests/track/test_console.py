@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rich.console
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.track.console import Console, print_summary
-from loopwright.track.console_text import BLOCKS, Tally, evaluations, sparkline
+from loopwright.track.console_text import BLOCKS, PhaseTally, evaluations, sparkline
 from loopwright.track.report_data import Evaluated, Measure, RunSummary, duration, edges
 from loopwright.types import Failed, FailureCause, Rollout, RolloutKey, Scored, Task, Timing
 
@@ -132,7 +133,7 @@ def test_a_resumed_run_begins_where_it_was(file, first):
 
 
 def test_a_tally_counts_members_once_and_failures_never_as_zero():
-    tally = Tally()
+    tally = PhaseTally()
     assert str(tally) == ""
     for one in (rollout(0, None), rollout(0, None, attempt=1)):
         tally.add(one)
@@ -161,7 +162,7 @@ def test_other_metrics_are_no_evaluations():
 
 
 def summary_of(**overrides: object) -> RunSummary:
-    values = {
+    values: dict[str, Any] = {
         "folder": Path("runs/x"),
         "measure": Measure.ACCURACY,
         "steps": {step: {"reward/mean": step / 10} for step in range(1, 5)},

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.track.plot import Line, Mark, line_chart, smoothed, stacked_bar, ticks
+from loopwright.track.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar, ticks
 from loopwright.track.report import render_report
-from loopwright.track.report_data import Comparison, Evaluated, Measure, ReportData, RunSummary, Sample
+from loopwright.track.report_data import Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
 from loopwright.types import Episode, Failed, FailureCause, Rollout, RolloutKey, Scored, Task, Timing
 
 NASTY = "</pre><script>alert(1)</script>&\"'"
@@ -69,11 +70,11 @@ def full() -> ReportData:
         phases={"rollout": 40.0, "train": 20.0},
     )
     comparison = Comparison(NASTY, "greedy", 0, 8, 6, 1, 3, ((bad, good),))
-    return ReportData(summary, {"model": NASTY}, f"key: {NASTY}", (comparison,), (Sample(1, (bad, failed)),))
+    return ReportData(summary, {"model": NASTY}, f"key: {NASTY}", (comparison,), (StepRollouts(1, (bad, failed)),))
 
 
 def empty(**overrides: object) -> ReportData:
-    values = {"measure": Measure.REWARD, "steps": {}, "evaluations": (), "phases": {}}
+    values: dict[str, Any] = {"measure": Measure.REWARD, "steps": {}, "evaluations": (), "phases": {}}
     return ReportData(RunSummary(folder=Path("runs/new"), **(values | overrides)), {}, "")
 
 
@@ -133,7 +134,7 @@ def test_rewards_beyond_one_fit_their_chart():
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), FINITE), max_size=30), st.sampled_from(Mark))
 def test_every_point_is_drawn_inside_the_chart(points, mark):
-    svg = line_chart("t", [Line("l", points, 1, mark)], width=300, height=200)
+    svg = line_chart("t", [PlotLine("l", points, 1, mark)], width=300, height=200)
     assert bool(svg) == bool(points)
     for path in re.findall(r' d="M([^"]*)"', svg):
         for place in path.split("L"):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import math
+import os
 import time
 from pathlib import Path
 from threading import Thread
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 
 from loopwright.errors import RunError
 from loopwright.ports import Tracker
-from loopwright.track import jsonl
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlFile, JsonlTracker, read_jsonl
 
@@ -62,7 +62,7 @@ def test_a_failed_rewind_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
 
     tracker = JsonlTracker(tmp_path)
     tracker.log(1, {"x": 1})
-    monkeypatch.setattr(jsonl.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match=r"metrics.jsonl cannot be written: .*No space left"):
         tracker.rewind(0)
     assert len(metrics(tmp_path)) == 1

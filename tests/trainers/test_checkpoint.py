@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loopwright.errors import CheckpointError
 from loopwright.trainers import checkpoint
 from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.trainers.durable import flush_tree
 
 
 class CrashedError(BaseException):
@@ -83,8 +86,9 @@ async def test_a_crash_before_the_rename_leaves_the_previous_one(
             patch.setattr(checkpoint, "flush_tree", crash)
         if stage == "rename":
             patch.setattr(Path, "rename", crash)
+        writer: Any = crash if stage == "writer" else weights()
         with pytest.raises(CrashedError):
-            await checkpoints.write(2, crash if stage == "writer" else weights(), {})
+            await checkpoints.write(2, writer, {})
     assert len(names(folder)) == 2, "the crash left something behind"
 
     latest = checkpoints.latest()
@@ -118,7 +122,7 @@ async def test_a_crash_while_pruning_leaves_no_half_checkpoint(folder: Path, mon
     checkpoints = Checkpoints(folder, keep=1)
     await checkpoints.write(1, weights(), {})
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.shutil, "rmtree", crash)
+        patch.setattr(shutil, "rmtree", crash)
         with pytest.raises(CrashedError):
             await checkpoints.write(2, weights(), {})
     latest = checkpoints.latest()
@@ -130,7 +134,7 @@ async def test_a_crash_while_pruning_leaves_no_half_checkpoint(folder: Path, mon
 
 async def test_everything_is_flushed_before_the_rename(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    flush, rename = checkpoint.flush_tree, Path.rename
+    flush, rename = flush_tree, Path.rename
 
     def flushed(path: Path) -> None:
         order.append(f"flush {sorted(p.name for p in path.rglob('*'))}")
@@ -147,7 +151,7 @@ async def test_everything_is_flushed_before_the_rename(folder: Path, monkeypatch
 
 
 async def test_a_full_disk_leaves_the_previous_one_and_says_so(folder: Path) -> None:
-    def full(target: Path) -> None:
+    async def full(target: Path) -> None:
         (target / "weights.bin").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 

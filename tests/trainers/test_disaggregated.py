@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loopwright.buffer.storage.memory import MemoryStorage
@@ -16,7 +17,7 @@ from loopwright.errors import BudgetError, CheckpointError, EngineError, Learner
 from loopwright.ports import StepReport, Storage
 from loopwright.produce import Batch
 from loopwright.testing import ScriptedEngine
-from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.disaggregated import DisaggregatedTrainer
 from loopwright.trainers.evaluator import EvalReport
 from loopwright.trainers.intervals import Intervals
@@ -33,12 +34,14 @@ from loopwright.types import (
     Task,
     Timing,
     TokenChain,
+    WeightFile,
 )
 
 
 def group(draw: int, version: int) -> Group:
     task = Task.ask(f"t{draw}", "say 1", truth=1)
-    chain = TokenChain([5, 6, 7], [0, 1, 1], [0.0, -1.0, -1.0], [-1, version, version])
+    sampled = np.array([False, True, True])
+    chain = TokenChain(np.array([5, 6, 7]), sampled, np.where(sampled, -1, 0), np.where(sampled, version, -1))
     rollout = Rollout(RolloutKey("train", draw, 0), task, Episode((), (chain,)), Scored(1.0), Timing(0.0))
     return Group("train", draw, task, (rollout,))
 
@@ -141,6 +144,9 @@ class Pupil:
     async def load(self, folder: Path) -> None: ...
 
     async def export(self, folder: Path) -> None: ...
+
+    async def write_weights(self, file: Path) -> WeightFile:
+        raise NotImplementedError
 
 
 class Wire:
@@ -265,6 +271,12 @@ class Apart:
         )
 
 
+def latest(run: Apart) -> Checkpoint:
+    found = run.checkpoints.latest()
+    assert found is not None
+    return found
+
+
 async def test_the_whole_order_with_a_sync_interval(tmp_path):
     run = Apart(tmp_path, steps=3, evaluate=2, checkpoint=2, sync=2, in_flight=PauseMode.KEEP)
     assert await run.trainer(evaluates=True).train()
@@ -340,7 +352,7 @@ async def test_a_producer_that_breaks_during_a_train_step_ends_the_run_after_it_
     assert run.log[-2:] == ["shutdown", "save 1"]
     assert "consume 1" in run.log
     assert "train 2" not in run.log
-    assert run.checkpoints.latest().step == 1
+    assert latest(run).step == 1
 
 
 async def test_a_producer_that_breaks_in_the_last_step_is_not_passed_over(tmp_path):
@@ -353,7 +365,7 @@ async def test_a_producer_that_breaks_in_the_last_step_is_not_passed_over(tmp_pa
     run.learner.lesson = breaks
     with pytest.raises(BudgetError):
         await run.trainer().train()
-    assert run.checkpoints.latest().step == 1
+    assert latest(run).step == 1
 
 
 async def test_a_signal_stops_admission_first_and_then_saves(tmp_path):
@@ -362,7 +374,7 @@ async def test_a_signal_stops_admission_first_and_then_saves(tmp_path):
     asyncio.get_running_loop().call_later(0.05, run.stop.set)
     assert not await run.trainer().train()
     assert run.log[-3:] == ["take 3", "shutdown", "save 2"]
-    assert run.checkpoints.latest().state == {"next_draws": {"train": 7}}
+    assert latest(run).state == {"next_draws": {"train": 7}}
 
 
 async def test_a_signal_does_not_wait_for_rollouts_that_drain(tmp_path):
@@ -394,7 +406,7 @@ async def test_weights_that_cannot_be_published_end_the_run_but_the_step_is_save
     run.wire.broken_at = 2
     with pytest.raises(EngineError, match="the weights file is gone"):
         await run.trainer().train()
-    assert run.checkpoints.latest().step == 2
+    assert latest(run).step == 2
 
 
 async def test_what_broke_first_is_told_also_if_the_checkpoint_after_it_fails(tmp_path):
@@ -428,7 +440,7 @@ async def test_a_step_whose_groups_could_not_be_recorded_is_not_saved(tmp_path):
     with pytest.raises(RunError, match="the disk is full"):
         await run.trainer().train()
     assert run.log[-2:] == ["train 2", "shutdown"]
-    assert run.checkpoints.latest().step == 1
+    assert latest(run).step == 1
     assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"production"}), "it is waited for even so"
 
 
@@ -486,17 +498,22 @@ async def test_every_step_says_where_the_time_went(tmp_path):
     assert {"wait", "train", "sync"} <= set(run.notes.spans)
 
 
+async def advancing(trainer: DisaggregatedTrainer) -> AsyncIterator[Step]:
+    while (step := await trainer.advance()) is not None:
+        yield step
+
+
 async def test_steps_one_by_one_are_the_whole_run(tmp_path):
     run = Apart(tmp_path, steps=3, evaluate=2, checkpoint=2, sync=2)
     trainer = run.trainer(evaluates=True)
-    steps = [await trainer.advance() for _ in range(4)]
+    steps = [step async for step in advancing(trainer)]
     whole = Apart(tmp_path / "whole", steps=3, evaluate=2, checkpoint=2, sync=2)
     assert await whole.trainer(evaluates=True).train()
     assert run.log == whole.log
     assert trainer.is_finished
-    assert [step and (step.number, step.is_last) for step in steps] == [(1, False), (2, False), (3, True), None]
-    assert ["eval/eval/greedy/reward" in step.metrics for step in steps[:3]] == [False, True, True]
-    assert all(step.metrics == run.notes.logged[step.number] for step in steps[:3])
+    assert [(step.number, step.is_last) for step in steps] == [(1, False), (2, False), (3, True)]
+    assert ["eval/eval/greedy/reward" in step.metrics for step in steps] == [False, True, True]
+    assert all(step.metrics == run.notes.logged[step.number] for step in steps)
 
 
 async def test_production_goes_on_between_steps_until_the_run_is_closed(tmp_path):
@@ -572,7 +589,11 @@ async def test_an_evaluation_that_is_stopped_is_made_when_the_run_goes_on(tmp_pa
     run = Apart(tmp_path, steps=1)
     trainer = run.trainer(evaluates=True)
     await trainer.evaluate()
-    run.learner.lesson = lambda: asyncio.sleep(0, run.stop.set())
+
+    async def stops() -> None:
+        run.stop.set()
+
+    run.learner.lesson = stops
     step = await trainer.advance()
     assert step == Step(1, run.notes.logged[1], is_last=True)
     assert not trainer.is_finished

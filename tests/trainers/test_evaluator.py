@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from loopwright.agents import EnginePolicy, SingleTurn
+from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, SingleTurn
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.config import CustomMetric
 from loopwright.core.evaluation import Metric, majority_at_k, mean_reward, pass_at_k
 from loopwright.errors import ConfigError, JudgeError
-from loopwright.judgers import IntegerAnswer
+from loopwright.judgers import IntegerAnswer, MemberJudger
 from loopwright.ports import AgentLoop, Judger, Policy
 from loopwright.produce import Limits, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.trainers.custom_metric import UserMetric
-from loopwright.trainers.evaluator import Evaluator, Plan
+from loopwright.trainers.evaluator import EvalPlan, Evaluator
 from loopwright.types import (
     Episode,
     EvalMode,
@@ -32,6 +32,7 @@ from loopwright.types import (
     Rollout,
     Sampling,
     Scored,
+    Split,
     Task,
 )
 
@@ -57,7 +58,7 @@ class Unwilling:
         return await SingleTurn().run(task, policy)
 
 
-class Broken:
+class Broken(MemberJudger):
     name = "broken"
 
     async def judge(self, task: Task, episode: Episode) -> Scored:
@@ -101,16 +102,17 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.engine = ScriptedEngine(self.answers, steps=1)
+        policies = EnginePolicies(self.engine, CharRenderer(), 500)
         runner = RolloutRunner(
-            lambda prefix, sampling, **more: EnginePolicy(self.engine, CharRenderer(), sampling, prefix, 500, **more),
+            LocalWorker({(Split.EVAL, "held"): AgentSetup(self.loop)}, policies),
             seed=1,
             limits=Limits(judge_attempts=1),
             concurrency=3,
             max_attempts=2,
         )
         sampling = Sampling(temperature=0.7, top_k=9, top_p=0.5)
-        task_set = TaskSetRuntime("held", Numbers(), self.loop, self.judger, sampling)
-        plans = [Plan(mode, self.samples, self.metrics) for mode in self.modes]
+        task_set = TaskSetRuntime("held", Numbers(), self.judger, sampling)
+        plans = [EvalPlan(mode, self.samples, self.metrics) for mode in self.modes]
         self.evaluator = Evaluator([task_set], plans, runner, self.storage, self.tracker, on_rollout=self.seen.append)
 
     def stored(self, step: int, mode: EvalMode) -> list[Rollout]:
@@ -215,7 +217,7 @@ async def test_metrics_look_at_all_samples_of_a_task() -> None:
     assert found["eval/held/sampled/majority@3"] == pytest.approx(3 / 5)
 
 
-class Silent:
+class Silent(MemberJudger):
     """A judger that says nothing of the answer it read."""
 
     name = "silent"

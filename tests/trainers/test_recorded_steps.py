@@ -17,7 +17,7 @@ from loopwright.ports.learner import StepReport
 from loopwright.track.jsonl import JsonlTracker
 from loopwright.trainers.replay import RecordedSteps, replay
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import Group, GroupStatus, RolloutKey
+from loopwright.types import Group, GroupStatus, RolloutKey, WeightFile
 
 Told = list[tuple[str, int, int]]
 
@@ -37,6 +37,9 @@ class Listener:
     async def save(self, folder: Path) -> None: ...
     async def load(self, folder: Path) -> None: ...
     async def export(self, folder: Path) -> None: ...
+
+    async def write_weights(self, file: Path) -> WeightFile:
+        raise NotImplementedError
 
 
 def told(groups: Sequence[Group]) -> Told:

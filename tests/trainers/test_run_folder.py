@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,7 +210,7 @@ def test_an_interrupted_fresh_is_finished_by_the_next_command(path: Path, monkey
     with RunFolder.open(path, CONFIG) as folder:
         folder.checkpoints.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.shutil, "rmtree", killed)
+        patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KilledError):
             try_to_open(path, CONFIG, fresh=True)
     with RunFolder.open(path, CONFIG) as folder:

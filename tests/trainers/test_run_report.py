@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up_run import CONFIG, add, answered, failed
@@ -12,19 +13,19 @@ from loopwright.track.report_data import Measure
 from loopwright.trainers.report import (
     PAIRS,
     EvaluatedTwice,
-    compare,
-    gather,
+    compare_evaluations,
     gather_report,
     measure_of,
     metrics_by_step,
+    summarise,
     write_report,
 )
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import RolloutKey
+from loopwright.types import Rollout, RolloutKey
 
 
 def test_gather_reads_the_numbers_of_a_run(made_up_run):
-    run = gather(made_up_run)
+    run = summarise(made_up_run)
     assert run.measure is Measure.ACCURACY
     assert run.series("reward/mean") == ((1, 0.0), (2, 0.5), (3, 1.0))
     assert run.series("learner/entropy") == ()
@@ -58,7 +59,7 @@ def test_write_report_makes_one_whole_file(made_up_run):
     assert "&lt;script&gt;3&lt;/script&gt;" in text
     assert "<script>" not in text
     assert list(made_up_run.path.glob(".report*")) == []
-    assert gather(made_up_run).report == path
+    assert summarise(made_up_run).report == path
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path):
@@ -69,11 +70,11 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path):
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(RunError, match="is not the folder of a run"):
-        gather(RunFolder(tmp_path))
+        summarise(RunFolder(tmp_path))
 
 
 def test_the_largest_gains_are_shown_first_and_failures_are_not_compared():
-    def side(answers: list[str | None]) -> tuple:
+    def side(answers: list[str | None]) -> tuple[Rollout, ...]:
         keyed = [(RolloutKey("heldout", i, 0), add(i, i), answer) for i, answer in enumerate(answers)]
         return tuple(
             failed(key, task) if answer is None else answered(key, task, answer) for key, task, answer in keyed
@@ -81,24 +82,24 @@ def test_the_largest_gains_are_shown_first_and_failures_are_not_compared():
 
     old = side(["0", "no", "no", None, "no", "no", "no", "no"])
     new = side(["no", "2", None, "6", "8", "10", "12", "14"])
-    found = compare(EvaluatedTwice("heldout", "greedy", 0, 9, old, new))
+    found = compare_evaluations(EvaluatedTwice("heldout", "greedy", 0, 9, old, new))
     assert (found.better, found.worse, found.same) == (5, 1, 0)
     assert [pair[0].task.id for pair in found.pairs] == ["1+1", "4+4", "5+5", "6+6"]
     assert len(found.pairs) == PAIRS
 
 
 def test_samples_of_one_task_are_compared_as_one_task():
-    def side(*answers: str) -> tuple:
+    def side(*answers: str) -> tuple[Rollout, ...]:
         return tuple(answered(RolloutKey("held", 0, i), add(1, 1), answer) for i, answer in enumerate(answers))
 
-    found = compare(EvaluatedTwice("held", "sampled", 0, 9, side("2", "no", "no"), side("no", "2", "2")))
+    found = compare_evaluations(EvaluatedTwice("held", "sampled", 0, 9, side("2", "no", "no"), side("no", "2", "2")))
     assert (found.better, found.worse, found.same) == (1, 0, 0)
     ((old, new),) = found.pairs
     assert (old.key.member, new.key.member) == (1, 1), "the worst before, the best after"
 
 
 def test_metrics_of_one_step_may_be_on_several_lines():
-    records = [{"step": 1, "a": 1.0, "b": None}, {"step": 1, "c": 2}, {"step": 1, "a": 3.0}]
+    records: list[dict[str, Any]] = [{"step": 1, "a": 1.0, "b": None}, {"step": 1, "c": 2}, {"step": 1, "a": 3.0}]
     assert metrics_by_step(records)[1] == {"step": 1, "a": 3.0, "c": 2}
 
 

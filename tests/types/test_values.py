@@ -31,7 +31,7 @@ TASK = Task.ask("adding", "What is 12+7?", truth=19, level=2)
 def chain(*versions: int) -> TokenChain:
     """A chain in which -1 stands for a token of context."""
     mask = np.array(versions) >= 0
-    return TokenChain(np.arange(len(versions)), mask, np.where(mask, -1.0, 0.0), np.array(versions))
+    return TokenChain(np.arange(len(versions), dtype=np.int32), mask, np.where(mask, -1.0, 0.0), np.array(versions))
 
 
 def rollout(reward: Reward, *chains: TokenChain, member: int = 0) -> Rollout:

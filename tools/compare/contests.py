@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,11 +57,12 @@ class WorkerContest:
     def __init__(self, name: str, cache: Path) -> None:
         self.name = name
         self._cache = cache
-        self._cost = COSTS.get(name, lambda answer: float(answer["seconds"]))
+        self._cost: Callable[[Mapping[str, Any]], float] = COSTS.get(name, lambda answer: float(answer["seconds"]))
 
     async def run(self, old: Tree, new: Tree, folder: Path, deadline: Deadline) -> Rounds:
         async with AsyncExitStack() as stack:
-            workers = [await stack.enter_async_context(self._start(tree, folder / tree.name)) for tree in (old, new)]
+            started = [self._start(tree, folder / tree.name) for tree in (old, new)]
+            workers = [await stack.enter_async_context(worker) for worker in started]
             for worker in workers:
                 await worker.round()
             taken: tuple[list[float], list[float]] = ([], [])
@@ -71,7 +72,7 @@ class WorkerContest:
                     _say(f"{self.name}: {worker.name} {seconds[-1]:.4g} s")
         return Rounds(tuple(taken[0]), tuple(taken[1]))
 
-    def _start(self, tree: Tree, folder: Path) -> Any:
+    def _start(self, tree: Tree, folder: Path) -> AbstractAsyncContextManager[Worker]:
         folder.mkdir()
         command = [sys.executable, "-c", PREPARE, self.name, str(folder), str(self._cache)]
         done = _finish(command, tree, 1, PREPARE_SECONDS)

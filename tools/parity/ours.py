@@ -13,14 +13,14 @@ from unittest.mock import patch
 
 import torch
 
-from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, per_group
+from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k_advantage, per_group
 from loopwright.core.weighting import token_weights
 from loopwright.learn import kl, losses
 from loopwright.learn.body import Body
 from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm, divergence
 from loopwright.learn.losses import MAX_LOG_RATIO, TokenBatch, TokenLoss
-from loopwright.learn.meter import Meter
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.objective import rollout_loss
 from loopwright.learn.recipe import Recipe
 from loopwright.types import Aggregate, ImportanceKind, KlKind, Level
@@ -48,7 +48,7 @@ def groups(kind: str) -> list[Scores]:
 
 
 def advantages(name: str, kind: str, k: int = WHOLE_GROUP) -> Sequence[Sequence[float]]:
-    function: Advantage = per_group(partial(pass_at_k, k=k)) if name == "pass_at_k" else ADVANTAGES[name]
+    function: Advantage = per_group(partial(pass_at_k_advantage, k=k)) if name == "pass_at_k" else ADVANTAGES[name]
     return function(groups(kind))
 
 
@@ -117,7 +117,7 @@ def loss_and_gradient(way: Way, name: str) -> tuple[float, list[list[float]]]:
     longer = [weight * n / (n + way.extra_length) for weight, n in zip(each, data.lengths, strict=True)]
     weights = torch.tensor(longer, dtype=torch.float64)[data.batch.sequence]
     with bounded(way.largest_log_ratio):
-        value = rollout_loss(recipe, data.batch, weights, torch.zeros_like(weights), Meter())
+        value = rollout_loss(recipe, data.batch, weights, torch.zeros_like(weights), StepMeter())
         return value.item(), data.ragged(data.derivative(value))
 
 

@@ -10,25 +10,30 @@ again, so that every token is sampled, and recorded, once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
+from loopwright.core.partial_answer import PartialAnswer
 from loopwright.core.seeds import derive_seed
-from loopwright.errors import ContextError, EngineError, InterruptionError
-from loopwright.ports import Engine, Renderer, Reply
+from loopwright.core.timeouts import AgentClock
+from loopwright.errors import ContextError, EngineError, InterruptionError, LoopwrightError, OutOfTimeError
+from loopwright.ports import ModelClient, Renderer, Reply
 from loopwright.render.canonical import canonical_messages, canonical_tools
-from loopwright.render.recording.describing import described
+from loopwright.render.recording.describing import describe_chains
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.types import (
+    NOTHING_YET,
     Episode,
     FinishReason,
     GenerateRequest,
     Generation,
     Message,
     RecordedChain,
+    RolloutRequest,
     Sampling,
     StopReason,
     TokenChain,
@@ -37,16 +42,38 @@ from loopwright.types import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class EnginePolicies:
+    """A `PolicyMaker` over engines that a worker calls directly."""
+
+    engine: ModelClient
+    renderer: Renderer
+    max_context: int
+
+    def policy(self, request: RolloutRequest, *, resumable: bool) -> EnginePolicy:
+        before = request.resume_from.episode if request.resume_from and resumable else None
+        return EnginePolicy(
+            self.engine,
+            self.renderer,
+            request.sampling,
+            str(request.key),
+            self.max_context,
+            resumable=resumable,
+            resume_from=before.chains if before else (),
+            seconds=request.seconds,
+        )
+
+
 class EnginePolicy:
     """A `Policy` for one rollout; it is used once. Calls may overlap, as when an agent asks sub-agents at once.
 
     With `resumable`, an engine that is paused interrupts the rollout; `resume_from` are the chains of one that was.
-    `held` says for how many seconds the engine has answered nobody.
+    `seconds` is how long the agent may take.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ModelClient,
         renderer: Renderer,
         sampling: Sampling,
         request_prefix: str,
@@ -54,7 +81,7 @@ class EnginePolicy:
         *,
         resumable: bool = False,
         resume_from: Sequence[TokenChain] = (),
-        held: Callable[[], float] = lambda: 0.0,
+        seconds: float = math.inf,
     ) -> None:
         self._engine = engine
         self._renderer = renderer
@@ -63,7 +90,8 @@ class EnginePolicy:
         self._prefix = request_prefix
         self._max_context = max_context
         self._resumable = resumable
-        self._held = held
+        self._seconds = seconds
+        self._clock = AgentClock()
         self._earlier = Earlier(resume_from, renderer)
         self._interruption: InterruptionError | None = None
         self._calls = 0
@@ -98,7 +126,12 @@ class EnginePolicy:
         return raised or (None if len(self._recorder) else self._unfit)
 
     async def reply(
-        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        max_new_tokens: int | None = None,
+        seconds: float | None = None,
     ) -> Reply:
         number, self._calls = self._calls, self._calls + 1
         asked = tuple(map(_copied, transcript_of(tuple(messages), verb="asked with")))
@@ -110,13 +143,21 @@ class EnginePolicy:
             return Reply("", FinishReason.LENGTH)
         seed = derive_seed(self._sampling.seed, number)
         sampling = replace(self._sampling, max_new_tokens=budget, stop_token_ids=self._stops, seed=seed)
-        request = GenerateRequest(f"{self._prefix}/{number}", prepared.prompt, sampling, self._resumable)
+        left = self._seconds - self._clock.seconds()
+        left = max(0.0, left if seconds is None else min(left, seconds))
+        request = GenerateRequest(
+            f"{self._prefix}/{number}",
+            prepared.prompt,
+            sampling,
+            self._resumable,
+            seconds=left if math.isfinite(left) else None,
+        )
         reply = await self._sample(number, request, prepared)
         self._transcript = (*asked, reply.message)
         return reply
 
-    def held_seconds(self) -> float:
-        return self._held()
+    def own_seconds(self) -> float:
+        return self._clock.seconds()
 
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET
@@ -129,7 +170,7 @@ class EnginePolicy:
 
     @property
     def recorded(self) -> tuple[RecordedChain, ...]:
-        return described(self._recorder)
+        return describe_chains(self._recorder)
 
     async def drift(self) -> None:
         """Not measured: `loopwright drift` does it from what is stored."""
@@ -173,6 +214,8 @@ class EnginePolicy:
                 self._record(prepared, sampled, reply, request.id)
             if sampled.finish is FinishReason.ABORT:
                 raise self._cut_short(request, len(sampled.ids))
+        except OutOfTimeError:
+            raise
         except Exception as error:
             # Known by the first call that could be made after it: only such a call, answered, makes it good.
             self._faults.setdefault(self._calls, error)
@@ -188,11 +231,19 @@ class EnginePolicy:
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         earlier = self._earlier.take(request)
-        if earlier is None:
-            return await self._engine.generate(request)
-        if earlier.finish is not FinishReason.ABORT:
+        if earlier is not None and earlier.finish is not FinishReason.ABORT:
             return earlier
-        return earlier.then(await self._engine.generate(request.after(earlier)))
+        answer = PartialAnswer(request, so_far=earlier or NOTHING_YET)
+        began, held = self._clock.call_begins(), None
+        try:
+            sampled = await self._engine.generate(answer.rest())
+            held = sampled.held
+        except LoopwrightError as error:
+            held = error.facts.get("held")
+            raise
+        finally:
+            self._clock.call_ends(began, held)
+        return answer.add(sampled)
 
     def _cut_short(self, request: GenerateRequest, tokens: int) -> EngineError:
         if not request.resumable:

@@ -11,8 +11,6 @@ from loopwright.types import Message, Task
 class SingleTurn:
     """Sends the task's messages, with an optional system message first, and takes the model's one answer."""
 
-    resumable = True
-
     def __init__(self, system: str | None = None) -> None:
         self._opening: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from loopwright.agents.tool_call import BoundTool, ToolBelt
-from loopwright.core.agent_time import AgentTime
-from loopwright.errors import EngineError
+from loopwright.core.timeouts import ClockTimeout
+from loopwright.errors import EngineError, OutOfTimeError
 from loopwright.ports import Policy
 from loopwright.types import Message, Task
 
@@ -37,8 +37,6 @@ class ToolSource(Protocol):
 
 class ToolLoop:
     """An `AgentLoop`. Enter it before it runs: some of its tools live as long as the run."""
-
-    resumable = False
 
     def __init__(
         self, sources: Sequence[ToolSource], *, budget: ToolBudget, system: str | None = None, parallel: bool = True
@@ -77,22 +75,23 @@ class ToolLoop:
         """Whether the model came to an end before time was up. What it said till then is in `messages`."""
         asked = len(messages)
         try:
-            async with _time(self._budget.seconds, policy):
-                return await self._converse(messages, belt, policy)
-        except TimeoutError:
+            async with _limit(self._budget.seconds, policy) as whole:
+                return await self._converse(messages, belt, policy, whole)
+        except (TimeoutError, OutOfTimeError):
             if len(messages) == asked:
                 raise EngineError(
                     "the model gave no reply within the agent's time", remedy="raise agent.max_seconds or turn_seconds"
                 ) from None
             return False
 
-    async def _converse(self, messages: list[Message], belt: ToolBelt, policy: Policy) -> bool:
+    async def _converse(self, messages: list[Message], belt: ToolBelt, policy: Policy, whole: ClockTimeout) -> bool:
         left = self._budget.tokens
         for _ in range(self._budget.turns):
             if left is not None and left <= 0:
                 return False
-            async with _time(self._budget.turn_seconds, policy):
-                reply = await policy.reply(messages, tools=belt.offered, max_new_tokens=left)
+            async with _limit(self._budget.turn_seconds, policy) as turn:
+                seconds = min(whole.left(), turn.left())
+                reply = await policy.reply(messages, tools=belt.offered, max_new_tokens=left, seconds=seconds)
                 messages.append(reply.message)
                 if not reply.tool_calls:
                     return True
@@ -101,5 +100,5 @@ class ToolLoop:
         return False
 
 
-def _time(seconds: float | None, policy: Policy) -> AgentTime:
-    return AgentTime(math.inf if seconds is None else seconds, policy.held_seconds)
+def _limit(seconds: float | None, policy: Policy) -> ClockTimeout:
+    return ClockTimeout(math.inf if seconds is None else seconds, policy.own_seconds)

@@ -1,1 +1,1 @@
-"""Groups between production and training, over durable storage."""
+"""The replay buffer: holds groups between production and training, in durable storage."""

@@ -1,8 +1,8 @@
-"""Tokens and transcripts of groups that are over, out of the database: one Parquet file per train step for those that
-it consumed, and one per checkpoint for those that were not trained.
+"""Holds the tokens and transcripts of finished groups outside the database: one Parquet file per train step for the
+groups that it consumed, and one per checkpoint for groups that were not trained.
 
-A file is written whole, forced to disk and given its name before the database lets go of what is in it, so at every
-moment each payload is in at least one of the two.
+A file is written completely, flushed to disk and renamed before the database deletes what is in it. So each payload is
+in at least one of the two at any moment.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ GroupKey = tuple[str, int, int]
 """Task set, draw and round."""
 
 FILES_KEPT = 4
-"""So many of the files that were read last stay in memory: their neighbours are asked for next, those that were trained
-and those that were not by turns."""
+"""How many of the files that were read last stay in memory. Readers go through neighbouring groups, and these alternate
+between files of trained and of untrained groups."""
 
 
 class ParcelKind(StrEnum):
-    """What a file holds; its name begins so."""
+    """What a file holds. The file's name begins with the value."""
 
     TRAINED = "step"
     """What a train step consumed."""
     UNTRAINED = "untrained"
-    """What was over without having been trained when a checkpoint was written."""
+    """Groups that had ended without being trained when a checkpoint was written."""
 
 
 class Parcel(NamedTuple):
@@ -44,14 +44,15 @@ class Parcel(NamedTuple):
 
     @staticmethod
     def of(step: int | None, archived: int | None) -> Parcel | None:
-        """Where the payloads of a group are, if they were moved: by the ledger's columns of these names."""
+        """The file that a group's payloads were moved to, if they were moved. The arguments are the ledger's columns of
+        these names."""
         if step is not None:
             return Parcel(ParcelKind.TRAINED, step)
         return None if archived is None else Parcel(ParcelKind.UNTRAINED, archived)
 
 
 class Payload(NamedTuple):
-    """What is moved of one rollout, and whose it is."""
+    """The part of one rollout that is moved, and the rollout's key."""
 
     task_set: str
     draw: int
@@ -81,7 +82,7 @@ class Archive:
         return self._folder / f"{parcel.kind}-{parcel.step:06d}.parquet"
 
     def write(self, parcel: Parcel, payloads: Sequence[Payload]) -> None:
-        """Keep the payloads, instead of those of an earlier life of that step."""
+        """Write the payloads. They replace those of an earlier lineage that had the same step."""
         path = self.path(parcel)
         draft = path.with_name(f".{path.name}.tmp")
         try:
@@ -98,7 +99,7 @@ class Archive:
         self._kept.pop(parcel, None)
 
     def restored(self, group: GroupKey, parcel: Parcel | None, row: RolloutRow) -> RolloutRow:
-        """The row with its payload, wherever that is; `parcel` is where those of its group are moved to."""
+        """The row with its payload, from the database or from the archive. `parcel` is the file of its group."""
         if row.stop is None or row.chains is not None:
             return row
         key = (*group, row.member, row.attempt)
@@ -112,7 +113,7 @@ class Archive:
         return row._replace(messages=payload.messages, chains=payload.chains)
 
     def read(self, parcel: Parcel) -> Mapping[tuple[Any, ...], Payload]:
-        """The payloads of one file, by group, member and attempt; none without a file."""
+        """The payloads of one file, by group, member and attempt. Empty if there is no file."""
         payloads = self._kept.pop(parcel, None)
         if payloads is None:
             payloads = self._load(self.path(parcel))
@@ -137,7 +138,7 @@ class Archive:
         return {payload[:5]: payload for payload in payloads}
 
     def _flush_names(self) -> None:
-        """Force the folder's entries to disk: a file is found again only by its name."""
+        """Flush the folder's entries to disk, because a file is found only by its name."""
         for folder in (self._folder, self._folder.parent):
             descriptor = os.open(folder, os.O_RDONLY)
             try:

@@ -1,9 +1,10 @@
-"""Values to storable bytes and text, and back: what is decoded equals what was encoded, or it raises.
+"""Encodes values as bytes and text for storage, and decodes them. The decoded value equals the encoded one, or decoding
+raises.
 
 Token chains are binary, because they are most of a run's bytes. A blob is one format byte, the chains, and a checksum,
-so that damage is reported and never trained on. Each chain is a header (its start, its length) and its four streams,
-little-endian, one after the other: ids of two bytes if all of them fit, one bit of mask per token, and of the sampled
-tokens alone their logprobs and, as runs, their versions. All else is JSON, which a person can read.
+so that damage is reported and never trained on. Each chain is a header (its start, its length) and its four streams in
+little-endian order: ids of two bytes if all of them fit, one bit of mask per token, and for sampled tokens only their
+logprobs and, as runs, their versions. All other values are JSON, which a person can read.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from loopwright.types import ChainStart, Failed, FailureCause, Message, Reward, 
 FORMAT = 2
 
 _HEADER = struct.Struct("<BI")
-"""A chain's start and length; the bytes of an id and the runs of versions; the blob's format and number of chains."""
+"""Used three times: for a chain's start and length, for the bytes of an id and the number of version runs, and for the
+blob's format and number of chains."""
 _RUN = struct.Struct("<ii")
-"""How many tokens, and their version."""
+"""The number of tokens, and their version."""
 _CHECKSUM = struct.Struct("<I")
 _START_CODES = {
     ChainStart.FIRST: 0,
@@ -38,9 +40,9 @@ _START_CODES = {
     ChainStart.TEMPLATE: 6,
 }
 _NOT_TRAINED = 0x80
-"""Added to the start's code of a chain that is only recorded."""
+"""Added to the code of the start if the chain is only recorded, not trained."""
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-"""ASCII only: byte-level tokenizers can yield lone surrogates, which UTF-8 cannot hold and an escape can."""
+"""It writes ASCII only: byte-level tokenizers can yield lone surrogates. UTF-8 cannot hold them, but an escape can."""
 _ID_TYPES = {2: "<u2", 4: "<i4"}
 _STARTS = {code: start for start, code in _START_CODES.items()}
 
@@ -52,7 +54,7 @@ def encode_chains(chains: Sequence[TokenChain]) -> bytes:
 
 
 def _encode_chain(chain: TokenChain) -> bytes:
-    # Without a sign, what is negative is large.
+    # Read as unsigned numbers, negative ids are large.
     width = 2 if len(chain) and np.maximum.reduce(chain.ids.view(np.uint32)) < 2**16 else 4
     runs = _runs(chain.versions[chain.mask])
     return b"".join(
@@ -68,7 +70,7 @@ def _encode_chain(chain: TokenChain) -> bytes:
 
 
 def _runs(versions: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-    """How many tokens in a row have which version: hardly ever more than a handful of runs."""
+    """Runs of equal versions, as (length, version). There are rarely more than five."""
     if not len(versions):
         return []
     changed = versions[1:] != versions[:-1]
@@ -79,7 +81,7 @@ def _runs(versions: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
 
 
 def decode_chains(blob: bytes) -> tuple[TokenChain, ...]:
-    """The chains that `encode_chains` was given. Anything else raises ChainError."""
+    """The chains that `encode_chains` was given. A damaged blob raises ChainError."""
     if len(blob) < _HEADER.size + _CHECKSUM.size:
         raise _damaged(f"{len(blob)} bytes are too few")
     body, (checksum,) = blob[: -_CHECKSUM.size], _CHECKSUM.unpack(blob[-_CHECKSUM.size :])
@@ -148,9 +150,9 @@ def encode_task(task: Task) -> str:
     return to_json(
         {
             "id": task.id,
-            "messages": plain(task.messages),
+            "messages": as_dicts(task.messages),
             "truth": task.truth,
-            "tools": plain(task.tools),
+            "tools": as_dicts(task.tools),
             "metadata": dict(task.metadata),
         },
         f"task {task.id!r}",
@@ -187,7 +189,7 @@ def decode_reward(text: str) -> Reward:
             raise unreadable("reward", text)
 
 
-def plain(mappings: Iterable[Message]) -> list[dict[str, Any]]:
+def as_dicts(mappings: Iterable[Message]) -> list[dict[str, Any]]:
     return [dict(mapping) for mapping in mappings]
 
 

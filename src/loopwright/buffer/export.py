@@ -1,4 +1,4 @@
-"""Stored rollouts as plain JSON lines, for other programs: every attempt with its exact tokens, failures included."""
+"""Writes stored rollouts as JSON lines for other programs: every attempt with its exact tokens, also failed ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rollouts that were stored a moment ago, kept in memory until they are trained, so that they need not be read back.
+"""Keeps recently stored rollouts in memory until they are trained, so that they need not be read back.
 
-The storage stays the truth: only what it has committed comes in here, and a group of which anything is missing here is
-read from it.
+The storage stays the truth. Only committed rollouts are kept here, and a group with a missing member is read from the
+storage.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from loopwright.types import Rollout
 
 MOST_TOKENS = 4_000_000
-"""Some 50 MB of chains, and the messages of the same rollouts. What comes beyond that is read back: the oldest groups,
-which are trained first, are here."""
+"""About 50 MB of chains, plus the messages of the same rollouts. Rollouts beyond this limit are read back from the
+storage; the oldest groups, which are trained first, are kept here."""
 
 
 class Fresh:
-    """The latest stored attempt of each member, by task set and draw; `most` tokens of them."""
+    """The latest stored attempt of each member, by task set and draw. It keeps at most `most` tokens."""
 
     def __init__(self, most: int = MOST_TOKENS) -> None:
         self._most = most
@@ -36,7 +36,7 @@ class Fresh:
             self._tokens += _tokens(rollout)
 
     def pop(self, task_set: str, draw: int, attempts: Mapping[int, int]) -> tuple[Rollout, ...] | None:
-        """Forget a group, and give its members: those attempts, in their order, or None if one of them is not here."""
+        """Remove a group and return its members in these `attempts`, in order. None if one of them is not here."""
         members = self._groups.pop((task_set, draw), {})
         self._tokens -= sum(map(_tokens, members.values()))
         found = [members.get(member) for member in sorted(attempts)]

@@ -1,4 +1,5 @@
-"""A run's rollouts for people: read-only, also while the run is writing, and never in its way."""
+"""Reads a run's rollouts for commands that show them. It is read-only, works while the run is writing, and never blocks
+the run."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored
 
 
 class Evaluation(NamedTuple):
-    """Names one stored evaluation: after which train step, of which task set, sampled how."""
+    """Names one stored evaluation: the train step before it, the task set, and the mode of sampling."""
 
     step: int
     task_set: str
@@ -25,7 +26,7 @@ class Evaluation(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One attempt at one member of a drawn group, with where the group stands and the step that consumed it."""
+    """One attempt at one member of a drawn group, with the group's status and the train step that consumed it."""
 
     rollout: Rollout
     round: int
@@ -34,7 +35,7 @@ class Attempt(NamedTuple):
 
 
 class StoredRun:
-    """The database of a run. Each call reads what is committed at that moment, and holds nothing once it is through."""
+    """The database of a run. Each call reads what is committed at that moment, and keeps nothing open afterwards."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,7 +52,7 @@ class StoredRun:
         return tuple(self._members("step = ? ORDER BY task_set, draw", step))
 
     def trained(self, step: int) -> tuple[Group, ...]:
-        """The groups that train step `step` consumed, as the learner was given them and in that order."""
+        """The groups that train step `step` consumed, with the masks and in the order that the learner got."""
         with snapshot(self._path) as db:
             found = db.execute(
                 "SELECT task_set, draw, round, task, horizon, max(place) FROM trail AS t"
@@ -71,11 +72,13 @@ class StoredRun:
         return Group(*group[:2], decoded, tuple(one for one in members if isinstance(one.reward, Scored)))
 
     def rollouts_in(self, status: GroupStatus) -> Iterator[Rollout]:
-        """The rollouts of the groups in `status`, the latest draws first; group by group, because they may be many."""
+        """The rollouts of the groups in `status`, the latest draws first. They are read group by group, because there
+        may be many."""
         return self._members("status = ? ORDER BY draw DESC, task_set, round DESC", status.value)
 
     def attempts(self) -> Iterator[Attempt]:
-        """Every train rollout there is, failed and repeated ones included; one at a time, because they may be many."""
+        """Every train rollout, also failed and repeated ones. They are read one at a time, because there may be
+        many."""
         with snapshot(self._path) as db:
             for task_set, draw, round, status, step, archived, task, *columns in db.execute(
                 f"SELECT task_set, draw, round, status, step, archived, task, {ROLLOUT_COLUMNS}"
@@ -88,7 +91,7 @@ class StoredRun:
                 yield Attempt(rollout, round, GroupStatus(status), step)
 
     def find(self, key: RolloutKey) -> Rollout | None:
-        """One train rollout of any group, trained or not; None when there is none of that name."""
+        """One train rollout of any group, trained or not. None if there is no rollout with that key."""
         with snapshot(self._path) as db:
             found = db.execute(
                 f"SELECT round, step, archived, task, {ROLLOUT_COLUMNS}"
@@ -104,7 +107,7 @@ class StoredRun:
         return from_row(row, key.task_set, key.draw, decode_task(task))
 
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """Every evaluation that is stored, in the order of their steps."""
+        """All stored evaluations, in the order of their steps."""
         with snapshot(self._path) as db:
             found = db.execute("SELECT DISTINCT step, task_set, mode FROM eval_rollouts ORDER BY 1, 2, 3").fetchall()
         return tuple(Evaluation._make(row) for row in found)
@@ -127,7 +130,7 @@ class StoredRun:
             return ledger.count_groups(db)
 
     def _members(self, chosen: str, value: int | str) -> Iterator[Rollout]:
-        """The rollouts of the groups that `chosen`, SQL with one parameter, selects and orders."""
+        """The rollouts of the groups that `chosen` selects and orders. `chosen` is SQL with one parameter."""
         with snapshot(self._path) as db:
             groups = db.execute(
                 f"SELECT task_set, draw, round, task, step, archived FROM groups WHERE {chosen}", (value,)

@@ -1,7 +1,7 @@
-"""The replay buffer: groups between production and training, over any storage.
+"""The replay buffer: holds groups between production and training, over any storage.
 
-It alone knows which move a group may make: a group is handed out once, is stored to only while somebody works on it,
-and is never dropped for its age (R5). The storage is the truth, and what is counted here follows it: a change is
+Only the buffer decides which status a group may get next. A group is handed out once, is written to only while it is
+PENDING, and is never dropped because of its age (R5). The storage is the truth. The counts here follow it: a change is
 counted when it is durable.
 """
 
@@ -14,7 +14,7 @@ from loopwright.buffer.shelf import Holding, Shelf
 from loopwright.core.staleness import is_too_old, without_stale
 from loopwright.core.together import to_its_end
 from loopwright.errors import RunError
-from loopwright.ports import GroupRow, ResumePlan, StalePolicy, Started, Storage
+from loopwright.ports import GroupRow, ResumePlan, StalePolicy, StartedGroup, Storage
 from loopwright.types import Group, GroupStatus, Rollout, Scored, Stale, Task
 
 SETTLED = frozenset({GroupStatus.COMPLETED, GroupStatus.FILTERED, GroupStatus.FAILED, GroupStatus.ABORTED})
@@ -22,7 +22,7 @@ GOES_ON = frozenset({GroupStatus.EXPIRED, GroupStatus.ABORTED})
 
 
 class StoredBuffer:
-    """The replay buffer over a storage that is empty, or, with `resume`, over what a run has left in it."""
+    """The replay buffer over an empty storage or, with `resume`, over the storage of an earlier run."""
 
     def __init__(self, storage: Storage, policy: StalePolicy) -> None:
         self._storage = storage
@@ -42,7 +42,8 @@ class StoredBuffer:
         step: int = 0,
         next_draws: Mapping[str, int] | None = None,
     ) -> tuple[StoredBuffer, Mapping[str, ResumePlan]]:
-        """The buffer of a run that goes on from checkpoint `step`, and what is left to draw (see `Storage.resume`)."""
+        """The buffer of a run that continues from checkpoint `step`, and what is left to draw (see
+        `Storage.resume`)."""
         plans = await storage.resume(task_sets, step=step, next_draws=next_draws, policy=policy)
         counts = await storage.counts()
         buffer = StoredBuffer(storage, policy)
@@ -63,16 +64,17 @@ class StoredBuffer:
         if self._must_wait(step):
             return 0
         shelf = self._shelf(task_set)
-        # In the order of their age: else groups of several steps could have their last chance at the same one.
+        # Take them in the order of their age. Otherwise groups of several steps could all have to be trained at the
+        # same last step.
         upto = shelf.oldest_pending if self._policy.stale is Stale.WAIT else None
         return shelf.waiting(GroupStatus.COMPLETED, upto)
 
-    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> StartedGroup:
         row = await self._storage.draw(task_set, draw, task, version)
         self._shelf(task_set).add(Holding(row, version))
-        return Started(row)
+        return StartedGroup(row)
 
-    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> Started | None:
+    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> StartedGroup | None:
         if status not in GOES_ON:
             raise RunError(f"a group that is {status.value} does not go on", remedy="take up expired or aborted groups")
         shelf = self._shelf(task_set)
@@ -87,7 +89,7 @@ class StoredBuffer:
             raise
         group.since = version
         shelf.move(group, GroupStatus.PENDING)
-        return Started(row, stored, group.first_attempts)
+        return StartedGroup(row, stored, group.first_attempts)
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
         group = self._pending(row)
@@ -111,17 +113,17 @@ class StoredBuffer:
         await self._storage.mark([(row.task_set, row.draw)], status)
         self._shelf(row.task_set).move(group, status)
         if status is GroupStatus.COMPLETED:
-            # It may have become too old while it was made.
+            # The group may have become too old while it was made.
             await self.expire(self._due_step)
         else:
-            # Also what was interrupted: of that, more may be stored than anybody was told.
+            # Also forget interrupted groups: the storage may hold more of them than was reported here.
             self._fresh.pop(row.task_set, row.draw, {})
 
     async def expire(self, step: int) -> None:
         self._due_step = max(self._due_step, step)
         due = {name: self._pop_expiring(shelf, step) for name, shelf in self._shelves.items()}
         if any(due.values()):
-            # Once begun, it is done: the storage commits what its caller no longer waits for, and none expires twice.
+            # Run this to its end: the storage commits it even if the caller is gone, and no group may expire twice.
             await to_its_end(self._let_expire(due))
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:
@@ -172,7 +174,7 @@ class StoredBuffer:
         return group
 
     def _must_wait(self, step: int) -> bool:
-        """Whether a group that is not completed has its last chance at `step`, and is waited for."""
+        """Whether `step` must wait for an unfinished group, because it is the last step that can train it."""
         horizon = self._policy.horizon
         if self._policy.stale is not Stale.WAIT or horizon is None:
             return False
@@ -188,7 +190,7 @@ class StoredBuffer:
             if not is_too_old(age, step, self._policy.horizon):
                 break
             too_old.append(shelf.pop(GroupStatus.COMPLETED))
-        # Those that may not stay where they are, and are masked. They are the next to be taken, so they are few.
+        # Groups that may not expire again go back and are masked later. They are taken next, so there are few of them.
         for group in too_old:
             if group.row.expiries >= self._policy.max_expiries:
                 shelf.put_back(group)

@@ -1,4 +1,4 @@
-"""A rollout as the columns that describe it. Every adapter stores these, so all of them keep and lose the same."""
+"""A rollout as columns. Every storage adapter stores these columns, so all adapters keep the same data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from loopwright.types import Episode, Rollout, RolloutKey, StopReason, Task, Tim
 
 
 class RolloutRow(NamedTuple):
-    """What is stored of a rollout beside its group. `stop`, `messages` (a transcript) and `chains` are None without an
-    episode."""
+    """The stored columns of a rollout, without its group. `stop`, `messages` (a transcript) and `chains` are None if
+    there is no episode."""
 
     member: int
     attempt: int
@@ -67,6 +67,6 @@ def _episode(row: RolloutRow) -> Episode | None:
 
 
 def newest_version(rollout: Rollout) -> int:
-    """The version of the newest sampled token, or -1: weights that a resumed run must still have to train on it."""
+    """The version of the newest sampled token, or -1. A resumed run must have reached this version to train on it."""
     chains = rollout.episode.chains if rollout.episode else ()
     return max((int(np.maximum.reduce(chain.versions, initial=-1)) for chain in chains), default=-1)

@@ -1,6 +1,6 @@
-"""One task set's groups in memory: what they are, how many stand where, and which comes next.
+"""The groups of one task set in memory: their statuses, their counts, and which group comes next.
 
-Everything is answered from counters and heaps, so the cost of a question does not grow with the groups that are held.
+Counters and heaps answer every question, so the cost does not grow with the number of groups.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from loopwright.ports import GroupRow, HeldGroup, MemberRow
 from loopwright.types import GroupStatus, Rollout, Scored
 
 QUEUED = (GroupStatus.COMPLETED, GroupStatus.EXPIRED, GroupStatus.ABORTED)
-"""In these a group waits for its turn, the oldest first."""
+"""The statuses in which groups wait in a queue, the oldest first."""
 
 
 @dataclass(slots=True)
 class Holding:
-    """A group that is neither trained nor through. `since` are the weights that sample it now, or did last."""
+    """A group that is still to be trained. `since` is the version of the weights that sample it now, or sampled it
+    last."""
 
     row: GroupRow
     since: int
@@ -41,7 +42,7 @@ class Holding:
 
     @property
     def first_attempts(self) -> Mapping[int, int]:
-        """Per member, the first attempt since the group last expired, whether it was made or comes next."""
+        """For each member, the number of its first attempt since the group last expired, made or still to be made."""
         in_time = {stored.member: stored.first for stored in self.in_time}
         return {member: in_time.get(member, stored.attempt + 1) for member, stored in self.members.items()}
 
@@ -52,13 +53,15 @@ class Holding:
 
     @property
     def age(self) -> int:
-        """By which it waits its turn. A group without tokens is as old as the weights that it was to have."""
+        """The version that its place in the queue depends on: that of its oldest token. A group without tokens has the
+        version that was to sample it."""
         oldest = self._oldest(scored=self.row.status is GroupStatus.COMPLETED)
         return self.since if oldest is None else oldest
 
     @property
     def bound(self) -> int | None:
-        """No token of it is, or will be, older; None when it is finished, or has no tokens and nobody samples it."""
+        """A lower bound for the versions of all its tokens, also of those still to be sampled. None if the group is
+        finished, or if it has no tokens and is not being sampled."""
         match self.row.status:
             case GroupStatus.PENDING:
                 oldest = self._oldest()
@@ -75,7 +78,7 @@ class Holding:
 
 
 class Shelf:
-    """The groups of one task set. `counts` are those that the storage has, by status."""
+    """The groups of one task set. `counts` are the storage's numbers of groups, by status."""
 
     def __init__(self, counts: Mapping[GroupStatus, int]) -> None:
         self.counts = Counter(counts)
@@ -92,14 +95,14 @@ class Shelf:
         return self._groups.get(draw)
 
     def hold(self, group: Holding) -> None:
-        """Take in a group that is counted already."""
+        """Add a group that is already in `counts`."""
         self._groups[group.row.draw] = group
         self._bounds.set(group.row.draw, group.bound)
         if group.row.status in QUEUED:
             self.put_back(group)
 
     def add(self, group: Holding) -> None:
-        """Take in a new group."""
+        """Add a new group."""
         self.counts[group.row.status] += 1
         self.hold(group)
 
@@ -107,12 +110,12 @@ class Shelf:
         is_new, bound = rollout.key.member not in group.members, self._bounds.of(group.row.draw)
         group.put(rollout)
         oldest = rollout.oldest_version
-        # One more member can only lower the bound: to look at all of them each time would cost their square.
+        # One more member can only lower the bound. Looking at all members each time would cost quadratic time.
         if not is_new or bound is None or (oldest is not None and oldest < bound):
             self._bounds.set(group.row.draw, group.bound)
 
     def move(self, group: Holding, status: GroupStatus) -> None:
-        """Move a group that is PENDING, or that `pop` gave, to where it stands now."""
+        """Give a new status to a group that is PENDING, or that `pop` returned."""
         self.counts[group.row.status] -= 1
         expiries = group.row.expiries + (status is GroupStatus.EXPIRED)
         group.row = replace(group.row, status=status, expiries=expiries)
@@ -124,15 +127,15 @@ class Shelf:
             del self._groups[group.row.draw]
 
     def waiting(self, status: GroupStatus, upto: int | None = None) -> int:
-        """How many wait in `status`, of any age or none younger than `upto`."""
+        """How many groups wait in `status`. With `upto`, only groups that are not younger than this version count."""
         return self._queues[status].count(upto)
 
     def next_age(self, status: GroupStatus) -> int | None:
-        """The age of the group that `pop` would give."""
+        """The age of the group that `pop` would return."""
         return self._queues[status].next_age
 
     def pop(self, status: GroupStatus) -> Holding:
-        """The oldest group that waits in `status`. Whoever has it must `move` it, or `put_back`."""
+        """Remove and return the oldest group in `status`. The caller must `move` it, or `put_back`."""
         return self._groups[self._queues[status].pop()]
 
     def put_back(self, group: Holding) -> None:
@@ -140,7 +143,7 @@ class Shelf:
 
 
 class _Queue:
-    """Draws by age, the oldest first. There are as many ages as versions in the making, which is a handful."""
+    """Draws by age, the oldest first. There are only a few different ages: one per version in production."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
@@ -168,7 +171,7 @@ class _Queue:
 
 
 class _Bounds:
-    """How many groups have which bound: a handful of them, too."""
+    """Counts the groups of each bound. There are only a few different bounds."""
 
     def __init__(self) -> None:
         self._of: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""An episode without its tokens, as JSON: its messages, and what else there is to say of it.
+"""An episode without its tokens, as JSON: its messages, and other facts about it.
 
-Earlier versions wrote a list of messages. That is still what is written when there is nothing else, so every transcript
-that was ever stored is read the same way.
+Earlier versions wrote a list of messages. A list is still written if there is nothing else, so all stored transcripts,
+old and new, are read in the same way.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from loopwright.buffer.codec import from_json, plain, to_json, unreadable
+from loopwright.buffer.codec import as_dicts, from_json, to_json, unreadable
 from loopwright.types import Episode, EpisodeDrift, Message, TokenDiff, Tool
 
 
 class Transcript(NamedTuple):
-    """What is stored of an episode beside its tokens and its end."""
+    """The stored part of an episode, without its tokens and its stop reason."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -30,10 +30,10 @@ def encode_transcript(episode: Episode) -> str:
 
 
 def transcript_fields(episode: Episode) -> dict[str, Any]:
-    """All of it, by name."""
+    """All fields of the transcript, by name."""
     return {
-        "messages": plain(episode.messages),
-        "tools": plain(episode.tools),
+        "messages": as_dicts(episode.messages),
+        "tools": as_dicts(episode.tools),
         "drift": asdict(episode.drift) if episode.drift else None,
     }
 

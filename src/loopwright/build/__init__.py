@@ -1,15 +1,24 @@
-"""The composition root: config in, ready objects out. The only room that sees the whole config."""
+"""The composition root: config in, ready objects out. The only room that sees the whole config.
 
-from loopwright.build.chat import ChatModel, open_chat, run_renderer
-from loopwright.build.evaluate import evaluate_weights
-from loopwright.build.gateway import serve_gateway
-from loopwright.build.recipe import rehearse_learner
-from loopwright.build.remote import RemoteEngine
-from loopwright.build.replay import replay_step
-from loopwright.build.roll_out import Made, roll_out
-from loopwright.build.run import open_run
-from loopwright.build.running import Run, RunOpening
-from loopwright.build.serving import ServedModel, serve_engine
+Its names are loaded when they are asked for: the deep check lives here too, and must not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from loopwright.build.chat import ChatModel, open_chat, run_renderer
+    from loopwright.build.evaluate import evaluate_weights
+    from loopwright.build.gateway import serve_gateway
+    from loopwright.build.plain_rollouts import Made, roll_out
+    from loopwright.build.rehearsal import rehearse
+    from loopwright.build.remote import RemoteEngine
+    from loopwright.build.replay import replay_step
+    from loopwright.build.run import open_run
+    from loopwright.build.running import Run, RunOpening
+    from loopwright.build.serving import ServedModel, serve_engine
 
 __all__ = [
     "ChatModel",
@@ -21,10 +30,30 @@ __all__ = [
     "evaluate_weights",
     "open_chat",
     "open_run",
-    "rehearse_learner",
+    "rehearse",
     "replay_step",
     "roll_out",
     "run_renderer",
     "serve_engine",
     "serve_gateway",
 ]
+
+_MODULES = {
+    "chat": ("ChatModel", "open_chat", "run_renderer"),
+    "evaluate": ("evaluate_weights",),
+    "gateway": ("serve_gateway",),
+    "plain_rollouts": ("Made", "roll_out"),
+    "rehearsal": ("rehearse",),
+    "remote": ("RemoteEngine",),
+    "replay": ("replay_step",),
+    "run": ("open_run",),
+    "running": ("Run", "RunOpening"),
+    "serving": ("ServedModel", "serve_engine"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -11,8 +11,9 @@ from loopwright.agents import EnginePolicy
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import RunError
 from loopwright.models.compute import ComputeThread
-from loopwright.models.load import LoadedModel, load_model, load_tokenizer
+from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure
+from loopwright.models.tokenizer import load_tokenizer
 from loopwright.ports import Renderer, Reply
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.kept_weights import newest_weights

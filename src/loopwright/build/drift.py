@@ -15,9 +15,9 @@ from loopwright.buffer.export import episode_fields
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.transcripts import decode_drift
 from loopwright.errors import DataError
-from loopwright.models.load import load_tokenizer
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
+from loopwright.models.tokenizer import load_tokenizer
 from loopwright.ports import Renderer
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.choose import make_renderer

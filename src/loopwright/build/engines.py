@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from loopwright.build import parts
-from loopwright.build.sampling import Workbench
+from loopwright.build.sampling import LocalSamplingParts
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
-from loopwright.ports import CheckpointEngine, Learner, Tracker
+from loopwright.ports import Learner, Tracker, WeightPublisher
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
@@ -43,16 +43,16 @@ class Engines:
     """The engines of a run as one, and how new weights reach them. `lockstep` is there if they can keep step."""
 
     engine: RolloutController
-    weights: CheckpointEngine
+    weights: WeightPublisher
     lockstep: TorchEngine | None = None
     restarts: Callable[[], int] = lambda: 0
 
 
 @asynccontextmanager
-async def colocated(bench: Workbench, learner: Learner) -> AsyncIterator[Engines]:
+async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing."""
     async with (
-        bench.embedded_engine(learner.version) as engine,
+        sampling.embedded_engine(learner.version) as engine,
         RolloutController.open([embedded(engine)]) as controller,
     ):
         yield Engines(controller, SharedWeights(controller), engine)
@@ -60,15 +60,15 @@ async def colocated(bench: Workbench, learner: Learner) -> AsyncIterator[Engines
 
 @asynccontextmanager
 async def disaggregated(
-    bench: Workbench, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
+    sampling: LocalSamplingParts, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
 ) -> AsyncIterator[Engines]:
     """An engine in a process of its own, which is started again when it dies; weights go through shared memory."""
-    model, engine = bench.config.model, bench.config.rollout.engine
+    model, engine = sampling.config.model, sampling.config.rollout.engine
     command = engine_command(
-        parts.model_source(bench.loaded, model.path),
+        parts.model_source(sampling.loaded, model.path),
         dtype=model.dtype,
         max_context=model.max_context,
-        threads=bench.engine_threads,
+        threads=sampling.engine_threads,
         max_batch=engine.max_batch,
         cache_tokens=engine.cache_tokens,
         native=engine.native,

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from loopwright.config import BuiltInMetric, EvalConfig, Loaded, MetricSpec
+from loopwright.config import BuiltInMetric, CustomMetric, EvalConfig, Loaded, MetricSpec
 from loopwright.core.evaluation import Metric, accuracy, majority_at_k, mean_reward, pass_at_k
 from loopwright.trainers.custom_metric import UserMetric
-from loopwright.trainers.evaluator import Plan
+from loopwright.trainers.evaluator import EvalPlan
 from loopwright.types import EvalMode, MetricKind
 
 
@@ -17,16 +17,16 @@ def eval_modes(config: EvalConfig) -> list[EvalMode]:
     return [mode for mode in EvalMode if getattr(config, mode)]
 
 
-def eval_plans(loaded: Loaded) -> list[Plan]:
+def eval_plans(loaded: Loaded) -> list[EvalPlan]:
     """What is sampled and measured in each mode; also loads the user's own metrics."""
     config = loaded.config.eval
     return [_plan(config, mode, loaded.base) for mode in eval_modes(config)] if config else []
 
 
-def _plan(config: EvalConfig, mode: EvalMode, base: Path) -> Plan:
+def _plan(config: EvalConfig, mode: EvalMode, base: Path) -> EvalPlan:
     # Greedy answers to one task are all alike: one is enough.
     samples = config.samples if mode is EvalMode.SAMPLED else 1
-    return Plan(mode, samples, tuple(_metrics(config, samples, base)))
+    return EvalPlan(mode, samples, tuple(_metrics(config, samples, base)))
 
 
 def _metrics(config: EvalConfig, samples: int, base: Path) -> Iterator[Metric]:
@@ -36,9 +36,14 @@ def _metrics(config: EvalConfig, samples: int, base: Path) -> Iterator[Metric]:
             yield _metric(spec, config, base)
 
 
+def user_metric(spec: CustomMetric, config: EvalConfig, base: Path) -> UserMetric:
+    """Load the user's function; a mistake in it is an error that names it."""
+    return UserMetric(spec, base, config.metric_timeout_seconds)
+
+
 def _metric(spec: MetricSpec, config: EvalConfig, base: Path) -> Metric:
     if not isinstance(spec, BuiltInMetric):
-        return UserMetric(spec, base, config.metric_timeout_seconds)
+        return user_metric(spec, config, base)
     match spec.kind:
         case MetricKind.MEAN:
             return mean_reward

@@ -41,8 +41,8 @@ async def evaluate_weights(
         session_of, cache=cache, version=weights.step, fresh=fresh, console=console, remote=remote
     ) as session:
         evaluator = Evaluator(
-            _chosen(session.bench.eval_sets, task_set),
-            session.bench.eval_plans,
+            _chosen(session.sampling.eval_sets, task_set),
+            session.sampling.eval_plans,
             session.runner,
             session.storage,
             session.tracker,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +11,11 @@ from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import RunConfig
 from loopwright.core.redaction import Redactor
-from loopwright.models.load import Language
-from loopwright.ports import StreamingEngine
-from loopwright.produce import PolicyFactory, RecordingPolicy
+from loopwright.models.tokenizer import ModelSpec
+from loopwright.ports import PolicyMaker, StreamingEngine
 from loopwright.render.choose import make_renderer
 from loopwright.track.redacting import redacting
-from loopwright.types import Sampling, Thinking, TokenChain
+from loopwright.types import Thinking
 
 if TYPE_CHECKING:
     from loopwright.gateway.server import Address, Gateway, Served
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def served_policies(
-    config: RunConfig, engine: StreamingEngine, model: Language, held: Callable[[], float]
-) -> AsyncIterator[PolicyFactory]:
+    config: RunConfig, engine: StreamingEngine, model: ModelSpec, held: Callable[[], float]
+) -> AsyncIterator[PolicyMaker]:
     """Policies that are sessions of a gateway on the loopback, which is open meanwhile.
 
     Its sessions end with the process: what they record is stored as rollouts, like any other.
@@ -37,13 +36,7 @@ async def served_policies(
     renderer = make_renderer(model.tokenizer, config.model.renderer, config.gateway.thinking)
     served = Served(engine, renderer, model.max_context, config.model.path)
     async with open_gateway(served, MemoryStore(), key=new_key()) as gateway:
-
-        def policy(
-            prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
-        ) -> RecordingPolicy:
-            return gateway.policy(sampling, held)
-
-        yield policy
+        yield gateway.policies(held)
 
 
 @asynccontextmanager

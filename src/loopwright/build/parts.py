@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from loopwright.agents import EnginePolicy, SingleTurn, load_agent, load_callable
-from loopwright.build.tools import make_tool_loop
-from loopwright.config import (
-    CallableAgent,
-    Loaded,
-    PythonAgent,
-    RolloutConfig,
-    RunConfig,
-    SamplingOverrides,
-    SingleTurnAgent,
-    TaskSetConfig,
-    ToolAgent,
-    model_folder,
-)
+from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, is_resumable, make_agent
+from loopwright.build.choices import make_chain_choice, make_filter
+from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
-from loopwright.models.load import Language, LoadedModel, load_model
+from loopwright.engines.timed import TimedClient
+from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
-from loopwright.ports import AgentLoop, Engine, GroupJudger, Judger, Lockstep, StalePolicy
+from loopwright.models.tokenizer import ModelSpec
+from loopwright.ports import Engine, Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy
 from loopwright.produce import (
-    ChainChoice,
-    Filter,
     Limits,
-    MainChains,
-    NoSignal,
-    PolicyFactory,
     ProduceSettings,
-    RecordingPolicy,
     RolloutRunner,
     TaskSetRuntime,
-    UserChoice,
-    UserFilter,
 )
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
-from loopwright.types import PauseMode, ProduceKind, Sampling, SyncKind, TokenChain, TrainerKind
+from loopwright.types import PauseMode, ProduceKind, Sampling, Split, SyncKind, TrainerKind
 
-Judgers = Mapping[str, Judger | GroupJudger]
+Judgers = Mapping[str, Judger]
+Agents = Mapping[tuple[Split, str], AgentSetup]
 
 
 def judger_names(config: RunConfig) -> list[str]:
@@ -53,11 +37,29 @@ def judger_names(config: RunConfig) -> list[str]:
     return list(dict.fromkeys(task_set.agent.judger for _, task_set in config.all_task_sets()))
 
 
+def agents(loaded: Loaded) -> Agents:
+    """The agent of every task set. All chains of an evaluation are recorded; nothing of it is trained."""
+    config = loaded.config
+    train = {
+        (Split.TRAIN, one.name): replace(_agent_setup(loaded, one), train=make_chain_choice(loaded, one))
+        for one in config.task_sets
+    }
+    evaluated = config.eval.task_sets if config.eval else ()
+    return {**train, **{(Split.EVAL, one.name): _agent_setup(loaded, one) for one in evaluated}}
+
+
+def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:
+    loop = make_agent(described.agent, loaded.base, loaded.objects)
+    return AgentSetup(
+        loop,
+        resumable=is_resumable(described.agent, loop),
+        served=described.agent.served,
+        on_agent_error=described.agent.on_agent_error,
+    )
+
+
 def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
-    return [
-        replace(_task_set(loaded, described, judgers, shuffle=True), train=_chain_choice(loaded, described))
-        for described in loaded.config.task_sets
-    ]
+    return [_task_set(loaded, described, judgers, shuffle=True) for described in loaded.config.task_sets]
 
 
 def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
@@ -69,52 +71,15 @@ def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
 def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shuffle: bool) -> TaskSetRuntime:
     source = open_source(described.data, loaded.base, loaded.objects)
     seed = derive_seed(loaded.config.trainer.seed, "order", described.name)
-    loop = _agent(loaded, described)
     return TaskSetRuntime(
         name=described.name,
         sampler=EpochSampler(source, seed, shuffle=shuffle and described.data.shuffle),
-        loop=loop,
         judger=judgers[described.agent.judger],
         sampling=_sampling(loaded.config.rollout, described.sampling),
         weight=described.weight,
-        resumable=getattr(loop, "resumable", False) is True,
-        served=isinstance(described.agent, CallableAgent),
-        on_agent_error=described.agent.on_agent_error,
-        filter=_filter(loaded, described),
+        filter=make_filter(loaded, described),
         produce=described.produce,
     )
-
-
-def _agent(loaded: Loaded, described: TaskSetConfig) -> AgentLoop:
-    match described.agent:
-        case PythonAgent():
-            return load_agent(described.agent.path, loaded.base, described.agent.args, loaded.objects)
-        case CallableAgent() as own:
-            return load_callable(own.path, loaded.base, own.args, own.max_tokens, loaded.objects)
-        case ToolAgent():
-            return make_tool_loop(described.agent, loaded.base)
-        case SingleTurnAgent():
-            return SingleTurn(described.agent.system)
-
-
-def _filter(loaded: Loaded, described: TaskSetConfig) -> Filter | None:
-    match described.filter or loaded.config.produce.filter:
-        case "none":
-            return None
-        case "no_signal":
-            return NoSignal()
-        case path:
-            return UserFilter(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
-
-
-def _chain_choice(loaded: Loaded, described: TaskSetConfig) -> ChainChoice | None:
-    match described.agent:
-        case PythonAgent(train="main") | CallableAgent(train="main"):
-            return MainChains()
-        case PythonAgent(train=path) | CallableAgent(train=path) if path != "all":
-            return UserChoice(path, loaded.base, loaded.config.produce.filter_timeout_seconds)
-        case _:
-            return None
 
 
 def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:
@@ -154,40 +119,32 @@ def model_source(loaded: Loaded, path: str) -> str:
     return path if folder is None else str(folder)
 
 
-def make_runner(
+def make_worker(
     config: RunConfig,
+    agents: Agents,
     engine: Engine,
-    model: Language,
-    lockstep: Lockstep | None,
-    served: PolicyFactory | None,
+    model: ModelSpec,
     held: Callable[[], float],
-    redact: Redactor,
-) -> RolloutRunner:
+    served: PolicyMaker | None,
+) -> LocalWorker:
+    """The worker of this process. `held` reads the clock of held seconds; `served` is for agents behind a gateway."""
     renderer = make_renderer(model.tokenizer, config.model.renderer)
+    return LocalWorker(agents, EnginePolicies(TimedClient(engine, held), renderer, model.max_context), served)
 
-    def policy(
-        prefix: str, sampling: Sampling, *, resumable: bool, resume_from: Sequence[TokenChain]
-    ) -> RecordingPolicy:
-        return EnginePolicy(
-            engine,
-            renderer,
-            sampling,
-            prefix,
-            model.max_context,
-            resumable=resumable,
-            resume_from=resume_from,
-            held=held,
-        )
 
+def make_runner(config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor) -> RolloutRunner:
+    produce, rollout = config.produce, config.rollout
+    # A lost worker has to be noticed before the run is taken for stalled.
+    silence = min(rollout.worker_silence_seconds, config.trainer.stall_seconds / 2)
+    if "worker_silence_seconds" in rollout.model_fields_set:
+        silence = rollout.worker_silence_seconds
     return RolloutRunner(
-        policy,
+        worker,
         seed=config.trainer.seed,
-        limits=Limits(config.produce.agent_timeout_seconds, config.produce.judge_attempts),
-        concurrency=config.rollout.concurrency,
-        max_attempts=config.produce.max_attempts,
+        limits=Limits(produce.agent_timeout_seconds, produce.judge_attempts, silence),
+        concurrency=rollout.concurrency,
+        max_attempts=produce.max_attempts,
         lockstep=lockstep,
-        served=served,
-        held=held,
         redact=redact,
     )
 

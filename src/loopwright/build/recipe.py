@@ -28,9 +28,9 @@ from loopwright.config import (
     ReinforceConfig,
     load_symbol,
 )
-from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k, per_group
+from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k_advantage, per_group
 from loopwright.core.seeds import derive_seed
-from loopwright.data.examples import Conversation, read_examples
+from loopwright.data.examples import ExampleConversation, read_examples
 from loopwright.errors import ConfigError, DataError, ModelError
 from loopwright.learn.body import body_of
 from loopwright.learn.custom import custom_advantage, custom_loss, try_loss
@@ -52,10 +52,10 @@ class Ingredients:
 
     advantage: Advantage
     loss: TokenLoss
-    examples: Sequence[Conversation]
+    examples: Sequence[ExampleConversation]
 
 
-def gather(loaded: Loaded) -> Ingredients:
+def load_ingredients(loaded: Loaded) -> Ingredients:
     """Load the user's functions and examples; a mistake in them is an error that names them."""
     learner = loaded.config.learner
     return Ingredients(
@@ -67,7 +67,7 @@ def gather(loaded: Loaded) -> Ingredients:
 
 def rehearse_learner(loaded: Loaded) -> Iterator[str]:
     """Gather what is the user's own, and call their functions once on made-up numbers."""
-    learner, own = loaded.config.learner, gather(loaded)
+    learner, own = loaded.config.learner, load_ingredients(loaded)
     if isinstance(learner.advantage, PythonAdvantage):
         groups = [Scores((1.0, 0.0, 0.5), (4, 2, 3)), Scores((1.0, 1.0), (5, 5)), Scores((0.0,), (1,))]
         rewards = [list(group.rewards) for group in groups]
@@ -112,7 +112,7 @@ def _advantage(config: AdvantageConfig, loaded: Loaded) -> Advantage:
         case PlainAdvantage():
             return ADVANTAGES[config.kind]
         case PassAtK():
-            return per_group(partial(pass_at_k, k=config.k))
+            return per_group(partial(pass_at_k_advantage, k=config.k))
         case PythonAdvantage():
             function = _function("learner.advantage", "def mine(groups)", config.path, config.args, loaded)
             return custom_advantage(config.path, function, config.args)
@@ -175,7 +175,7 @@ def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path) -> Kl
     return KlTerm(config.kind, config.coefficient, body_of(reference))
 
 
-def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedModel) -> SftTerm | None:
+def _sft(loaded: Loaded, conversations: Sequence[ExampleConversation], model: LoadedModel) -> SftTerm | None:
     config, seed = loaded.config.learner.sft, loaded.config.trainer.seed
     if config is None:
         return None
@@ -184,7 +184,7 @@ def _sft(loaded: Loaded, conversations: Sequence[Conversation], model: LoadedMod
     return SftTerm(examples, config.coefficient, config.examples_per_step, derive_seed(seed, "sft"))
 
 
-def _example(conversation: Conversation, renderer: Renderer, max_context: int) -> Example:
+def _example(conversation: ExampleConversation, renderer: Renderer, max_context: int) -> Example:
     rendered = renderer.answered(canonical_messages(conversation.messages), canonical_tools(conversation.tools))
     if rendered is None:
         raise DataError(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
-from loopwright.models.load import load_tokenizer
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
+from loopwright.models.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RemoteEngine:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The `Language` of a model whose weights are elsewhere, and what its engine calls it."""
+    """The `ModelSpec` of a model whose weights are elsewhere, and what its engine calls it."""
 
     tokenizer: Any
     max_context: int

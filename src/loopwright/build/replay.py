@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from loopwright.build import parts
-from loopwright.build.recipe import gather, make_recipe
+from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.config import Loaded
 from loopwright.errors import ModelError
 from loopwright.learn.learner import TorchLearner
@@ -25,7 +25,7 @@ async def replay_step(loaded: Loaded, folder: RunFolder, step: int, *, cache: Pa
     recorded = RecordedSteps(folder)
     recorded.numbers(step)
     checkpoints = Checkpoints(folder.checkpoints, loaded.config.trainer.keep_checkpoints)
-    start, ingredients = checkpoints.newest(before=step), gather(loaded)
+    start, ingredients = checkpoints.newest(before=step), load_ingredients(loaded)
     with ComputeThread() as compute:
         model = await compute.run(_model, loaded, start, _elsewhere(recorded, checkpoints), cache)
         recipe = await compute.run(make_recipe, loaded, ingredients, model, cache)

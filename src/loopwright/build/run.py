@@ -14,10 +14,10 @@ from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.engines import Engines, colocated, disaggregated
-from loopwright.build.recipe import gather, make_recipe
+from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.running import Run, RunOpening
-from loopwright.build.sampling import Workbench, open_workbench
-from loopwright.build.training import Begun, Opened, make_trainer
+from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
+from loopwright.build.training import ResumeState, RunParts, make_trainer
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.learn.learner import TorchLearner
@@ -65,30 +65,30 @@ async def _open(
     redact = redactor_of(loaded)
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
-        ingredients = gather(loaded)
-        bench = await stack.enter_async_context(open_workbench(loaded, cache))
-        recipe = await bench.compute.run(make_recipe, loaded, ingredients, bench.model, cache)
+        ingredients = load_ingredients(loaded)
+        sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache))
+        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
         path = Path(config.trainer.run_dir)
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
         storage = await stack.enter_async_context(_storage(config, folder))
-        begun = await _begin(config, folder, storage)
-        learner = await _learner(bench, recipe, folder, begun.latest)
+        resume_state = await _resume(config, folder, storage)
+        learner = await _learner(sampling, recipe, folder, resume_state.latest)
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
-        opened = Opened(bench, folder, storage, begun, learner, tracker)
-        engines = await stack.enter_async_context(_engines(opened, env))
+        run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
+        engines = await stack.enter_async_context(_engines(run_parts, env))
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(
-            bench.runner(engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact)
+            sampling.runner(engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact)
         )
         on_rollout = console.on_rollout if console else None
-        trainer, manager = make_trainer(opened, engines, runner, stop=stop, on_rollout=on_rollout)
+        trainer, manager = make_trainer(run_parts, engines, runner, stop=stop, on_rollout=on_rollout)
         stack.push_async_callback(manager.shutdown)
         stack.enter_context(_out_of_the_collectors_way())
-        run = Run(folder, config, learner, trainer, tracker, bench, runner, engines.engine, stop, redact)
+        run = Run(folder, config, learner, trainer, tracker, sampling, runner, engines.engine, stop, redact)
         stack.push_async_callback(run.leave)
         return run.closed_by(stack.pop_all())
 
@@ -112,14 +112,14 @@ def _forgets(config: RunConfig) -> bool:
     return config.buffer.kind is BufferKind.MEMORY
 
 
-def _engines(opened: Opened, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
-    bench, learner = opened.bench, opened.learner
-    if bench.config.trainer.kind is TrainerKind.COLOCATE:
-        return colocated(bench, learner)
-    return disaggregated(bench, learner, opened.folder, opened.tracker, env)
+def _engines(run_parts: RunParts, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
+    sampling, learner = run_parts.sampling, run_parts.learner
+    if sampling.config.trainer.kind is TrainerKind.COLOCATE:
+        return colocated(sampling, learner)
+    return disaggregated(sampling, learner, run_parts.folder, run_parts.tracker, env)
 
 
-async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begun:
+async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> ResumeState:
     """Find the latest checkpoint and bring the ledger back to it (D1, D3)."""
     checkpoints = Checkpoints(folder.checkpoints, config.trainer.keep_checkpoints)
     checkpoints.clear_unfinished()
@@ -132,14 +132,16 @@ async def _begin(config: RunConfig, folder: RunFolder, storage: Storage) -> Begu
     next_draws = {name: drawn.get(name, 0) for name in names} if from_checkpoint else None
     policy = parts.stale_policy(config)
     buffer, plans = await StoredBuffer.resume(storage, policy, names, step=step, next_draws=next_draws)
-    return Begun(checkpoints, latest, buffer, plans)
+    return ResumeState(checkpoints, latest, buffer, plans)
 
 
-async def _learner(bench: Workbench, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None) -> TorchLearner:
-    learner = await bench.compute.run(TorchLearner, bench.model, recipe, bench.compute)
+async def _learner(
+    sampling: LocalSamplingParts, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None
+) -> TorchLearner:
+    learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
     if latest is not None:
         await learner.load(latest.path)
-    bench.model.tokenizer.save_pretrained(folder.tokenizer)
+    sampling.model.tokenizer.save_pretrained(folder.tokenizer)
     return learner
 
 

@@ -19,21 +19,23 @@ from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
-from loopwright.models.load import Language, LoadedModel
+from loopwright.models.load import LoadedModel
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Lockstep, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
-from loopwright.trainers.evaluator import Plan
+from loopwright.trainers.evaluator import EvalPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class SamplingParts:
     """The user's code, ready to be used, and the language of the model that it is for."""
 
     loaded: Loaded
+    agents: parts.Agents
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
-    eval_plans: Sequence[Plan]
-    model: Language
+    eval_plans: Sequence[EvalPlan]
+    model: ModelSpec
 
     @property
     def config(self) -> RunConfig:
@@ -53,14 +55,15 @@ class Bench:
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with AsyncExitStack() as stack:
             served = None
-            if any(task_set.served for task_set in (*self.train_sets, *self.eval_sets)):
+            if any(agent.served for agent in self.agents.values()):
                 served = await stack.enter_async_context(served_policies(self.config, engine, self.model, held))
-            yield parts.make_runner(self.config, engine, self.model, lockstep, served, held, redact)
+            worker = parts.make_worker(self.config, self.agents, engine, self.model, held, served)
+            yield parts.make_runner(self.config, worker, lockstep, redact)
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench(Bench):
-    """A bench with the model itself on it."""
+class LocalSamplingParts(SamplingParts):
+    """SamplingParts whose model is loaded in this process."""
 
     model: LoadedModel
     compute: ComputeThread
@@ -78,36 +81,37 @@ class Workbench(Bench):
 
 
 @asynccontextmanager
-async def open_bench(loaded: Loaded, model: Language) -> AsyncIterator[Bench]:
+async def open_sampling_parts(loaded: Loaded, model: ModelSpec) -> AsyncIterator[SamplingParts]:
     """Load the user's own code, for a model whose weights are elsewhere."""
     async with AsyncExitStack() as stack:
-        yield Bench(loaded, *await _user_code(loaded, stack), model)
+        yield SamplingParts(loaded, *await _user_code(loaded, stack), model)
 
 
 @asynccontextmanager
-async def open_workbench(loaded: Loaded, cache: Path) -> AsyncIterator[Workbench]:
+async def open_local_sampling_parts(loaded: Loaded, cache: Path) -> AsyncIterator[LocalSamplingParts]:
     """Load the user's own code first, then the model. `cache` is where converted models are kept."""
     async with AsyncExitStack() as stack:
         task_sets = await _user_code(loaded, stack)
         compute = stack.enter_context(ComputeThread())
         threads = await compute.run(parts.engine_threads, loaded.config)
         model = await compute.run(parts.make_model, loaded, cache)
-        yield Workbench(loaded, *task_sets, model, compute, threads)
+        yield LocalSamplingParts(loaded, *task_sets, model, compute, threads)
 
 
 async def _user_code(
     loaded: Loaded, stack: AsyncExitStack
-) -> tuple[Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[Plan]]:
-    """What is trained on, what is evaluated on, and how; open until the stack ends."""
+) -> tuple[parts.Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
+    """The agents, what is trained on, what is evaluated on, and how; open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
         open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)
     )
+    agents = parts.agents(loaded)
     train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
     plans = eval_plans(loaded)
-    for task_set in (*train_sets, *eval_sets):
-        used: tuple[object, ...] = (task_set.loop, task_set.filter, task_set.train)
-        for part in used:
-            if isinstance(part, AbstractAsyncContextManager):
-                await stack.enter_async_context(part)
-    return train_sets, eval_sets, plans
+    used: list[object] = [part for agent in agents.values() for part in (agent.loop, agent.train)]
+    used += [task_set.filter for task_set in (*train_sets, *eval_sets)]
+    for part in used:
+        if isinstance(part, AbstractAsyncContextManager):
+            await stack.enter_async_context(part)
+    return agents, train_sets, eval_sets, plans

@@ -14,7 +14,7 @@ from typing import Any
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build.remote import RemoteEngine, connected
-from loopwright.build.sampling import Bench, open_bench, open_workbench
+from loopwright.build.sampling import SamplingParts, open_local_sampling_parts, open_sampling_parts
 from loopwright.build.stamped import Stamped
 from loopwright.config import Loaded
 from loopwright.errors import ConfigChangedError
@@ -30,11 +30,11 @@ from loopwright.types import ProduceKind, Rollout, TrainerKind
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SamplingSession:
     """A folder that is locked, the user's code and an engine that is running."""
 
     folder: RunFolder
-    bench: Bench
+    sampling: SamplingParts
     engine: StreamingEngine
     runner: RolloutRunner
     storage: SqliteStorage
@@ -62,7 +62,7 @@ async def open_session(
     fresh: bool,
     console: Console | None,
     remote: RemoteEngine | None = None,
-) -> AsyncIterator[Session]:
+) -> AsyncIterator[SamplingSession]:
     """Open the session in `trainer.run_dir`: a new one, or the one that is there.
 
     Its tokens are sampled by `remote`, whatever weights that has, or else by the config's model in this process.
@@ -71,36 +71,36 @@ async def open_session(
     redact = redactor_of(loaded, remote.key if remote else None)
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
-        bench, engine, lockstep, held = await _bench_and_engine(stack, loaded, cache, version, remote)
+        sampling, engine, lockstep, held = await _parts_and_engine(stack, loaded, cache, version, remote)
         folder = stack.enter_context(_folder(Path(config.trainer.run_dir), snapshot, fresh))
         storage = await stack.enter_async_context(SqliteStorage(folder.rollouts))
         folder.adopt(snapshot, loaded.base)
-        bench.model.tokenizer.save_pretrained(folder.tokenizer)
+        sampling.model.tokenizer.save_pretrained(folder.tokenizer)
         jsonl = JsonlTracker(folder.path, redact)
         if console is not None:
             stack.enter_context(console)
-        yield Session(
+        yield SamplingSession(
             folder,
-            bench,
+            sampling,
             engine,
-            await stack.enter_async_context(bench.runner(engine, lockstep, held, redact=redact)),
+            await stack.enter_async_context(sampling.runner(engine, lockstep, held, redact=redact)),
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,
         )
 
 
-async def _bench_and_engine(
+async def _parts_and_engine(
     stack: AsyncExitStack, loaded: Loaded, cache: Path, version: int, remote: RemoteEngine | None
-) -> tuple[Bench, StreamingEngine, Lockstep | None, Callable[[], float]]:
+) -> tuple[SamplingParts, StreamingEngine, Lockstep | None, Callable[[], float]]:
     """Also for how many seconds the engine has answered nobody: it may be lost and come back."""
     if remote is not None:
         elsewhere, model = await stack.enter_async_context(connected(remote))
-        there = await stack.enter_async_context(open_bench(loaded, model))
+        there = await stack.enter_async_context(open_sampling_parts(loaded, model))
         return there, Stamped(elsewhere, version), None, elsewhere.held_seconds
-    bench = await stack.enter_async_context(open_workbench(loaded, cache))
-    engine = await stack.enter_async_context(bench.embedded_engine(version))
-    return bench, engine, engine, lambda: 0.0
+    sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache))
+    engine = await stack.enter_async_context(sampling.embedded_engine(version))
+    return sampling, engine, engine, lambda: 0.0
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.build import parts
 from loopwright.build.engines import Engines
 from loopwright.build.eval_plans import eval_modes
-from loopwright.build.sampling import Workbench
+from loopwright.build.sampling import LocalSamplingParts
 from loopwright.learn.learner import TorchLearner
 from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
 from loopwright.produce import AgentLoopManager, RolloutRunner
@@ -28,8 +28,8 @@ Trainer = ColocateTrainer | DisaggregatedTrainer
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """Where a run stands when it is opened."""
+class ResumeState:
+    """What an earlier process left of a run: its latest checkpoint, and its groups, brought back to that checkpoint."""
 
     checkpoints: Checkpoints
     latest: Checkpoint | None
@@ -38,13 +38,13 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """All that a run has before anything is sampled."""
+class RunParts:
+    """What an opened run consists of, apart from its engines."""
 
-    bench: Workbench
+    sampling: LocalSamplingParts
     folder: RunFolder
     storage: Storage
-    begun: Begun
+    resume_state: ResumeState
     learner: TorchLearner
     tracker: Tracker
 
@@ -63,7 +63,7 @@ class Rollouts:
 
 
 def make_trainer(
-    opened: Opened,
+    run_parts: RunParts,
     engines: Engines,
     runner: RolloutRunner,
     *,
@@ -71,16 +71,16 @@ def make_trainer(
     on_rollout: Callable[[Rollout], None] | None,
 ) -> tuple[Trainer, AgentLoopManager]:
     """The trainer that `trainer.kind` names, and the manager of its production."""
-    bench, learner, tracker = opened.bench, opened.learner, opened.tracker
-    config, rollouts = bench.config, Rollouts(on_rollout)
+    sampling, learner, tracker = run_parts.sampling, run_parts.learner, run_parts.tracker
+    config, rollouts = sampling.config, Rollouts(on_rollout)
     manager = AgentLoopManager(
-        bench.train_sets,
+        sampling.train_sets,
         runner,
-        opened.begun.buffer,
+        run_parts.resume_state.buffer,
         engines.engine,
         parts.produce_settings(config),
         step=learner.version,
-        plans=opened.begun.plans,
+        plans=run_parts.resume_state.plans,
         on_rollout=rollouts.saw,
     )
     watchdog = Watchdog(
@@ -90,10 +90,10 @@ def make_trainer(
         describe=manager.describe,
     )
     evaluator = None
-    if bench.eval_sets:
-        sets, plans = bench.eval_sets, bench.eval_plans
-        evaluator = Evaluator(sets, plans, runner, opened.storage, tracker, on_rollout=rollouts.saw)
-    trainer = _kind(opened, engines)(
+    if sampling.eval_sets:
+        sets, plans = sampling.eval_sets, sampling.eval_plans
+        evaluator = Evaluator(sets, plans, runner, run_parts.storage, tracker, on_rollout=rollouts.saw)
+    trainer = _kind(run_parts, engines)(
         manager=manager,
         engine=engines.engine,
         learner=learner,
@@ -101,33 +101,33 @@ def make_trainer(
         upkeep=Upkeep(
             learner=learner,
             evaluator=evaluator,
-            checkpoints=opened.begun.checkpoints,
+            checkpoints=run_parts.resume_state.checkpoints,
             tracker=tracker,
             watchdog=watchdog,
-            storage=opened.storage,
+            storage=run_parts.storage,
             archives=config.buffer.archive,
         ),
         tracker=tracker,
         intervals=parts.intervals(config),
         watchdog=watchdog,
-        owes_evaluation=_owes_evaluation(opened),
+        owes_evaluation=_owes_evaluation(run_parts),
     )
     return trainer, manager
 
 
-def _kind(opened: Opened, engines: Engines) -> Callable[..., Trainer]:
-    config = opened.bench.config
+def _kind(run_parts: RunParts, engines: Engines) -> Callable[..., Trainer]:
+    config = run_parts.sampling.config
     if config.trainer.kind is TrainerKind.COLOCATE:
         return ColocateTrainer
     return partial(DisaggregatedTrainer, in_flight=config.produce.in_flight, restarts=engines.restarts)
 
 
-def _owes_evaluation(opened: Opened) -> bool:
+def _owes_evaluation(run_parts: RunParts) -> bool:
     """Whether the weights of now were to be evaluated, and were not, or not in every way."""
-    config, step = opened.bench.config, opened.learner.version
+    config, step = run_parts.sampling.config, run_parts.learner.version
     if config.eval is None or not parts.intervals(config).evaluates(step):
         return False
     wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
-    database = opened.folder.rollouts
+    database = run_parts.folder.rollouts
     stored = StoredRun(database).evaluations() if database.is_file() else ()
     return not wanted <= {tuple(one) for one in stored}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from loopwright.cli.arguments import ConfigFile, Overrides
 from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
-from loopwright.config import JsonlData, Loaded, ParquetData, ReasoningGymData, RunConfig, TaskSetConfig, load
+from loopwright.config import Loaded, RunConfig, TaskSetConfig, load
 from loopwright.errors import DataError, LoopwrightError
 
 
@@ -25,7 +26,7 @@ def check(
     loaded = load(file, overrides or [], os.environ, files=True)
     for warning in loaded.warnings:
         show_warning(warning)
-    errors = _deep_errors(loaded) if deep else list(_malformed_files(loaded))
+    errors = asyncio.run(_deep_errors(loaded)) if deep else list(_malformed_files(loaded))
     for error in errors:
         show_error(error)
     if errors:
@@ -41,7 +42,7 @@ def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
     from loopwright.data.examples import read_examples
 
     data = [task_set.data for _, task_set in loaded.config.all_task_sets()]
-    for rows in dict.fromkeys(each for each in data if isinstance(each, JsonlData | ParquetData) and not each.map):
+    for rows in dict.fromkeys(each for each in data if each.opens_lightly):
         try:
             open_source(rows, loaded.base)
         except DataError as error:
@@ -53,13 +54,13 @@ def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
             yield error
 
 
-def _deep_errors(loaded: Loaded) -> list[LoopwrightError]:
+async def _deep_errors(loaded: Loaded) -> list[LoopwrightError]:
     """Good news is shown at once; errors are kept for the end."""
-    from loopwright.cli.rehearsal import rehearse
+    from loopwright.build import rehearse
     from loopwright.track.redacting import redact_error, redactor_of
 
     redact, errors = redactor_of(loaded), []
-    for finding in rehearse(loaded):
+    async for finding in rehearse(loaded):
         if isinstance(finding, LoopwrightError):
             redact_error(finding, redact)
             errors.append(finding)
@@ -82,5 +83,4 @@ def _summary(config: RunConfig) -> Iterator[str]:
 
 def _described(task_set: TaskSetConfig) -> str:
     data, agent = task_set.data, task_set.agent
-    source = f"reasoning_gym {data.family}" if isinstance(data, ReasoningGymData) else data.path
-    return f"{task_set.name}: {source}, {agent.kind} agent, judged by {agent.judger}"
+    return f"{task_set.name}: {data.label}, {agent.kind} agent, judged by {agent.judger}"

@@ -15,7 +15,7 @@ from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import FAILED
 
 if TYPE_CHECKING:
-    from loopwright.doctor import Facts, Finding
+    from loopwright.doctor import Advice, Facts
 
 GIB = 1 << 30
 COLOURS = {"broken": typer.colors.RED, "care": typer.colors.YELLOW, "next": typer.colors.BLUE}
@@ -39,7 +39,7 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _show(facts: Facts, findings: list[Finding]) -> None:
+def _show(facts: Facts, findings: list[Advice]) -> None:
     for name, text in _rows(facts):
         typer.echo(f"{name:<15} {text}")
     for finding in findings:

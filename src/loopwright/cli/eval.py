@@ -19,7 +19,7 @@ from loopwright.cli.sampled_weights import (
     Fresh,
     Model,
     Out,
-    Target,
+    SamplingTarget,
     find_target,
 )
 from loopwright.cli.show_errors import FAILED, INTERRUPTED, show_error
@@ -59,7 +59,9 @@ def evaluate(
         raise typer.Exit(FAILED)
 
 
-async def _evaluate(target: Target, folder: Path, task_set: str | None, fresh: bool, *, quiet: bool) -> EvalReport:
+async def _evaluate(
+    target: SamplingTarget, folder: Path, task_set: str | None, fresh: bool, *, quiet: bool
+) -> EvalReport:
     from loopwright.build import evaluate_weights
     from loopwright.track.console import Console
 
@@ -76,7 +78,7 @@ async def _evaluate(target: Target, folder: Path, task_set: str | None, fresh: b
     )
 
 
-def _print_json(target: Target, folder: Path, report: EvalReport) -> None:
+def _print_json(target: SamplingTarget, folder: Path, report: EvalReport) -> None:
     facts = {
         "model": target.weights.path,
         "step": target.weights.step,

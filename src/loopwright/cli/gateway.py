@@ -72,7 +72,7 @@ def gateway(
 
     Prints one line of JSON with its URL when it is ready.
     """
-    require("gateway")
+    require("serve", "gateway")
     from loopwright.build import RemoteEngine, ServedModel
     from loopwright.gateway.server import Address
 

@@ -19,7 +19,7 @@ from loopwright.cli.sampled_weights import (
     Fresh,
     Model,
     Out,
-    Target,
+    SamplingTarget,
     find_target,
 )
 from loopwright.cli.show_errors import INTERRUPTED
@@ -63,7 +63,7 @@ def rollout(
         typer.echo(f"{label:<12} {text}")
 
 
-async def _roll_out(target: Target, folder: Path, groups: int, fresh: bool) -> Made:
+async def _roll_out(target: SamplingTarget, folder: Path, groups: int, fresh: bool) -> Made:
     from loopwright.build import roll_out
     from loopwright.track.console import Console
 

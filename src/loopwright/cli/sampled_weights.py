@@ -43,7 +43,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what is in that fol
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SamplingTarget:
     """What to sample from, under which config, and the folder of the run that it belongs to."""
 
     loaded: Loaded
@@ -60,7 +60,7 @@ def find_target(
     checkpoint: str | None,
     engine: str | None,
     purpose: Purpose,
-) -> Target:
+) -> SamplingTarget:
     """Of a config file, the model that it names; of a run, the model that it has trained; unless told otherwise."""
     if engine is not None and checkpoint is not None:
         raise typer.BadParameter("it has weights of its own; leave out --checkpoint", param_hint="--engine")
@@ -81,7 +81,7 @@ def find_target(
         show_warning(warning)
     folder = run or RunFolder(Path(loaded.config.trainer.run_dir))
     if engine is not None:
-        return Target(loaded, named_weights(engine), folder, _remote(engine, model))
+        return SamplingTarget(loaded, named_weights(engine), folder, _remote(engine, model))
     if model is not None:
         weights = named_weights(str(Path(model).resolve()) if Path(model).is_dir() else model)
     elif checkpoint is not None:
@@ -90,7 +90,7 @@ def find_target(
         weights = newest_weights(run)
     else:
         weights = named_weights(loaded.config.model.path)
-    return Target(loaded, weights, folder)
+    return SamplingTarget(loaded, weights, folder)
 
 
 def _remote(url: str, model: str | None) -> RemoteEngine:

@@ -41,7 +41,7 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
     # Heavy imports wait until the config is known to be sound.
     from loopwright.build import open_run
     from loopwright.track.console import Console, print_summary
-    from loopwright.trainers.report import gather
+    from loopwright.trainers.report import summarise
 
     config = loaded.config
     console = None
@@ -64,7 +64,7 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
     async with opened as run:
         finished = await run.train()
     if console is not None:
-        print_summary(gather(run.folder), finished=finished, command=_command())
+        print_summary(summarise(run.folder), finished=finished, command=_command())
 
 
 def _command() -> str:

@@ -1,12 +1,38 @@
-"""The schema of sources: where tasks come from."""
+"""The schema of sources: where tasks come from.
+
+All that is known of a kind of data stands on its class here; its source is opened in `data/sources.py`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from loopwright.config.base import Count, CountOrZero, Section, Text
+from loopwright.config.needs import Need, Outside
+from loopwright.config.problems import KeyPath, Problem
+
+
+class DataKind(Section):
+    """What every kind of data says of itself. Other modules ask these questions, never which kind it is. Each kind also
+    has a `label`, by which a summary calls it."""
+
+    reads_late: ClassVar[bool] = False
+    """Whether a row is read when its task is drawn: a bad row does not show when the source is opened."""
+
+    @property
+    def opens_lightly(self) -> bool:
+        """Whether opening it is quick, and runs no code of the user's."""
+        return False
+
+    def overlap(self, trained: DataKind) -> str | None:
+        """What to do about tasks that are in both this evaluation's data and in `trained`; None if there are none, as
+        far as the config says."""
+        order = {"shuffle"}
+        is_same = self.model_dump(exclude=order) == trained.model_dump(exclude=order)
+        return "hold some tasks out" if is_same else None
 
 
 class Columns(Section):
@@ -17,13 +43,28 @@ class Columns(Section):
     id: Text | None = None
 
 
-class Rows(Section):
+class Rows(DataKind):
     """What all sources of rows have in common. `map` is the user's function, from a row to a task."""
+
+    nulls_are_absent: ClassVar[bool] = False
+    """Whether an empty column means that a row has none: in a table, every row has every column."""
 
     path: Text
     columns: Columns = Columns()
     map: Text | None = None
     shuffle: bool = True
+
+    @property
+    def label(self) -> str:
+        return self.path
+
+    def needs(self) -> Iterator[Need]:
+        if self.map is not None:
+            yield Need(Outside.CODE, ("map",), self.map)
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if self.map is not None:
+            yield ("columns",), "map makes the task of the whole row"
 
 
 class JsonlData(Rows):
@@ -31,22 +72,50 @@ class JsonlData(Rows):
 
     kind: Literal["jsonl"] = "jsonl"
 
+    @property
+    def opens_lightly(self) -> bool:
+        return self.map is None
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.FILE, ("path",), self.path)
+        yield from super().needs()
+
 
 class ParquetData(Rows):
     """One task per row of a Parquet file, of all files in a folder, or of those that a glob pattern matches."""
 
+    reads_late = True
+    nulls_are_absent = True
+
     kind: Literal["parquet"] = "parquet"
+
+    @property
+    def opens_lightly(self) -> bool:
+        return self.map is None
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, ("kind",), "parquet")
+        yield Need(Outside.TABLES, ("path",), self.path)
+        yield from super().needs()
 
 
 class DatasetData(Rows):
     """A folder of Hugging Face datasets: written by `save_to_disk`, or a snapshot of a repository."""
 
+    reads_late = True
+    nulls_are_absent = True
+
     kind: Literal["dataset"] = "dataset"
     split: Text = "train"
     subset: Text | None = None
 
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, ("kind",), "datasets")
+        yield Need(Outside.FOLDER, ("path",), self.path)
+        yield from super().needs()
 
-class PythonData(Section):
+
+class PythonData(DataKind):
     """Tasks from the user's function, called once with `args`."""
 
     kind: Literal["python"] = "python"
@@ -54,8 +123,15 @@ class PythonData(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     shuffle: bool = True
 
+    @property
+    def label(self) -> str:
+        return self.path
 
-class ReasoningGymData(Section):
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.CODE, ("path",), self.path)
+
+
+class ReasoningGymData(DataKind):
     """`size` generated tasks of one family; `config` holds the family's own settings."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
@@ -65,6 +141,26 @@ class ReasoningGymData(Section):
     config: dict[str, Any] = Field(default_factory=dict)
     instruction: str = "Put only the final answer between <answer> and </answer>."
     shuffle: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.family}"
+
+    def overlap(self, trained: DataKind) -> str | None:
+        if not isinstance(trained, ReasoningGymData):
+            return super().overlap(trained)
+        # The n-th task is made from the seed plus n: neighbouring seeds share nearly all of their tasks.
+        apart = self.seed >= trained.seed + trained.size or trained.seed >= self.seed + self.size
+        same = (self.family, self.config) == (trained.family, trained.config)
+        return f"set its seed to {trained.seed + trained.size} or more" if same and not apart else None
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, ("kind",), "reasoning-gym")
+
+    def problems(self) -> Iterator[Problem]:
+        for name in ("size", "seed"):
+            if name in self.config:
+                yield Problem(("config", name), f"stands beside data.{name}", f"write it as data.{name}")
 
 
 RowsConfig = JsonlData | ParquetData | DatasetData

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Text
+from loopwright.config.needs import Need, Outside
 from loopwright.config.task_sets import TaskSetConfig
 from loopwright.types import MetricKind
 
@@ -66,3 +68,12 @@ class EvalConfig(Section):
         """What is measured, each once: the mean reward always, because every view of a run shows it."""
         found = (metric_spec(text) for text in ("mean", *self.metrics))
         return tuple(dict.fromkeys(spec for spec in found if spec is not None))
+
+    def own_metrics(self) -> tuple[CustomMetric, ...]:
+        """The user's own."""
+        return tuple(spec for spec in self.specs() if isinstance(spec, CustomMetric))
+
+    def needs(self) -> Iterator[Need]:
+        for index, text in enumerate(self.metrics):
+            if isinstance(metric_spec(text), CustomMetric):
+                yield Need(Outside.CODE, ("metrics", index), text)

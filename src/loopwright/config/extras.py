@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from typing import NamedTuple
 
+from loopwright.config.base import Section
+from loopwright.config.needs import Outside
 from loopwright.errors import ConfigError
 
 
@@ -20,29 +22,36 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    "parquet": Extra("pyarrow", "parquet"),
-    "dataset": Extra("datasets", "datasets"),
-    "reasoning_gym": Extra("reasoning_gym", "reasoning-gym"),
-    "math_answer": Extra("math_verify", "math"),
-    "http": Extra("httpx", "http"),
-    "llm": Extra("httpx", "http"),
-    "serve": Extra("uvicorn", "serve"),
-    "gateway": Extra("uvicorn", "serve"),
-    "callable": Extra("uvicorn", "serve"),
-    "tensorboard": Extra("tensorboard", "tensorboard"),
-    "mcp": Extra("mcp", "mcp"),
-    "renderers": Extra("renderers", "renderers"),
+    extra.name: extra
+    for extra in (
+        Extra("pyarrow", "parquet"),
+        Extra("datasets", "datasets"),
+        Extra("reasoning_gym", "reasoning-gym"),
+        Extra("math_verify", "math"),
+        Extra("httpx", "http"),
+        Extra("uvicorn", "serve"),
+        Extra("tensorboard", "tensorboard"),
+        Extra("mcp", "mcp"),
+        Extra("renderers", "renderers"),
+    )
 }
-"""What a kind of data, judger or tool, or a switch of the same name, needs. Kinds that are not here need nothing."""
+"""The pip extras by name. Who needs which is said by the sections of the config (`Section.needs`)."""
 
 
-def missing(kind: str) -> Extra | None:
-    """What `kind` needs, if it is not installed."""
-    extra = EXTRAS.get(kind)
-    return extra if extra and importlib.util.find_spec(extra.package) is None else None
+def missing(name: str) -> Extra | None:
+    """The extra called `name`, if its package is not installed."""
+    extra = EXTRAS[name]
+    return extra if importlib.util.find_spec(extra.package) is None else None
 
 
-def require(kind: str) -> None:
-    """Raise unless what `kind` needs is installed."""
-    if extra := missing(kind):
-        raise ConfigError(f"{kind} needs the package {extra.package}", remedy=extra.remedy)
+def require(name: str, user: str | None = None) -> None:
+    """Raise unless the package of the extra called `name` is installed. `user` says who needs it."""
+    if extra := missing(name):
+        raise ConfigError(f"{user or name} needs the package {extra.package}", remedy=extra.remedy)
+
+
+def require_extras(section: Section, user: str) -> None:
+    """Raise unless the packages that `section` needs are installed."""
+    for need in section.needs():
+        if need.what is Outside.EXTRA:
+            require(need.name, user)

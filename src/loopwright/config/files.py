@@ -7,22 +7,19 @@ import glob
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from loopwright.config.data import DataConfig, DatasetData, JsonlData, ParquetData, PythonData, RowsConfig
-from loopwright.config.evaluation import CustomMetric, metric_spec
+from loopwright.config.base import needs_of
 from loopwright.config.extras import missing
 from loopwright.config.imports import is_object_name, split_symbol
-from loopwright.config.judgers import BUILT_IN_JUDGERS, ComposedJudgerConfig, LlmJudgerConfig, NativeJudgerConfig
-from loopwright.config.learner import LearnerConfig, PythonAdvantage, PythonLoss
+from loopwright.config.judgers import BUILT_IN_JUDGERS
+from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import CallableAgent, PythonAgent, ToolAgent
-from loopwright.config.tools import PythonToolConfig, ToolConfig
 from loopwright.errors import ConfigError
-from loopwright.types import TrainerKind
 
 BUNDLED_MODEL = "smollm2"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -52,28 +49,13 @@ def table_files(path: str, base: Path) -> list[Path]:
 
 def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Iterator[Problem]:
     """Everything on disk that is missing, unreadable or of the wrong kind; without `model`, another one is used."""
-    if model:
-        yield from _model(("model", "path"), config.model.path, base)
-    if config.model.renderer not in ("auto", "template"):
-        yield from _package(("model", "renderer"), "renderers")
-    for place, task_set in config.all_task_sets():
-        yield from _data((*place, "data"), task_set.data, base)
-        yield from _filter((*place, "filter"), task_set.filter, base)
-        if isinstance(task_set.agent, PythonAgent | CallableAgent):
-            yield from _symbol((*place, "agent", "path"), task_set.agent.path, base)
-            yield from _filter((*place, "agent", "train"), task_set.agent.train, base)
-        if isinstance(task_set.agent, ToolAgent):
-            yield from _tools((*place, "agent", "tools"), task_set.agent.tools, base)
-    yield from _filter(("produce", "filter"), config.produce.filter, base)
-    yield from _judgers(config, base)
-    for index, text in enumerate(config.eval.metrics if config.eval else ()):
-        if isinstance(metric_spec(text), CustomMetric):
-            yield from _symbol(("eval", "metrics", index), text, base)
-    yield from _learner(config.learner, base)
-    if config.track.tensorboard:
-        yield from _package(("track", "tensorboard"), "tensorboard")
-    if config.trainer.kind is TrainerKind.DISAGGREGATED:
-        yield from _package(("trainer", "kind"), "serve")
+    for need in needs_of(config):
+        if model or need.place != ("model", "path"):
+            yield from _unmet(need, base)
+    for place, name in config.named_judgers():
+        if name in BUILT_IN_JUDGERS and name not in config.judgers:
+            for need in BUILT_IN_JUDGERS[name].needs():
+                yield from _unmet(replace(need, place=place), base)
     yield from _run_dir(Path(config.trainer.run_dir))
 
 
@@ -86,47 +68,28 @@ def file_warnings(config: RunConfig, base: Path) -> Iterator[Problem]:
         )
 
 
-def _judgers(config: RunConfig, base: Path) -> Iterator[Problem]:
-    for name, judger in config.judgers.items():
-        yield from _package(("judgers", name, "kind"), judger.kind)
-        if isinstance(judger, NativeJudgerConfig):
-            yield from _symbol(("judgers", name, "path"), judger.path, base)
-        elif isinstance(judger, ComposedJudgerConfig) and judger.merge is not None:
-            yield from _symbol(("judgers", name, "merge"), judger.merge, base)
-        elif isinstance(judger, LlmJudgerConfig) and judger.prompt_file is not None:
-            yield from _file(("judgers", name, "prompt_file"), base / judger.prompt_file)
-    for place, name in config.named_judgers():
-        if name in BUILT_IN_JUDGERS and name not in config.judgers:
-            yield from _package(place, BUILT_IN_JUDGERS[name].kind)
-
-
-def _package(place: KeyPath, kind: str) -> Iterator[Problem]:
-    if extra := missing(kind):
-        yield Problem(place, f"needs the package {extra.package}", extra.remedy)
-
-
-def _tools(place: KeyPath, tools: Sequence[ToolConfig], base: Path) -> Iterator[Problem]:
-    for number, tool in enumerate(tools):
-        if isinstance(tool, PythonToolConfig):
-            yield from _symbol((*place, number, "path"), tool.path, base)
-            continue
-        yield from _package((*place, number, "kind"), tool.kind)
-        program = tool.command[0]
-        if shutil.which(program) is None and shutil.which(str(base / program)) is None:
-            yield Problem(
-                (*place, number, "command"), f"there is no program {program!r}", "install it, or give its path"
-            )
-
-
-def _learner(learner: LearnerConfig, base: Path) -> Iterator[Problem]:
-    if isinstance(learner.advantage, PythonAdvantage):
-        yield from _symbol(("learner", "advantage", "path"), learner.advantage.path, base)
-    if isinstance(learner.loss, PythonLoss):
-        yield from _symbol(("learner", "loss", "path"), learner.loss.path, base)
-    if learner.kl and learner.kl.reference:
-        yield from _model(("learner", "kl", "reference"), learner.kl.reference, base)
-    if learner.sft:
-        yield from _file(("learner", "sft", "path"), base / learner.sft.path)
+def _unmet(need: Need, base: Path) -> Iterator[Problem]:
+    """What is wrong with that which a section needs. Environment variables are looked at in `secrets.py`."""
+    place, name = need.place, need.name
+    match need.what:
+        case Outside.CODE:
+            yield from _symbol(place, name, base)
+        case Outside.FILE if not (base / name).is_file():
+            yield _absent(place, base / name, "file")
+        case Outside.FOLDER if not (base / name).is_dir():
+            yield _absent(place, base / name, "folder")
+        case Outside.TABLES if not (base / name).exists():
+            if not glob.has_magic(name):
+                yield _absent(place, base / name, "file")
+            elif not table_files(name, base):
+                yield Problem(place, f"nothing matches {base / name}", "mend the pattern")
+        case Outside.PROGRAM if shutil.which(name) is None and shutil.which(str(base / name)) is None:
+            yield Problem(place, f"there is no program {name!r}", "install it, or give its path")
+        case Outside.MODEL:
+            yield from _model(place, name, base)
+        case Outside.EXTRA:
+            if extra := missing(name):
+                yield Problem(place, f"needs the package {extra.package}", extra.remedy)
 
 
 def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
@@ -143,34 +106,6 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
             f"{path} is a model folder without a tokenizer",
             f"save the tokenizer beside the model: it needs {' or '.join(TOKENIZER_FILES)}",
         )
-
-
-def _data(place: KeyPath, data: DataConfig, base: Path) -> Iterator[Problem]:
-    yield from _package((*place, "kind"), data.kind)
-    match data:
-        case PythonData():
-            yield from _symbol((*place, "path"), data.path, base)
-        case JsonlData():
-            yield from _file((*place, "path"), base / data.path)
-        case DatasetData() if not (base / data.path).is_dir():
-            yield _absent((*place, "path"), base / data.path, "folder")
-        case ParquetData() if not (base / data.path).exists():
-            if not glob.has_magic(data.path):
-                yield _absent((*place, "path"), base / data.path, "file")
-            elif not table_files(data.path, base):
-                yield Problem((*place, "path"), f"nothing matches {base / data.path}", "mend the pattern")
-    if isinstance(data, RowsConfig) and data.map is not None:
-        yield from _symbol((*place, "map"), data.map, base)
-
-
-def _filter(place: KeyPath, name: str | None, base: Path) -> Iterator[Problem]:
-    if name is not None and ":" in name:
-        yield from _symbol(place, name, base)
-
-
-def _file(place: KeyPath, file: Path) -> Iterator[Problem]:
-    if not file.is_file():
-        yield _absent(place, file, "file")
 
 
 def _symbol(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:

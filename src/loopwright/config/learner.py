@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from loopwright.config.base import Count, CountOrZero, Decay, FromYaml, NotNegative, OffIsAWord, Positive, Section, Text
+from loopwright.config.needs import Need, Outside
 from loopwright.types import Aggregate, ImportanceKind, KlKind, Level, Schedule
 
 Drop = Annotated[float, Field(ge=0, le=1)]
@@ -32,6 +34,9 @@ class PythonAdvantage(Section):
     kind: Literal["python"] = "python"
     path: Text
     args: dict[str, Any] = Field(default_factory=dict)
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.CODE, ("path",), self.path)
 
 
 AdvantageConfig = Annotated[PlainAdvantage | PassAtK | PythonAdvantage, Field(discriminator="kind")]
@@ -83,6 +88,9 @@ class PythonLoss(_Loss):
     path: Text
     args: dict[str, Any] = Field(default_factory=dict)
 
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.CODE, ("path",), self.path)
+
 
 LossConfig = Annotated[
     PpoClipConfig | GspoConfig | CispoConfig | ReinforceConfig | PythonLoss, Field(discriminator="kind")
@@ -105,6 +113,10 @@ class KlConfig(Section):
     coefficient: Positive
     reference: Text | None = None
 
+    def needs(self) -> Iterator[Need]:
+        if self.reference is not None:
+            yield Need(Outside.MODEL, ("reference",), self.reference)
+
 
 class SftConfig(Section):
     """Given conversations to imitate, as a part of the loss."""
@@ -112,6 +124,9 @@ class SftConfig(Section):
     path: Text
     coefficient: Positive
     examples_per_step: Count = 8
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.FILE, ("path",), self.path)
 
 
 class LearnerConfig(Section):

@@ -27,7 +27,7 @@ from loopwright.config.layers import (
     key_path,
     leaves,
 )
-from loopwright.config.migration import merge, migrate, set_apart, split
+from loopwright.config.migration import merge, migrate, set_apart, split, take_renamed
 from loopwright.config.objects import ObjectNames, object_problems
 from loopwright.config.problems import KeyPath, Problem, config_error, dotted
 from loopwright.config.purpose import Purpose, part_for
@@ -252,10 +252,11 @@ def _merge(layered: Layered, assignments: Iterable[Assignment | Problem], env: M
     migration = migrate(old)
     moved = [replace(each, path=lengthen(each.path, places)) for each in migration.moved]
     problems += [*migration.problems, *merge(layered, moved)]
-    problems += expand(layered)
+    renamed = take_renamed(layered, places)
+    problems += [*merge(layered, renamed.moved), *expand(layered)]
     expand_kinds(layered)
     name_kinds(layered.values)
-    return _Merged(layered, places, problems, migration.notices)
+    return _Merged(layered, places, problems, [*migration.notices, *renamed.notices])
 
 
 def _assign(item: Assignment, layered: Layered, old: Layered, places: frozenset[KeyPath]) -> list[Problem]:

@@ -16,8 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from loopwright.config.base import needs_of
 from loopwright.config.imports import OBJECT, USER_MODULE, Objects, is_object_name, no_such_object
-from loopwright.config.layers import leaves
+from loopwright.config.needs import Outside
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import RunConfig
 
@@ -117,10 +118,10 @@ def qualified_name(value: object) -> str:
 
 def object_problems(config: RunConfig, objects: Objects) -> Iterator[Problem]:
     """The objects that the config names, and nobody has given."""
-    for place, value in leaves(config.model_dump(mode="json")):
-        if isinstance(value, str) and is_object_name(value) and value not in objects and _takes_objects(place):
-            error = no_such_object(value)
-            yield Problem(place, error.message, error.remedy)
+    for need in needs_of(config):
+        if need.what is Outside.CODE and is_object_name(need.name) and need.name not in objects:
+            error = no_such_object(need.name)
+            yield Problem(need.place, error.message, error.remedy)
 
 
 def _section_kind(place: KeyPath) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loopwright.errors import ConfigError
@@ -23,6 +23,11 @@ class Problem:
     remedy: str
     also: tuple[KeyPath, ...] = ()
     source: str = ""
+
+    def below(self, place: KeyPath) -> Problem:
+        """The same problem of a section at `place`."""
+        also = tuple((*place, *path) for path in self.also)
+        return replace(self, path=(*place, *self.path), also=also)
 
     def __str__(self) -> str:
         place = f"{dotted(self.path)}: " if self.path else ""

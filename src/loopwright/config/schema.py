@@ -21,8 +21,9 @@ from loopwright.config.base import (
 )
 from loopwright.config.evaluation import EvalConfig
 from loopwright.config.gateway import GatewayConfig
-from loopwright.config.judgers import ComposedJudgerConfig, JudgerConfig
+from loopwright.config.judgers import JudgerConfig
 from loopwright.config.learner import LearnerConfig
+from loopwright.config.needs import Need, Outside, code_if_own
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import TaskSetConfig
 from loopwright.types import BufferKind, PauseMode, ProduceKind, Stale, SyncKind, TrainerKind
@@ -45,6 +46,11 @@ class ModelConfig(Section):
     threads: Count | None = None
     max_context: Count | None = None
 
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.MODEL, ("path",), self.path)
+        if self.renderer not in ("auto", "template"):
+            yield Need(Outside.EXTRA, ("renderer",), "renderers")
+
 
 class TorchEngineConfig(Section):
     """The embedded engine. `cache_tokens` bounds what is kept of earlier prompts and answers. `threads` are those of
@@ -58,7 +64,8 @@ class TorchEngineConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How answers are sampled. `concurrency` counts rollouts in flight."""
+    """How answers are sampled. `concurrency` counts rollouts in flight. A worker that is silent for
+    `worker_silence_seconds` is lost: its rollouts are made again."""
 
     engine: TorchEngineConfig = TorchEngineConfig()
     samples_per_task: Count = 8
@@ -68,6 +75,7 @@ class RolloutConfig(Section):
     top_p: Share = 1.0
     stop: FromYaml[tuple[str, ...]] = ()
     concurrency: Count = 256
+    worker_silence_seconds: Positive = 60.0
 
 
 class ProduceConfig(Section):
@@ -91,6 +99,9 @@ class ProduceConfig(Section):
     filter_budget: Count = 256
     filter_timeout_seconds: Positive = 10.0
     agent_timeout_seconds: Positive = 600.0
+
+    def needs(self) -> Iterator[Need]:
+        yield from code_if_own("filter", self.filter)
 
 
 class BufferConfig(Section):
@@ -116,6 +127,10 @@ class TrainerConfig(Section):
     sync: FromYaml[SyncKind] = SyncKind.INTERVAL
     stall_seconds: Positive = 900.0
 
+    def needs(self) -> Iterator[Need]:
+        if self.kind is TrainerKind.DISAGGREGATED:
+            yield Need(Outside.EXTRA, ("kind",), "serve")
+
 
 class TrackConfig(Section):
     """What a run shows besides its metrics file."""
@@ -123,6 +138,10 @@ class TrackConfig(Section):
     console: bool = True
     report: bool = True
     tensorboard: bool = False
+
+    def needs(self) -> Iterator[Need]:
+        if self.tensorboard:
+            yield Need(Outside.EXTRA, ("tensorboard",), "tensorboard")
 
 
 class RunConfig(Section):
@@ -152,5 +171,4 @@ class RunConfig(Section):
         for place, task_set in self.all_task_sets():
             yield (*place, "agent", "judger"), task_set.agent.judger
         for whole, judger in self.judgers.items():
-            if isinstance(judger, ComposedJudgerConfig):
-                yield from ((("judgers", whole, *place), name) for place, name in judger.names())
+            yield from ((("judgers", whole, *place), name) for place, name in judger.names())

@@ -7,37 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from loopwright.config.judgers import EndpointConfig, NativeJudgerConfig
-from loopwright.config.problems import KeyPath, Problem
+from loopwright.config.base import needs_of
+from loopwright.config.needs import Need, Outside
+from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
 
 
 def secrets_of(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
     """The variables that the config names, as far as they are set."""
-    return {name: env[name] for _, name in _named(config) if env.get(name)}
+    return {need.name: env[need.name] for need in _variables(config) if env.get(need.name)}
 
 
 def secret_problems(config: RunConfig, env: Mapping[str, str]) -> Iterator[Problem]:
-    for place, name in _named(config):
-        if not env.get(name):
-            yield Problem(place, f"the environment variable {name} is not set", f"export {name}, or name another one")
-    for place, name in _keys(config):
-        if (key := env.get(name)) and not (key.isascii() and key.isprintable()):
+    for need in _variables(config):
+        name, value = need.name, env.get(need.name)
+        if not value:
+            remedy = f"export {name}, or name another one"
+            yield Problem(need.place, f"the environment variable {name} is not set", remedy)
+        elif need.what is Outside.KEY and not (value.isascii() and value.isprintable()):
             yield Problem(
-                place,
+                need.place,
                 f"the environment variable {name} holds characters that no HTTP header can carry",
                 "export the key as it was issued, without quotation marks or line breaks",
             )
 
 
-def _keys(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    for name, judger in config.judgers.items():
-        if isinstance(judger, EndpointConfig) and judger.api_key_env is not None:
-            yield ("judgers", name, "api_key_env"), judger.api_key_env
-
-
-def _named(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    yield from _keys(config)
-    for name, judger in config.judgers.items():
-        if isinstance(judger, NativeJudgerConfig):
-            yield from ((("judgers", name, "env"), variable) for variable in judger.env)
+def _variables(config: RunConfig) -> Iterator[Need]:
+    return (need for need in needs_of(config) if need.what in (Outside.KEY, Outside.VARIABLE))

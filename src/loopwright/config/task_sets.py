@@ -1,42 +1,111 @@
-"""The schema of task sets: where tasks come from, which agent works on them, and who scores it."""
+"""The schema of task sets: where tasks come from, which agent works on them, and who scores it.
+
+All that is known of an agent kind stands on its class here; its loop is made in `agents/from_config.py`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Share, Text
 from loopwright.config.data import DataConfig
+from loopwright.config.needs import Need, Outside, code_if_own
+from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.tools import ToolConfig
 from loopwright.types import OnAgentError, ProduceKind
-
-
-class SingleTurnAgent(Section):
-    """Asks the model once and judges its answer."""
-
-    kind: Literal["single_turn"] = "single_turn"
-    judger: Text
-    system: str | None = None
-    on_agent_error: OnAgentError = "fail"
-
 
 TRAINED = ("all", "main")
 """Which chains of a rollout are trained: all of them, or those of its main conversation."""
 
 
-class PythonAgent(Section):
-    """The user's own loop, made with `args`. `train` is one of TRAINED, or the path of the user's function."""
+class AgentKind(Section):
+    """What every kind of agent says of itself. Other modules ask these questions, never which kind it is."""
 
-    kind: Literal["python"] = "python"
+    served: ClassVar[bool] = False
+    """Whether it talks to the model through a gateway."""
+
+    resumable: ClassVar[bool | None] = False
+    """Whether a rollout that was interrupted can go on from the tokens that it has, as `AgentLoop` says. None: the
+    loop itself knows."""
+
+    @property
+    def call_limit(self) -> int | None:
+        """How often a rollout asks the model at most, if that is known."""
+        return None
+
+    @property
+    def chain_choice(self) -> str:
+        """Which chains are trained: one of TRAINED, or the import path of the user's function. A kind that leaves the
+        choice to the user has it in its setting `train`."""
+        return "all"
+
+    @property
+    def own_code(self) -> str | None:
+        """The import path of the agent, if the user wrote it."""
+        return None
+
+    def needs(self) -> Iterator[Need]:
+        if self.served:
+            yield Need(Outside.EXTRA, ("kind",), "serve")
+        yield from code_if_own("train", self.chain_choice)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.chain_choice not in TRAINED and ":" not in self.chain_choice:
+            remedy = suggest(self.chain_choice, TRAINED, "write file.py:name for a function of yours; known choices")
+            yield Problem(("train",), f"there is no choice of chains {self.chain_choice!r}", remedy)
+
+
+class OwnAgent(AgentKind):
+    """An agent that the user wrote, made or called with `args`. `train` is one of TRAINED, or the import path of the
+    user's function."""
+
+    kind: str
     path: Text
     judger: Text
     args: dict[str, Any] = Field(default_factory=dict)
     train: Text = "all"
     on_agent_error: OnAgentError = "fail"
 
+    @property
+    def chain_choice(self) -> str:
+        return self.train
 
-class ToolAgent(Section):
+    @property
+    def own_code(self) -> str:
+        return self.path
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.CODE, ("path",), self.path)
+        yield from super().needs()
+
+
+class SingleTurnAgent(AgentKind):
+    """Asks the model once and judges its answer."""
+
+    resumable = True
+
+    kind: Literal["single_turn"] = "single_turn"
+    judger: Text
+    system: str | None = None
+    on_agent_error: OnAgentError = "fail"
+
+    @property
+    def call_limit(self) -> int:
+        return 1
+
+
+class PythonAgent(OwnAgent):
+    """The user's own loop."""
+
+    resumable = None
+
+    kind: Literal["python"] = "python"
+
+
+class ToolAgent(AgentKind):
     """Gives the model tools, and asks again with their results until it answers without a call, or a budget is spent.
     How long one reply may be is said by `max_new_tokens`, as for every agent."""
 
@@ -51,18 +120,34 @@ class ToolAgent(Section):
     turn_seconds: Positive | None = None
     on_agent_error: OnAgentError = "fail"
 
+    @property
+    def call_limit(self) -> int:
+        return self.max_turns
 
-class CallableAgent(Section):
-    """The user's own function, called with a task, a base URL, a key and `args`; it talks to the model over HTTP.
-    `train` is as that of `python`."""
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if not self.tools:
+            yield Problem(("tools",), "has no tools", "name at least one, or use kind: single_turn")
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if self.max_seconds and (self.turn_seconds or 0) >= self.max_seconds:
+            yield ("turn_seconds",), "agent.max_seconds ends the agent before"
+
+    def unrepeatable(self) -> Iterator[tuple[KeyPath, str]]:
+        for name in ("max_seconds", "turn_seconds"):
+            if getattr(self, name) is not None:
+                yield (name,), "remove it, or limit turns and tokens instead"
+        if any(tool.answers_vary for tool in self.tools):
+            yield ("tools",), "see to it that the server answers the same each time"
+
+
+class CallableAgent(OwnAgent):
+    """The user's own function, called with a task, a base URL, a key and `args`; it talks to the model over HTTP."""
+
+    served = True
 
     kind: Literal["callable"] = "callable"
-    path: Text
-    judger: Text
-    args: dict[str, Any] = Field(default_factory=dict)
     max_tokens: Count | None = None
-    train: Text = "all"
-    on_agent_error: OnAgentError = "fail"
 
 
 AgentConfig = Annotated[SingleTurnAgent | PythonAgent | ToolAgent | CallableAgent, Field(discriminator="kind")]
@@ -92,3 +177,6 @@ class TaskSetConfig(Section):
     sampling: SamplingOverrides = SamplingOverrides()
     filter: Text | None = None
     produce: FromYaml[ProduceKind] | None = None
+
+    def needs(self) -> Iterator[Need]:
+        yield from code_if_own("filter", self.filter)

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from loopwright.config.base import FromYaml, Positive, Section, Text
+from loopwright.config.needs import Need, Outside
 from loopwright.types import ToolScope
 
 
-class PythonToolConfig(Section):
+class ToolKind(Section):
+    """What every kind of tool says of itself."""
+
+    answers_vary: ClassVar[bool] = False
+    """Whether the same call may be answered differently by the next run, as far as we know."""
+
+
+class PythonToolConfig(ToolKind):
     """A function of the user's."""
 
     kind: Literal["python"] = "python"
     path: Text
     timeout_seconds: Positive = 30.0
 
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.CODE, ("path",), self.path)
 
-class McpToolsConfig(Section):
+
+class McpToolsConfig(ToolKind):
     """The tools of an MCP server, or `only` those of them. It is started in the config's folder; `env` is added to the
     little that it inherits."""
+
+    answers_vary = True
 
     kind: Literal["mcp"] = "mcp"
     command: FromYaml[tuple[Text, ...]] = Field(min_length=1)
@@ -29,6 +43,13 @@ class McpToolsConfig(Section):
     per: FromYaml[ToolScope] = ToolScope.ROLLOUT
     timeout_seconds: Positive = 30.0
     start_seconds: Positive = 60.0
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, ("kind",), "mcp")
+        yield Need(Outside.PROGRAM, ("command",), self.command[0])
+
+    def named_values(self) -> Iterator[tuple[str, str]]:
+        yield from self.env.items()
 
 
 ToolConfig = Annotated[PythonToolConfig | McpToolsConfig, Field(discriminator="kind")]

@@ -1,7 +1,7 @@
 """When one more group may be started. Numbers are groups of one task set, counted since the run was opened.
 
-What is in hand (being made, interrupted, complete or taken) never exceeds a limit. So whatever version samples a group,
-there is a step within its horizon that can take it; and a group that falls away is replaced without being asked for.
+The number of groups in hand (pending, aborted, completed or taken) never exceeds a limit. So for each group there is a
+step within the horizon of its version that can take it. A group that drops out is replaced without a special case.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from loopwright.core.progress import ProduceProgress
 def horizon_limit(
     progress: ProduceProgress, task_set: str, version: int, horizon: int, last_step: int | None = None
 ) -> int:
-    """As many groups as all steps may use that weights `version` may feed: what is started beyond it is too old
-    when its turn comes."""
+    """How many groups are needed by all steps that weights `version` may feed. A group that is started beyond this
+    limit would be too old when its step comes."""
     step = version + horizon
     return progress.target_upto(step if last_step is None else min(step, last_step))[task_set]
 
 
 def window_limit(target: int, batch: int, over_sample: float, ahead: int) -> int:
-    """Colocated: what is needed up to this step, and a share of its `batch` more, so that the slowest need not be
-    waited for; within the horizon, whose limit is `ahead`."""
+    """The limit of a colocated run: the groups needed up to this step, plus a share of its `batch`, so that the step
+    need not wait for the slowest group. It is never above `ahead`, the limit of the horizon."""
     return min(target + math.ceil(over_sample * batch), ahead)
 
 
@@ -32,5 +32,5 @@ def has_room(in_hand: int, limit: int) -> bool:
 
 
 def tail_of(expired: int, batch: int, at_least: int) -> int:
-    """How many groups of a step are made from expired ones alone: none until `at_least` of them wait."""
+    """How many groups of a step are made from expired ones only. It is 0 until `at_least` expired groups wait."""
     return min(expired, batch) if expired >= at_least else 0

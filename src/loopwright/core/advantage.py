@@ -1,7 +1,7 @@
-"""Advantages: how much better each rollout did than it was to be expected. Each is a small pure function.
+"""Advantages: how much better each rollout did than expected. Each advantage is a small pure function.
 
-All groups of a train step are handed over at once, because some of them compare across groups. What compares within a
-group gives zeros, never NaN, to a group of equals or of one: it teaches nothing.
+It gets all groups of a train step at once, because some advantages compare across groups. Those that compare within a
+group give zeros, never NaN, to a group of one or of equal rewards.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ WHITENING_EPSILON = 1e-8
 """Added to the variance over a batch, as verl does."""
 
 INDISTINGUISHABLE = 1e-5
-"""Rewards that spread no more than this, times the largest of them if that is above 1, are equal: dividing by their
-standard deviation would blow rounding noise up into a full-size advantage."""
+"""Rewards whose spread is at most this (times the largest reward, if that is above 1) count as equal. Dividing by their
+standard deviation would turn rounding noise into a full-size advantage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,12 @@ def opo(group: Scores) -> tuple[float, ...]:
     return tuple(r - baseline for r in group.rewards)
 
 
-def pass_at_k(group: Scores, k: int) -> tuple[float, ...]:
-    """How much the member adds to the best of k - 1 siblings, over all sets of them: a gradient of the best of k.
+def pass_at_k_advantage(group: Scores, k: int) -> tuple[float, ...]:
+    """How much the member adds to the best of k - 1 siblings, averaged over all sets of k - 1 siblings. This gives a
+    gradient of the best of k.
 
-    With siblings in rising order, the best of a random set is number j (from 0) in C(j, k - 2) of C(n - 1, k - 1)
-    sets. A group with fewer than k members uses all it has.
+    If the siblings are sorted by reward, the best of a random set is number j (from 0) in C(j, k - 2) of
+    C(n - 1, k - 1) sets. A group with fewer than k members uses all its members.
     """
     rewards, size = group.rewards, len(group.rewards)
     if teaches_nothing(rewards):
@@ -95,7 +96,8 @@ def pass_at_k(group: Scores, k: int) -> tuple[float, ...]:
 def reinforce_pp(groups: Sequence[Scores]) -> list[tuple[float, ...]]:
     """Reward, whitened over the batch's tokens (REINFORCE++ with one reward at the end and no discount).
 
-    Groups play no part in it: an answer is compared with the whole batch, so a group of equals may well have a lesson.
+    Groups do not matter here: a rollout is compared with the whole batch, so a group of equal rewards can have an
+    advantage.
     """
     return _whitened(groups, [group.rewards for group in groups])
 
@@ -103,7 +105,8 @@ def reinforce_pp(groups: Sequence[Scores]) -> list[tuple[float, ...]]:
 def reinforce_pp_baseline(groups: Sequence[Scores]) -> list[tuple[float, ...]]:
     """Reward minus the group's mean, then whitened over the batch's tokens (REINFORCE++-baseline).
 
-    Whitening would shift a group of equals off zero; it stays there, and only counts in the batch's mean and variance.
+    Whitening would give a group of equal rewards a value other than zero. Here it stays at zero, and only counts in the
+    batch's mean and variance.
     """
     centred = [grpo_no_std(group) for group in groups]
     whitened = _whitened(groups, centred)
@@ -111,14 +114,14 @@ def reinforce_pp_baseline(groups: Sequence[Scores]) -> list[tuple[float, ...]]:
 
 
 def teaches_nothing(rewards: Sequence[float]) -> bool:
-    """Whether a group has no better and worse: a single member, or rewards that are equal but for rounding."""
+    """Whether no member is better than another: there is one member, or the rewards are equal except for rounding."""
     if len(rewards) < 2:
         return True
     return max(rewards) - min(rewards) <= INDISTINGUISHABLE * max(1.0, *(abs(r) for r in rewards))
 
 
 def _whitened(groups: Sequence[Scores], values: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """Each member's value minus the mean over all tokens, over their standard deviation."""
+    """Each member's value minus the mean over all tokens, divided by their standard deviation."""
     every = [pair for group, members in zip(groups, values, strict=True) for pair in _with_tokens(group, members)]
     if teaches_nothing([value for value, _ in every]):
         return [_zeros(group) for group in groups]
@@ -150,4 +153,4 @@ ADVANTAGES: dict[str, Advantage] = {
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
 }
-"""Those that have nothing to set."""
+"""The advantages without settings, by their names in the config."""

@@ -11,8 +11,8 @@ from loopwright.types import Group
 
 
 def staleness_numbers(groups: Iterable[Group], step: int, *, masked: int) -> dict[str, float]:
-    """Mean and largest staleness of the tokens that train step `step` learns from, and the share of sampled tokens,
-    `masked` of them, that were too old for it. Without tokens there is nothing to tell."""
+    """Mean and largest staleness of the tokens that train step `step` learns from, and the share of sampled tokens that
+    were too old for it (`masked` of them). A batch without tokens has none of these metrics."""
     episodes = (rollout.episode for group in groups for rollout in group.rollouts)
     versions = [chain.versions[chain.mask] for episode in episodes if episode for chain in episode.trained_chains]
     tokens = np.concatenate(versions) if versions else np.empty(0)

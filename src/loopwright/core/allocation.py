@@ -1,4 +1,4 @@
-"""Splitting the batches of a run among task sets by weight, so that every weight is honoured in the long run."""
+"""Splits the batches of a run among task sets by weight, so that each task set gets its exact share in the long run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from itertools import count
 def shares_of_step(step: int, total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """How the `total` groups of train step `step` (the first is 1) are split in proportion to the positive `weights`.
 
-    Each group goes to the task set that is owed most, by its share of all groups so far; ties go to the first. In one
-    step that is the largest remainder; over the steps, remainders add up until even the smallest weight gets its turn.
-    Weights count as the decimals that were written: 0.1 is a tenth, so that equal remainders are seen as equal.
+    Each group goes to the task set that is furthest below its share of all groups so far; ties go to the first. In one
+    step this is the method of largest remainders. Over several steps the remainders add up, so even the smallest weight
+    gets a group at some step. Weights are exact decimals (0.1 is a tenth), so that equal remainders compare as equal.
     """
     return next(shares_after(step - 1, total, weights))
 
 
 def shares_after(step: int, total: int, weights: Sequence[float]) -> Iterator[tuple[int, ...]]:
-    """The splits of the steps after `step`, one after another: as `shares_of_step`, at a constant cost each."""
+    """The splits of all steps after `step`, in order. They equal `shares_of_step`, but each costs constant time."""
     quotas = _whole(weights)
     one = sum(quotas)
     owed = [0] * len(quotas)
-    # Whenever the exact shares are whole numbers, nobody is owed anything: from there on, the splits repeat.
+    # When the exact shares are whole numbers, no task set is owed anything, and the splits repeat from there.
     period = one // math.gcd(one, total)
     for skipped in count(-(step % period)):
         owed = [debt + total * quota for debt, quota in zip(owed, quotas, strict=True)]

@@ -1,4 +1,4 @@
-"""Where an exception of the user's code came from, in words that point at their file."""
+"""Says where in the user's file an exception came from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 def blame(error: BaseException, function: Callable[..., Any] | None = None) -> str:
     """`KeyError: 'truth' (judge.py:12, in judge)`.
 
-    The place is the innermost frame in the file of `function`; without such a frame, the innermost of all.
+    The place is the innermost frame in the file of `function`. Without such a frame it is the innermost frame of all.
     """
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]

@@ -8,9 +8,9 @@ from loopwright.types import FinishReason, TokenChain, Turn
 
 
 def turns_of(chain: TokenChain) -> tuple[Turn, ...]:
-    """The turns behind a chain: each run of sampled tokens, after all that came before it.
+    """The turns behind a chain: one for each run of sampled tokens, with all tokens before it as the prompt.
 
-    A chain does not say why they ended; each is given as one that was cut short.
+    A chain does not record why a turn ended, so each turn is returned as if it had been cut short.
     """
     edges = np.flatnonzero(np.diff(chain.mask, prepend=False, append=False)).tolist()
     return tuple(

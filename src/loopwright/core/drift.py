@@ -1,7 +1,7 @@
-"""How far two spellings of one conversation are apart, in tokens: what was recorded, and what was made of it again.
+"""How much two tokenisations of one conversation differ: the recorded tokens, and those made from its text again.
 
-Each token counts as itself: a different split of the same text is as wrong as a different text, because a model that is
-trained on it is trained on tokens that it never sampled.
+Tokens are compared by id. Another split of the same text is as wrong as another text, because a model would be trained
+on tokens that it never sampled.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WINDOW = 6
-"""So many tokens are shown before and after the first difference."""
+"""How many tokens are shown before and after the first difference."""
 
 MOST_EDITS = 1000
-"""Streams that differ more are no longer compared token by token: all between their common ends counts as wrong."""
+"""Streams with more edits than this are not compared token by token. All tokens between the common beginning and the
+common end then count as wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where two streams part for the first time: what both have before, and how each goes on."""
+    """The first difference between two streams: what both have before it, and how each continues."""
 
     place: int
     before: tuple[int, ...]
@@ -28,8 +29,8 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Of `tokens` recorded ones, `lost` are missing in the naive stream, and `invented` ones stand in it that never
-    were in the recorded one."""
+    """`lost` of the `tokens` recorded tokens are missing in the naive stream. The naive stream has `invented` tokens
+    that the recorded one does not have."""
 
     tokens: int = 0
     lost: int = 0
@@ -38,11 +39,11 @@ class Drift:
 
     @property
     def wrong(self) -> int:
-        """How many tokens are wrong; one that became another counts once."""
+        """How many tokens are wrong. A token that was replaced by another counts once."""
         return max(self.lost, self.invented)
 
 
-def compare(recorded: Sequence[int], naive: Sequence[int]) -> Drift:
+def drift_between(recorded: Sequence[int], naive: Sequence[int]) -> Drift:
     """The drift of `naive` from what was recorded."""
     ours, theirs = tuple(recorded), tuple(naive)
     head = _common(ours, theirs)
@@ -57,7 +58,7 @@ def compare(recorded: Sequence[int], naive: Sequence[int]) -> Drift:
 
 
 def total(drifts: Iterable[Drift]) -> Drift:
-    """The sum of several; its first mismatch is the first that there is."""
+    """The sum of several drifts, with the first mismatch among them."""
     summed = Drift()
     for drift in drifts:
         summed = Drift(
@@ -70,7 +71,7 @@ def total(drifts: Iterable[Drift]) -> Drift:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common beginning."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place

@@ -1,4 +1,4 @@
-"""What of our environment a process that we start may see (S3): where things are and how to compute, but no keys."""
+"""Which environment variables a child process may see (S3): paths and settings for computing, but no keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED_ON_PREFIXES = (
 
 
 def child_environment(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
-    """What of `env` a child may see, and the variables that `more` names."""
+    """The part of `env` that a child may see, plus the variables named in `more`."""
     return {name: value for name, value in env.items() if name in more or _is_harmless(name)}
 
 

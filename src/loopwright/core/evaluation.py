@@ -1,8 +1,8 @@
 """The metrics of an evaluation, as pure functions of its tasks.
 
-Tasks count the same, however many samples they have: a metric is worked out for each task, then averaged over tasks.
-A sample that failed is no 0 (R2): it is left out of its task, and a task with too few scored samples is left out of the
-metric. So every number comes with how many tasks it was computed over, and with its standard error over tasks.
+All tasks count the same, no matter how many samples they have: a metric is computed per task, then averaged over tasks.
+A failed sample is not a 0 (R2): it is left out of its task, and a task with too few scored samples is left out of the
+metric. So every number comes with the number of tasks behind it, and with its standard error over tasks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from loopwright.types import Scored, TaskResult
 
 Numbers = Mapping[str, float]
 Metric = Callable[[Sequence[TaskResult]], Numbers | Awaitable[Numbers]]
-"""Numbers by name. `<name>/tasks` says over how many tasks, `<name>/stderr` how exactly; a name with nothing to measure
-is missing, and its `/tasks` is 0."""
+"""Numbers by name. `<name>/tasks` is the number of tasks behind the number, `<name>/stderr` its standard error. A
+number that could not be computed is missing, and its `/tasks` is 0."""
 
 
 def mean_reward(tasks: Sequence[TaskResult]) -> Mapping[str, float]:
@@ -40,8 +40,8 @@ def pass_at_k(tasks: Sequence[TaskResult], *, k: int, correct_at: float) -> Mapp
 def majority_at_k(tasks: Sequence[TaskResult], *, k: int) -> Mapping[str, float]:
     """The score of the answer that most of a task's first k scored samples agree on.
 
-    The first k, and not the mean over all choices of k: samples are exchangeable, so it is unbiased, and it can be read
-    off the stored trajectories. A task with fewer than k scored samples is left out.
+    It uses the first k samples, not the mean over all choices of k. Samples are exchangeable, so this is unbiased, and
+    it can be checked in the stored trajectories. A task with fewer than k scored samples is left out.
     """
     if (samples := [reward for task in tasks for reward in task.scored]) and not any(map(_has_answer, samples)):
         raise MetricError(
@@ -52,14 +52,15 @@ def majority_at_k(tasks: Sequence[TaskResult], *, k: int) -> Mapping[str, float]
 
 
 def chance_of_one(samples: int, right: int, k: int) -> float:
-    """The share of all choices of k out of `samples` that hold one of the `right` ones: unbiased for pass@k."""
+    """The share of all choices of k out of `samples` that contain one of the `right` ones. It is unbiased for
+    pass@k."""
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def agreed_score(samples: Sequence[Scored]) -> float:
-    """The mean score of the samples with the most frequent answer; the one that was seen first wins a tie.
+    """The mean score of the samples with the most frequent answer. In a tie, the answer that was seen first wins.
 
-    A sample without an answer has no vote. When nobody votes, all samples count.
+    A sample without an answer has no vote. If no sample votes, all samples count.
     """
     votes = Counter(sample.answer for sample in samples if _has_answer(sample))
     winner = max(votes, key=votes.__getitem__) if votes else None  # of equals, max and Counter keep the first
@@ -67,7 +68,7 @@ def agreed_score(samples: Sequence[Scored]) -> float:
 
 
 def averaged(name: str, values: Iterable[float]) -> Mapping[str, float]:
-    """One value per task as a mean with its standard error, and how many there were."""
+    """The mean of one value per task, its standard error, and the number of tasks."""
     found = list(values)
     numbers = {f"{name}/tasks": float(len(found))}
     if found:

@@ -1,17 +1,17 @@
-"""How large the numbers of an arithmetic expression become, without computing it."""
+"""Estimates how large the numbers in an arithmetic expression become, without computing them."""
 
 from __future__ import annotations
 
 import ast
 
 BITS = 4096
-"""More than any sensible answer needs, and computed in no time."""
+"""More bits than any sensible answer needs, and still fast to compute."""
 
 
 def stays_small(expression: str) -> bool:
-    """Whether no number in it grows beyond `BITS` bits, and no power is expanded into more terms than that.
+    """Whether no number in it grows beyond `BITS` bits, and no power is expanded into more than `BITS` terms.
 
-    `^` is a power. What Python cannot parse is not computed either, so it is small.
+    `^` is a power. Text that Python cannot parse is not computed either, so it counts as small.
     """
     try:
         return _bits(ast.parse(expression.replace("^", "**").strip(), mode="eval").body) <= BITS
@@ -22,7 +22,7 @@ def stays_small(expression: str) -> bool:
 
 
 def _bits(node: ast.expr) -> int:
-    """A bound for the bits of its value; a name, whatever it stands for, has two."""
+    """An upper bound for the bits of its value. A name counts as two bits, whatever it stands for."""
     match node:
         case ast.Constant(int() as number):
             return number.bit_length()
@@ -30,7 +30,7 @@ def _bits(node: ast.expr) -> int:
             return _bits(operand)
         case ast.BinOp(left, ast.Pow(), right):
             base, exponent = _bits(left), _bits(right)
-            # The exponent is below 2 to its bits: beyond those of the bound itself, the rest does not matter.
+            # An exponent of b bits is below 2**b. Bits beyond those of BITS itself cannot change the result.
             return max(base, 1) << min(exponent, BITS.bit_length())
         case ast.BinOp(left, ast.Add() | ast.Sub(), right):
             return max(_bits(left), _bits(right)) + 1

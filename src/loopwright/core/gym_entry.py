@@ -1,8 +1,8 @@
-"""What the scorer of a reasoning_gym family needs to know of a task, kept in the task's metadata.
+"""What the scorer of a reasoning_gym family needs to know about a task. It is kept in the task's metadata.
 
-Scorers tell tuples from lists and look things up by numbers, which JSON forgets. So the entry's own metadata travels as
-the text of a Python literal. Making the entry anew from its seed would not do: some families depend on the hash seed of
-the process.
+Scorers distinguish tuples from lists and use numbers as keys; JSON keeps neither. So the entry's own metadata is stored
+as the text of a Python literal. Making the entry again from its seed would not work: some families depend on the
+process's hash seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FAMILY, CONFIG, QUESTION, ENTRY = "family", "config", "question", "entry"
 
 
 def entry_metadata(family: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a task made from `entry`. Raises ValueError for what no literal can say."""
+    """The metadata of a task made from `entry`. Raises ValueError for values that are no Python literals."""
     text = repr(_without_numpy(entry["metadata"]))
     try:
         same = ast.literal_eval(text) == entry["metadata"]

@@ -1,4 +1,4 @@
-"""The order in which items are taken: each once per epoch, every epoch in a seeded order of its own."""
+"""The order in which items are taken: each item once per epoch, and each epoch in its own seeded order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from loopwright.core.seeds import derive_seed
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> npt.NDArray[np.int64]:
-    """A permutation of `range(size)` that depends on nothing but the arguments.
+    """A permutation of `range(size)` that depends on the arguments only.
 
-    An array, not a list: ten million tasks take 80 MB, not 400.
+    It is an array, not a list: ten million tasks take 80 MB instead of 400.
     """
     return np.random.default_rng(derive_seed("epoch", seed, epoch)).permutation(size)

@@ -1,8 +1,8 @@
 """Packing plans: which tokens go into which forward pass, each shared prompt only once.
 
-The chains of a group share their prompt. A packed row holds that prefix once and then each chain's own rest, with
-positions that restart after the prefix; attention lets a rest see the prefix and itself. Token for token, that is
-what separate rows would compute. A chain's last token is left out: nothing is predicted from it.
+The chains of a group share their prompt. A packed row holds this prefix once, followed by the rest of each chain, with
+positions that restart after the prefix. Attention lets each rest see the prefix and itself. Each token gets the same
+numbers as in separate rows. A chain's last token is left out, because nothing is predicted from it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from itertools import groupby
 from loopwright.types import TokenChain
 
 SAME_PROMPT = 16
-"""Chains whose prompts agree in this many first tokens (or are shorter, and equal) are packed together; where they part
-is then found exactly."""
+"""Chains whose prompts agree in this many first tokens (or are shorter, and equal) are packed together. The exact
+length of their common prefix is found afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Chains behind one prefix. `chains` are indices into the caller's list; `rests` how many tokens each adds."""
+    """Chains behind one prefix. `chains` are indices into the caller's list; `rests` is how many tokens each adds."""
 
     prefix: int
     chains: tuple[int, ...]
@@ -40,7 +40,7 @@ def pack(groups: Sequence[Sequence[int]], chains: Sequence[TokenChain]) -> list[
     """
     rows: list[Packed] = []
     for members in groups:
-        # By length too: attention takes neighbours of one length in one call.
+        # Sort by length too: attention computes neighbours of equal length in one call.
         alike = sorted(members, key=lambda i: (_start(chains[i]), len(chains[i]), i))
         for _, together in groupby(alike, key=lambda i: _start(chains[i])):
             indices = tuple(together)
@@ -50,7 +50,8 @@ def pack(groups: Sequence[Sequence[int]], chains: Sequence[TokenChain]) -> list[
 
 
 def shared_prefix(chains: Sequence[TokenChain]) -> int:
-    """How many first tokens all chains share, counting only context: sampled tokens belong to their chain."""
+    """The length of the prefix that all chains share. It ends before the first sampled token of any chain, because
+    sampled tokens belong to their own chain."""
     length = min(min(_context(chain), len(chain) - 1) for chain in chains)
     first = chains[0].ids
     for chain in chains[1:]:
@@ -61,11 +62,11 @@ def shared_prefix(chains: Sequence[TokenChain]) -> int:
 
 
 def micro_batches(rows: Sequence[Packed], max_tokens: int) -> list[list[Packed]]:
-    """As few micro-batches as compute at most `max_tokens` each, and as equal as can be: a small one at the end would
-    read all weights for little work. Within each, rows keep their order.
+    """Split rows into as few micro-batches as possible, with at most `max_tokens` each, and of about equal size: a
+    small one at the end would read all weights for little work. Rows keep their order within a micro-batch.
 
-    A row that is larger is cut between its chains, and each part repeats the prefix; a chain that is larger stands
-    alone.
+    A row that is too large is cut between its chains, and each part repeats the prefix. A chain that is too large gets
+    a micro-batch of its own.
     """
     parts = [part for row in rows for part in _cut(row, max_tokens)]
     fewest = max(1, math.ceil(sum(part.tokens for part in parts) / max_tokens))

@@ -1,7 +1,8 @@
-"""How far production is: absolute, monotone counters per task set, in groups since the run was opened.
+"""How far production is: counters per task set, in groups since the run was opened. They never decrease.
 
-The target of a step is added once, however often it is asked for, and what was taken stays counted. So taking a batch
-opens no false deficit, and a group that is lost on the way (failed, filtered, expired) opens a true one by itself.
+The target of a step is added once, no matter how often it is asked for, and groups that were taken stay counted. So
+taking a batch causes no false deficit. A group that is lost (failed, filtered, expired) causes a real deficit, and is
+replaced without a special case.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Counts = Mapping[str, int]
 
 
 class ProduceProgress:
-    """The counters of a run whose step `step` is behind it: all targets up to there are met.
+    """The counters of a run that has done train step `step`: all targets up to this step are met.
 
     `weights` are those of the task sets, in order; each step has `groups_per_step` groups.
     """
@@ -25,10 +26,10 @@ class ProduceProgress:
         self._weights = dict(weights)
         self._shares = shares_after(step, groups_per_step, list(weights.values()))
         self._targets: deque[dict[str, int]] = deque([dict.fromkeys(weights, 0)])
-        """Up to each step from the last one taken to the last one planned."""
+        """The summed targets up to each step, from the last step taken to the last step planned."""
         self._consumed = dict.fromkeys(weights, 0)
         self._forgone = dict.fromkeys(weights, 0)
-        """Groups that steps went without, because none could be found."""
+        """Groups that were missing in batches, because none could be found."""
         self._last_taken = step
 
     @property
@@ -38,7 +39,7 @@ class ProduceProgress:
 
     @property
     def producer_future_step(self) -> int:
-        """The last step whose target is counted in."""
+        """The last step whose target is counted."""
         return self._last_taken + len(self._targets) - 1
 
     def resize(self, size: int) -> None:
@@ -53,7 +54,8 @@ class ProduceProgress:
         self._plan(shares_of_step(self.next_consumer_step, size, list(self._weights.values())))
 
     def target_upto(self, step: int) -> Counts:
-        """Groups that all steps up to `step` need; a step that was taken already counts as the last of those."""
+        """Groups that all steps up to `step` need. For a step before the last one taken, this is the target of the last
+        one taken."""
         while self.producer_future_step < step:
             self._plan(next(self._shares))
         return self._targets[max(0, step - self._last_taken)]
@@ -64,11 +66,11 @@ class ProduceProgress:
         return {name: target[name] - self._consumed[name] - self._forgone[name] for name in self._weights}
 
     def available(self, task_set: str, completed: int) -> int:
-        """What counts towards the target: all that was taken or done without, and what lies `completed`."""
+        """What counts towards the target: groups that were taken or given up, and those that are `completed`."""
         return self._consumed[task_set] + self._forgone[task_set] + completed
 
     def take(self, taken: Counts) -> None:
-        """The batch of the next consumer step was taken. What it lacks is not owed any more."""
+        """Record that the batch of the next consumer step was taken. Groups that it lacks are given up."""
         for name, missing in self.wanted(self.next_consumer_step).items():
             self._consumed[name] += taken[name]
             self._forgone[name] += missing - taken[name]

@@ -1,8 +1,8 @@
-"""Known secrets, taken out of texts before these are stored or shown (S3).
+"""Removes known secrets from texts before the texts are stored or shown (S3).
 
-A secret is found as it is and as programs write it down: in JSON, in a URL, in base64 (so HTTP sends a password), and
-cut off at its end, because messages are shortened. Keys that we make ourselves need not be known: they are found by
-their form. Secrets of less than 8 characters are not looked for: they would take ordinary words out of ordinary texts.
+A secret is found as it is and as programs write it: in JSON, in a URL, in base64 (as HTTP sends passwords), and with
+its end cut off, because messages are shortened. Keys that Loopwright makes are found by their form. Secrets of less
+than 8 characters are not searched for, because ordinary words would be removed from ordinary texts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from loopwright.types import Episode, Failed, Reward, Rollout, Scored
+
 SHORTEST_SECRET = 8
 MARK = "[redacted]"
 OWN_KEY_PREFIX = "lwk_"
-"""Every key that we make begins so."""
+"""Every key that Loopwright makes begins with this."""
 OWN_KEY = re.compile(OWN_KEY_PREFIX + r"[A-Za-z0-9_-]{8,}")
 CUT_HERE = ("...", "…")
-"""What is written where a text was cut; its end may be such a place, too."""
+"""The marks of a place where a text was cut. A text may also be cut at its end without a mark."""
 
 SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 
@@ -32,11 +35,11 @@ def names_a_secret(variable: str) -> bool:
 
 
 class Redactor:
-    """Takes `secrets` out of texts. A text that holds none is returned as it is, at the cost of a search."""
+    """Removes `secrets` from texts. A text without secrets is returned unchanged; this costs one search."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
-        # The longest first: one may be a part of another.
+        # The longest come first, because one form may be a part of another.
         self._forms = sorted(known, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
@@ -48,7 +51,7 @@ class Redactor:
         return text
 
     def value(self, value: Any) -> Any:
-        """A value of JSON with all its texts redacted; the same object if there was nothing to do."""
+        """A JSON value with all its texts redacted. It is the same object if nothing had to change."""
         match value:
             case str():
                 return self(value)
@@ -61,8 +64,34 @@ class Redactor:
         return value
 
 
+def without_secrets(rollout: Rollout, redact: Redactor) -> Rollout:
+    """A rollout as it may be judged, stored and shown. Its token ids stay: they are what the model saw and said."""
+    episode = rollout.episode and _episode(rollout.episode, redact)
+    reward = _reward(rollout.reward, redact)
+    if episode is rollout.episode and reward is rollout.reward:
+        return rollout
+    return replace(rollout, episode=episode, reward=reward)
+
+
+def _episode(episode: Episode, redact: Redactor) -> Episode:
+    messages, tools = redact.value(episode.messages), redact.value(episode.tools)
+    if messages is episode.messages and tools is episode.tools:
+        return episode
+    return replace(episode, messages=messages, tools=tools)
+
+
+def _reward(reward: Reward, redact: Redactor) -> Reward:
+    match reward:
+        case Failed(cause, error, detail):
+            shown = Failed(cause, redact(error), redact(detail))
+            return reward if shown == reward else shown
+        case Scored(answer=str() as answer) if (shown_answer := redact(answer)) is not answer:
+            return replace(reward, answer=shown_answer)
+    return reward
+
+
 def _forms(secret: str) -> Iterator[str]:
-    """The secret in the spellings in which programs repeat it."""
+    """The secret in the forms in which programs write it."""
     yield secret
     yield repr(secret)[1:-1]
     yield json.dumps(secret)[1:-1]
@@ -74,7 +103,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _in_base64(secret: bytes, encode: Any) -> Iterator[str]:
-    """What of its encoding does not depend on what stands before and after it, such as a user's name."""
+    """The part of its base64 form that does not depend on the text around it, such as a user's name."""
     for before in range(3):
         encoded = encode(b"\0" * before + secret).decode()
         first = -(-before * 8 // 6)
@@ -83,7 +112,7 @@ def _in_base64(secret: bytes, encode: Any) -> Iterator[str]:
 
 
 def _without_beginnings(text: str, form: str) -> str:
-    """Without the beginnings of a secret that are all that is left of it where the text was cut."""
+    """The text without the beginnings of the secret that remain where the text was cut."""
     head, parts, start = form[:SHORTEST_SECRET], list[str](), 0
     place = text.find(head)
     while place >= 0:

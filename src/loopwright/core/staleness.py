@@ -10,7 +10,8 @@ from loopwright.types import Group, Rollout, TokenChain
 
 
 def staleness(version: int, step: int) -> int:
-    """Train steps between the weights that sampled a token and the step that trains on it; 0 is on-policy."""
+    """How many train steps lie between the weights that sampled a token and the step that trains on it. 0 is
+    on-policy."""
     return step - version - 1
 
 
@@ -20,12 +21,12 @@ def horizon(max_staleness: int, sync_interval: int = 1) -> int:
 
 
 def is_too_old(version: int, step: int, horizon: int | None) -> bool:
-    """Whether train step `step` comes too late for a token of `version`. Without a horizon no step does."""
+    """Whether a token of `version` is too old for train step `step`. Without a horizon no token is too old."""
     return horizon is not None and version + horizon < step
 
 
 def without_stale(group: Group, step: int, horizon: int | None) -> tuple[Group, int]:
-    """The group with the tokens masked that are too old for `step`, and how many they were."""
+    """The group with those tokens masked that are too old for `step`, and how many tokens these are."""
     if horizon is None or group.oldest_version is None or not is_too_old(group.oldest_version, step, horizon):
         return group, 0
     rollouts = tuple(_masked(rollout, step - horizon) for rollout in group.rollouts)

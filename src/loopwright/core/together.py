@@ -1,4 +1,4 @@
-"""Work that has an owner: how several pieces are done at the same time, and how they end."""
+"""Runs several pieces of asynchronous work at the same time, and ends them together. Every task has an owner."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 log = logging.getLogger("loopwright")
 
 GRACE_SECONDS = 30.0
-"""How long work that was cancelled may take to clean up. Nobody waits for it any longer."""
+"""How long cancelled work may take to clean up. After that nobody waits for it."""
 LAST_SECONDS = 5.0
 """How long tasks that are left at the very end may take. Whoever started them has given them their grace already."""
 
 
 def own_task() -> asyncio.Task[Any]:
-    """The task that runs the coroutine which asks."""
+    """The task that runs the calling coroutine."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("only a coroutine in a task has a task of its own")
@@ -27,8 +27,8 @@ def own_task() -> asyncio.Task[Any]:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each returns, in their order. When one raises, the others are cancelled and waited for; then it is raised
-    as it is, because a group of exceptions would only add that its siblings were cancelled."""
+    """Run all pieces of work and return their results in order. If one raises, the others are cancelled and awaited,
+    and then its exception is raised as it is: an exception group would only add that the others were cancelled."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
@@ -38,13 +38,14 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. It is not cancelled with its caller, who waits for its end and is cancelled then."""
+    """Return what `work` returns. If the caller is cancelled, `work` still runs to its end, and the caller is cancelled
+    afterwards."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
-            # The caller is cancelled in any case: whoever is impatient cannot do more than that.
+            # The caller will be cancelled in any case, so a second cancellation changes nothing.
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         task.result()
@@ -52,7 +53,8 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def or_left_behind(work: Coroutine[Any, Any, T], what: str) -> T:
-    """What `work` returns. It is cancelled with its caller; after its grace, nobody waits for it any longer."""
+    """Return what `work` returns. If the caller is cancelled, `work` is cancelled too, and is waited for at most
+    GRACE_SECONDS."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -65,7 +67,7 @@ async def or_left_behind(work: Coroutine[Any, Any, T], what: str) -> T:
 
 
 async def call_off(task: asyncio.Future[Any]) -> BaseException | None:
-    """Cancel a task, wait for its end as long as its grace lasts, and say what went wrong with it, if anything did."""
+    """Cancel a task, wait at most GRACE_SECONDS for its end, and return the exception that it raised, if any."""
     task.cancel()
     await asyncio.wait({task}, timeout=GRACE_SECONDS)
     return None if not task.done() or task.cancelled() else task.exception()

@@ -1,4 +1,4 @@
-"""How much each token counts in the loss. Rollouts come first: one with ten chains is still one rollout (T6)."""
+"""How much each token counts in the loss. Weights are per rollout: one with ten chains is still one rollout (T6)."""
 
 from __future__ import annotations
 

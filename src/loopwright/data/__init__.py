@@ -1,4 +1,5 @@
-"""Tasks in: files, Python functions, and the sampler that orders them. What a task asks for is no concern here."""
+"""Sources of tasks (files, Python functions, generators), and the sampler that orders them. The content of a task does
+not matter here."""
 
 from loopwright.data.jsonl import JsonlSource
 from loopwright.data.python import PythonSource

@@ -1,6 +1,6 @@
-"""Tasks from a folder of Hugging Face datasets. Nothing is downloaded, and rows are mapped from disk, not loaded.
+"""Tasks from a folder of Hugging Face datasets. Nothing is downloaded, and rows are memory-mapped, not loaded.
 
-The `datasets` library reads it: which file of a snapshot belongs to which split and subset is its knowledge, not ours.
+The `datasets` library reads the folder, because it knows which file of a snapshot belongs to which split and subset.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loopwright.errors import DataError
 from loopwright.types import Task
 
 SAVED = ("state.json", "dataset_dict.json")
-"""What `save_to_disk` leaves: for one split, for several."""
+"""The files that `save_to_disk` writes: for one split, and for several."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ class DatasetSource:
     def open(
         cls, folder: Path, split: str = "train", subset: str | None = None, rows: RowMap | None = None
     ) -> DatasetSource:
-        """Open the split and read one row, so that a wrong mapping shows at once."""
+        """Open the split and read one row, so that a wrong mapping is found at once."""
         try:
             saved = any((folder / name).is_file() for name in SAVED)
             table = _saved(folder, split) if saved else _snapshot(folder, split, subset)

@@ -1,4 +1,4 @@
-"""Conversations to imitate, from a JSONL file. Every line is checked when the file is read."""
+"""SFT examples from a JSONL file. Every line is checked when the file is read."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from loopwright.types import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages of which the last is the answer to learn, and the tools that the model is offered meanwhile. `where` is
-    the file and line they stand in."""
+class ExampleConversation:
+    """Messages, and the tools that the model is offered. The last message is the answer to learn. `where` is the file
+    and the line of the example."""
 
     messages: tuple[Message, ...]
     where: str
     tools: tuple[Tool, ...] = ()
 
 
-def read_examples(path: Path) -> tuple[Conversation, ...]:
-    """One conversation per line, as `{"messages": [...], "tools": [...]}`, the tools if there are any; the first
-    malformed line is an error that names it."""
+def read_examples(path: Path) -> tuple[ExampleConversation, ...]:
+    """Read one conversation per line, as `{"messages": [...], "tools": [...]}`; `tools` may be missing. The first
+    malformed line raises an error that names the line."""
     source = JsonlSource.open(path)
     return tuple(_conversation(source, index) for index in range(len(source)))
 
 
-def _conversation(source: JsonlSource, index: int) -> Conversation:
+def _conversation(source: JsonlSource, index: int) -> ExampleConversation:
     line = int(source.lines[index])
     task, where = source[index], f"{source.path}:{line}"
     messages = task.messages
@@ -46,4 +46,4 @@ def _conversation(source: JsonlSource, index: int) -> Conversation:
             file=str(source.path),
             line=line,
         )
-    return Conversation(messages, where, task.tools)
+    return ExampleConversation(messages, where, task.tools)

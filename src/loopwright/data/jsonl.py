@@ -1,6 +1,7 @@
-"""Tasks from a JSONL file. Every line is checked when the file is opened; only line positions are kept in memory.
+"""Tasks from a JSONL file. Every line is checked when the file is opened. Only the positions of lines are kept in
+memory.
 
-A task is what its line said then: a file that has changed since is refused, not read at the old positions.
+If the file changes later, it is refused instead of being read at the old positions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from loopwright.types import Task
 
 
 class _Edition(NamedTuple):
-    """What tells a file from itself after it was edited."""
+    """What changes in a file when it is edited."""
 
     size: int
     modified_ns: int
@@ -40,7 +41,7 @@ class JsonlSource:
 
     @classmethod
     def open(cls, path: Path, rows: RowMap | None = None) -> JsonlSource:
-        """Read the file through once; the first malformed line is an error that names it."""
+        """Read the whole file once. The first malformed line raises an error that names the line."""
         rows = rows or RowMap()
         starts: list[int] = []
         lines: list[int] = []
@@ -106,5 +107,5 @@ def _task(path: Path, rows: RowMap, line: int, raw: bytes) -> Task:
 
 
 def _not_json(constant: str) -> None:
-    """Python reads NaN and Infinity; JSON has neither, and what was read could not be stored."""
+    """Refuse NaN and Infinity: Python reads them, but JSON has neither, so they could not be stored."""
     raise ValueError(f"{constant} is no JSON value")

@@ -1,4 +1,4 @@
-"""From a row of any file to a Task, in one way for all of them: by its columns, or by the user's own function."""
+"""Makes a Task from a row of any file, in the same way for all kinds: by its columns, or by the user's own function."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loopwright.config import Columns, JsonlData, RowsConfig, load_symbol, user_line
+from loopwright.config import Columns, RowsConfig, load_symbol, user_line
 from loopwright.config.problems import suggest
 from loopwright.data.records import PROMPT_KEYS, TRUTH_KEYS, Refuse, task_of
 from loopwright.errors import DataError
 from loopwright.types import Task
 
 USUAL_NAMES = {"prompt": PROMPT_KEYS, "truth": TRUTH_KEYS, "id": ("id",)}
-"""Under which names the parts of a task are looked for when the config does not name their columns."""
+"""The column names that are tried for the parts of a task if the config does not name columns."""
 
 BY_MAP = "or leave the file as it is: make the task with a data.map"
 BY_COLUMNS = "or leave the file as it is: name the columns that are meant in data.columns, or give a data.map"
@@ -24,10 +24,10 @@ BY_COLUMNS = "or leave the file as it is: name the columns that are meant in dat
 
 @dataclass(frozen=True, slots=True)
 class RowMap:
-    """`columns` says where parts of a task are, by part; all other columns become metadata.
+    """`columns` names the column of each part of a task. All other columns become metadata.
 
-    With `function`, called `path` in the config, the user makes the task. In a table every row has every column, so
-    there, with `nulls_are_absent`, an empty one is taken for none.
+    With `function` (named `path` in the config) the user's code makes the task. In a table every row has every column;
+    with `nulls_are_absent`, an empty column counts as missing.
     """
 
     columns: Mapping[str, str] | None = None
@@ -41,11 +41,11 @@ class RowMap:
             columns=_given(data.columns),
             path=data.map or "",
             function=_function(data.map, base) if data.map else None,
-            nulls_are_absent=not isinstance(data, JsonlData),
+            nulls_are_absent=data.nulls_are_absent,
         )
 
     def task(self, row: object, /, *, default_id: str, where: str, **facts: Any) -> Task:
-        """The row as a task. `where` starts every message."""
+        """The row as a task. Every error message starts with `where`."""
 
         def refuse(problem: str, remedy: str) -> NoReturn:
             raise DataError(f"{where}: {problem}", remedy=remedy, **facts)
@@ -54,9 +54,9 @@ class RowMap:
         if self.function is not None:
             try:
                 item = self.function(row)
-            except (Exception, SystemExit) as error:  # the boundary round the user's code
+            except (Exception, SystemExit) as error:  # the boundary around the user's code
                 problem = f"{where}: {self.path} raised at {user_line(error)}"
-                raise DataError(problem, remedy="mend the function, or the row", **facts) from error
+                raise DataError(problem, remedy="fix the function, or the row", **facts) from error
         elif isinstance(row, Mapping):
             item = self._renamed(row, refuse)
         try:
@@ -64,12 +64,13 @@ class RowMap:
         except DataError as error:
             if self.function is not None:
                 raise
-            # Columns that are not named stay in the metadata: that they cannot be stored, no naming of others mends.
+            # Unnamed columns stay in the metadata. If one cannot be stored, naming other columns does not help.
             without_editing = BY_MAP if "field" in error.facts else BY_COLUMNS
             raise DataError(error.message, remedy=f"{error.remedy}; {without_editing}", **error.facts) from error
 
     def _renamed(self, row: Mapping[str, Any], refuse: Refuse) -> Mapping[str, Any]:
-        """The row with its named columns as parts of a task; a usual name that is not meant becomes metadata."""
+        """The row with its named columns renamed to the parts of a task. A column with a usual name that is not used
+        becomes metadata."""
         named = self.columns or {}
         parts = {part: _reach(row, column, refuse) for part, column in named.items()}
         absent = {name for name, value in row.items() if value is None} if self.nulls_are_absent else set()
@@ -83,11 +84,11 @@ class RowMap:
 
 @contextmanager
 def reading_row(where: str, **facts: Any) -> Iterator[None]:
-    """Round the step from a table to Python, which cannot hold all that a table can: a date past the year 9999."""
+    """Wraps the step from a table row to Python objects, which can fail: Python has no date after the year 9999."""
     try:
         yield
     except (ValueError, ArithmeticError, LookupError, NotImplementedError) as error:
-        raise DataError(f"{where}: cannot be read: {error}", remedy="mend the row in its file", **facts) from error
+        raise DataError(f"{where}: cannot be read: {error}", remedy="fix the row in its file", **facts) from error
 
 
 def _given(columns: Columns) -> dict[str, str]:
@@ -101,7 +102,7 @@ def _metadata(value: object, refuse: Refuse) -> Mapping[str, Any]:
 
 
 def _reach(row: Mapping[str, Any], column: str, refuse: Refuse) -> Any:
-    """The value of a column; `a.b` is column `a.b`, or else field `b` of column `a`."""
+    """The value of a column. `a.b` is the column `a.b` or, if there is none, the field `b` of column `a`."""
     if column in row:
         return row[column]
     here: Any = row

@@ -1,4 +1,5 @@
-"""Tasks from Parquet files, read by row group when they are asked for: only a row at a time becomes Python objects."""
+"""Tasks from Parquet files. A row group is read when it is needed, and only one row at a time becomes Python
+objects."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from loopwright.errors import DataError
 from loopwright.types import Task
 
 CACHED_BYTES = 256 * 2**20
-"""Row groups that were read are kept up to this size, in Arrow's form; the last one always."""
+"""Row groups that were read are cached in Arrow's form up to this size. The last one is always cached."""
 
 
 class _RowGroup(NamedTuple):
-    """`first` is the number, in its file, of its first row."""
+    """`first` is the number of its first row within its file."""
 
     file: Path
     number: int
@@ -33,7 +34,7 @@ class _RowGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParquetSource:
-    """The rows of all `groups`, one after the other; `ends` holds how many rows there are up to the end of each."""
+    """The rows of all `groups`, in order. `ends` holds the number of rows up to the end of each group."""
 
     groups: tuple[_RowGroup, ...]
     ends: npt.NDArray[np.int64]
@@ -42,7 +43,8 @@ class ParquetSource:
 
     @classmethod
     def open(cls, path: str, base: Path, rows: RowMap | None = None) -> ParquetSource:
-        """Read the files' footers and one row, so that a wrong mapping shows at once. `path` starts from `base`."""
+        """Read the files' footers and one row, so that a wrong mapping is found at once. `path` is relative to
+        `base`."""
         groups: list[_RowGroup] = []
         sizes: list[int] = []
         for file in table_files(path, base):

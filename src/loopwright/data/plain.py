@@ -1,4 +1,4 @@
-"""Values as JSON keeps them, so that a task is the same before and after it was stored."""
+"""Converts values to what JSON would give back, so that a task is the same before and after it is stored."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 
 def plain(value: object) -> Any:
-    """The value as it will be read back: a tuple is a list, a numpy scalar a number.
+    """The value as it will be read back: a tuple becomes a list, a numpy scalar becomes a number.
 
-    Raises TypeError, ValueError or RecursionError for what JSON cannot hold, or would change: keys that are not text.
+    Raises TypeError, ValueError or RecursionError for values that JSON cannot hold, and for keys that are not text,
+    because JSON would change them.
     """
     _require_text_keys(value)
     return json.loads(json.dumps(value, allow_nan=False, default=_unpacked))
@@ -30,7 +31,7 @@ def _require_text_keys(value: object) -> None:
 
 
 def _unpacked(value: object) -> object:
-    """What json asks for when it meets a type that it does not know."""
+    """Called by json for a type that it does not know."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):

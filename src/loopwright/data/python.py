@@ -1,4 +1,4 @@
-"""Tasks from the user's function: it is called once, and what it returns must be finite."""
+"""Tasks from the user's function. It is called once, and must return a finite number of tasks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from loopwright.types import Task
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
-    """The tasks that a function gave, in its order."""
+    """The tasks that a function returned, in its order."""
 
     tasks: tuple[Task, ...]
 
     @classmethod
     def open(cls, path: str, args: Mapping[str, Any], base: Path, objects: Objects = NO_OBJECTS) -> PythonSource:
-        """Call the function that `path` names with `args`; it gives Tasks, or records as in a JSONL file."""
+        """Call the function that `path` names with `args`. It returns Tasks, or records as in a JSONL file."""
         function = load_symbol(path, base, objects)
         if not callable(function) or iscoroutinefunction(function):
             raise DataError(
@@ -31,13 +31,13 @@ class PythonSource:
                 function=path,
             )
         try:
-            # The boundary round the user's code; a generator runs, and may raise, only while it is listed.
+            # The boundary around the user's code. A generator runs, and may raise, only while it is turned into a list.
             items = _listed(path, function(**args))
         except DataError:
             raise
         except (Exception, SystemExit) as error:
             raise DataError(
-                f"{path} raised at {user_line(error)}", remedy="mend the function, or its args", function=path
+                f"{path} raised at {user_line(error)}", remedy="fix the function, or its args", function=path
             ) from error
         if not items:
             raise DataError(f"{path} returned no tasks", remedy="return at least one task", function=path)

@@ -1,4 +1,4 @@
-"""Tasks that reasoning_gym generates: one family, seeded, each made when it is asked for."""
+"""Tasks that reasoning_gym generates: one family, with a seed. Each task is made when it is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopwright.types import Task
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReasoningGymSource:
-    """`generator` makes the n-th entry; the family's own scorer finds what it needs in the task's metadata."""
+    """`generator` makes the n-th entry. The task's metadata holds what the family's own scorer needs."""
 
     family: str
     config: Mapping[str, Any]
@@ -26,7 +26,7 @@ class ReasoningGymSource:
 
     @classmethod
     def open(cls, data: ReasoningGymData) -> ReasoningGymSource:
-        """Make the generator and one task, so that a family that cannot be stored is refused at once."""
+        """Make the generator and one task, so that a family whose tasks cannot be stored is refused at once."""
         if data.family not in DATASETS:
             raise DataError(
                 f"reasoning_gym has no family {data.family!r}",
@@ -36,7 +36,7 @@ class ReasoningGymSource:
         _check_settings(data)
         try:
             generator = create_dataset(data.family, size=data.size, seed=data.seed, **data.config)
-        except Exception as error:  # the family's own checks: asserts, mostly
+        except Exception as error:  # the family's own checks, mostly asserts
             raise DataError(
                 f"reasoning_gym's {data.family} refuses its config: {error or type(error).__name__}",
                 remedy="change data.config",

@@ -1,7 +1,7 @@
-"""A plain record, as JSON has it, into a Task. A record that is not clearly a task is refused, never guessed at.
+"""Makes a Task from a plain JSON record. A record that is not clearly a task is refused.
 
-Tasks are stored beside their rollouts, so what JSON cannot hold is refused here as well, before anything is sampled; a
-task that passes is the same in a run that was resumed.
+Tasks are stored with their rollouts, so values that JSON cannot hold are refused here, before anything is sampled. A
+task that is accepted is the same in a resumed run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Refuse = Callable[[str, str], NoReturn]
 
 
 def task_from(record: object, *, default_id: str, where: str, **facts: Any) -> Task:
-    """Build a task; keys that a task does not know go into its metadata. `where` starts every message.
+    """Build a task. Unknown keys go into its metadata. Every error message starts with `where`.
 
-    An error with the fact `field` is about what is kept under its own name, so that no other can be meant.
+    An error with the fact `field` is about a value that is kept under its own name, so choosing another column does not
+    help.
     """
 
     def refuse(problem: str, remedy: str, **more: Any) -> NoReturn:
@@ -51,7 +52,7 @@ def task_from(record: object, *, default_id: str, where: str, **facts: Any) -> T
 
 
 def task_of(item: object, *, default_id: str, where: str, **facts: Any) -> Task:
-    """What the user's Python or a table gave, a Task or a record, as a task that JSON holds unchanged."""
+    """A task that JSON holds unchanged, made from a Task or a record that the user's code or a table returned."""
     record = {field.name: getattr(item, field.name) for field in fields(Task)} if isinstance(item, Task) else item
     if isinstance(record, Mapping):
         record = {
@@ -103,7 +104,8 @@ def _messages(record: Mapping[str, Any], refuse: Refuse) -> tuple[Message, ...]:
 
 
 def _check_message(message: Message, refuse: Refuse) -> None:
-    """Of which roles and kinds of content there are, every chat template has its own idea."""
+    """Check only that there are a role and content: which roles and kinds of content are valid depends on the chat
+    template."""
     content, calls = message.get("content"), message.get("tool_calls")
     if not isinstance(message.get("role"), str):
         refuse("a message has no role", 'write {"role": "user", "content": "..."}')
@@ -128,7 +130,7 @@ def _objects(value: object, name: str, refuse: Refuse) -> list[dict[str, Any]]:
 
 
 def _require_whole_characters(part: str, value: object, refuse: Refuse) -> None:
-    """JSON can spell half of a character (a lone surrogate); a tokenizer cannot read one."""
+    """Refuse half a character (a lone surrogate): JSON can hold it, but a tokenizer cannot read it."""
     try:
         _UNESCAPED.encode(value).encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Which task the n-th draw is: epoch after epoch, each a seeded order of its own. A pure function of (seed, draw)."""
+"""Says which task the n-th draw is, as a pure function of (seed, draw). Each epoch has its own seeded order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Order = range | npt.NDArray[np.int64]
 
 
 class EpochSampler:
-    """Every task once per epoch. The order of the epoch last asked for is kept, because draws come in order."""
+    """Gives every task once per epoch. The order of the last used epoch is cached, because draws come in order."""
 
     def __init__(self, source: TaskSource, seed: int, shuffle: bool = True) -> None:
         self._source = source

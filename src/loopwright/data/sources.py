@@ -1,24 +1,29 @@
-"""From a config's `data` section to the tasks themselves. A source's package is imported only when it is used."""
+"""Opens the source that a config's `data` section describes. A source's package is imported only if it is used."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from loopwright.config import NO_OBJECTS, DatasetData, JsonlData, Objects, ParquetData, PythonData, ReasoningGymData
-from loopwright.config.extras import require
+from loopwright.config import (
+    NO_OBJECTS,
+    DataConfig,
+    DatasetData,
+    JsonlData,
+    Objects,
+    ParquetData,
+    PythonData,
+    ReasoningGymData,
+)
+from loopwright.config.extras import require_extras
 from loopwright.data.jsonl import JsonlSource
 from loopwright.data.mapping import RowMap
 from loopwright.data.python import PythonSource
 from loopwright.ports import TaskSource
 
 
-def open_source(
-    data: JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData,
-    base: Path,
-    objects: Objects = NO_OBJECTS,
-) -> TaskSource:
-    """Open the tasks; relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
-    require(data.kind)
+def open_source(data: DataConfig, base: Path, objects: Objects = NO_OBJECTS) -> TaskSource:
+    """Open the tasks. Relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
+    require_extras(data, data.kind)
     match data:
         case JsonlData():
             return JsonlSource.open(base / data.path, RowMap.of(data, base))

@@ -1,4 +1,4 @@
-"""What the facts mean: pure, so that every machine can be tried in a test."""
+"""Computes advice from the facts. These are pure functions, so tests can try any machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from loopwright.doctor.busy import BUSY
-from loopwright.doctor.facts import Bf16, Cores, Disk, Facts, Memory, Purpose, Torch
+from loopwright.doctor.facts import Bf16, Cores, Disk, Facts, FolderPurpose, Memory, Torch
 
 NETWORKED = {
     "nfs",
@@ -24,42 +24,42 @@ NETWORKED = {
     "glusterfs",
     "sshfs",
 }
-"""File systems on which SQLite's write-ahead log does not work: it needs memory that all its users share."""
+"""File systems on which SQLite's write-ahead log does not work, because it needs memory that all its users share."""
 
 MIB = 1 << 20
 GIB = 1 << 30
 LITTLE_MEMORY = 4 * GIB
 LITTLE_DISK = 5 * GIB
 CHOOSE_ANOTHER = {
-    Purpose.RUNS: "put trainer.run_dir into a folder that you may write to",
-    Purpose.MODELS: "set XDG_CACHE_HOME to a folder that you may write to",
+    FolderPurpose.RUNS: "put trainer.run_dir into a folder that you may write to",
+    FolderPurpose.MODELS: "set XDG_CACHE_HOME to a folder that you may write to",
 }
 MAKE_ROOM = {
-    Purpose.RUNS: "make room: a checkpoint takes three times the model's size",
-    Purpose.MODELS: "make room, or set XDG_CACHE_HOME to another disk: converted models are kept there",
+    FolderPurpose.RUNS: "make room: a checkpoint takes three times the model's size",
+    FolderPurpose.MODELS: "make room, or set XDG_CACHE_HOME to another disk: converted models are kept there",
 }
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
+    """How important an advice is."""
 
     BROKEN = "broken"
     """Something that is installed does not work."""
     CARE = "care"
-    """It works, if one knows this."""
+    """It works, but the user should know this."""
     NEXT = "next"
-    """What could be installed."""
+    """Something more could be installed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Advice:
     severity: Severity
     text: str
     remedy: str
 
 
-def advise(facts: Facts) -> list[Finding]:
-    """Everything worth saying, the worst first."""
+def advise(facts: Facts) -> list[Advice]:
+    """All advice, the most severe first."""
     found = [*_torch(facts.torch), *_cores(facts.cores, facts.torch, facts.omp_threads), *_memory(facts.memory)]
     found += _busy(facts.busy)
     found += [finding for disk in facts.disks for finding in _disk(disk)]
@@ -70,17 +70,17 @@ def advise(facts: Facts) -> list[Finding]:
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
 
-def _torch(torch: Torch | None) -> Iterator[Finding]:
+def _torch(torch: Torch | None) -> Iterator[Advice]:
     if torch is None:
         return
     if torch.error is not None:
-        yield Finding(
+        yield Advice(
             Severity.BROKEN,
             f"torch is installed but cannot be imported: {torch.error}",
             "reinstall it: pip install --force-reinstall torch",
         )
     if torch.gpus:
-        yield Finding(
+        yield Advice(
             Severity.CARE,
             f"{', '.join(torch.gpus)} will not be used: training and the embedded engine compute on the CPU",
             "choose a model that a CPU can train; figures are in docs/benchmarks.md",
@@ -89,93 +89,91 @@ def _torch(torch: Torch | None) -> Iterator[Finding]:
         remedy = "leave model.dtype at float32"
         if torch.bf16 is Bf16.KILLED_UNLESS_CAPPED:
             remedy += ", or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (slower than float32)"
-        yield Finding(
+        yield Advice(
             Severity.CARE,
             "bfloat16 kills the process (SIGILL): the CPU advertises AMX instructions that this machine traps",
             remedy,
         )
 
 
-def _cores(cores: Cores, torch: Torch | None, omp_threads: str | None) -> Iterator[Finding]:
+def _cores(cores: Cores, torch: Torch | None, omp_threads: str | None) -> Iterator[Advice]:
     if torch is None or torch.threads is None or cores.usable is None:
         return
     if torch.threads > max(1, int(cores.usable)):
         why = f"OMP_NUM_THREADS is {omp_threads}" if omp_threads else "torch counts the machine's cores"
-        yield Finding(
+        yield Advice(
             Severity.CARE,
             f"torch would use {torch.threads} threads on {cores.usable:g} usable cores and lose time in waiting: {why}",
             f"set model.threads: {max(1, int(cores.usable))}",
         )
 
 
-def _memory(memory: Memory) -> Iterator[Finding]:
+def _memory(memory: Memory) -> Iterator[Advice]:
     if memory.usable is not None and memory.usable < LITTLE_MEMORY:
-        yield Finding(
+        yield Advice(
             Severity.CARE,
             f"only {memory.usable / GIB:.1f} GiB of memory may be used",
             "choose a small model, and lower learner.micro_batch_tokens and rollout.engine.max_batch",
         )
 
 
-def _busy(share: float | None) -> Iterator[Finding]:
+def _busy(share: float | None) -> Iterator[Advice]:
     if share is not None and share > BUSY:
-        yield Finding(
+        yield Advice(
             Severity.CARE,
             f"the machine is busy: other programs use {share:.0%} of its cores, and a run is slower by more than that",
             "end them, or give the run fewer threads (model.threads); benchmarks mean little meanwhile",
         )
 
 
-def _disk(disk: Disk) -> Iterator[Finding]:
+def _disk(disk: Disk) -> Iterator[Advice]:
     if not disk.writable:
-        yield Finding(
-            Severity.CARE, f"{disk.folder}, for {disk.purpose}, is not writable", CHOOSE_ANOTHER[disk.purpose]
-        )
-    if disk.purpose is Purpose.RUNS and (disk.kind or "").removeprefix("fuse.") in NETWORKED:
-        yield Finding(
+        yield Advice(Severity.CARE, f"{disk.folder}, for {disk.purpose}, is not writable", CHOOSE_ANOTHER[disk.purpose])
+    if disk.purpose is FolderPurpose.RUNS and (disk.kind or "").removeprefix("fuse.") in NETWORKED:
+        yield Advice(
             Severity.CARE,
             f"{disk.folder} is on a network file system ({disk.kind}): a run's database does not work there",
             "put trainer.run_dir on a local disk",
         )
 
 
-def _little_disk(disks: Sequence[Disk]) -> Iterator[Finding]:
-    """Each file system once, however many folders it has of ours."""
+def _little_disk(disks: Sequence[Disk]) -> Iterator[Advice]:
+    """Report each file system once, even if it holds several of our folders."""
     for disk in {disk.mount or disk.folder: disk for disk in reversed(disks)}.values():
         if disk.free is not None and disk.free < LITTLE_DISK:
-            yield Finding(
+            yield Advice(
                 Severity.CARE,
                 f"{disk.folder}, for {disk.purpose}, has only {disk.free / GIB:.1f} GiB left",
                 MAKE_ROOM[disk.purpose],
             )
 
 
-def _left_behind(folders: Mapping[str, int]) -> Iterator[Finding]:
+def _left_behind(folders: Mapping[str, int]) -> Iterator[Advice]:
     if folders:
         listed = ", ".join(f"{folder} ({size / MIB:.0f} MiB)" for folder, size in folders.items())
-        yield Finding(
+        yield Advice(
             Severity.CARE,
             f"runs that were killed have left their weights in memory: {listed}",
             f"remove them: rm -r {' '.join(folders)}; a run that is started again frees its own",
         )
 
 
-def _native(why_not: str | None) -> Iterator[Finding]:
+def _native(why_not: str | None) -> Iterator[Advice]:
     if why_not is not None:
-        yield Finding(
+        yield Advice(
             Severity.NEXT,
             f"sampling is slower than it could be: {why_not}",
             "install gcc with OpenMP (Debian: apt-get install gcc libc6-dev)"
             if "compiler" in why_not
-            else "mend that; the engine works without, by torch",
+            else "fix that; without native steps the engine decodes with torch",
         )
 
 
-def _missing(facts: Facts) -> Iterator[Finding]:
+def _missing(facts: Facts) -> Iterator[Advice]:
     for extra in facts.extras:
         absent = [package for package, version in extra.versions.items() if version is None]
         if absent:
-            yield Finding(
+            yield Advice(
                 Severity.NEXT,
                 f"{extra.purpose}: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed",
                 f"pip install 'loopwright[{extra.name}]'",

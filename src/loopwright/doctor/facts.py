@@ -1,4 +1,4 @@
-"""Facts about a machine and an installation, as plain values. None: could not be found out."""
+"""Facts about a machine and an installation, as plain values. None means that a fact could not be found out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What the machine has, what this process may use of it, and the quota of its control group, in cores."""
+    """The number of cores: of the machine, those that this process may use, and the quota of its control group."""
 
     machine: int | None
     affinity: int | None
@@ -23,7 +23,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """In bytes. `limit` is the control group's."""
+    """Memory in bytes. `limit` is the limit of the control group."""
 
     machine: int | None
     available: int | None
@@ -35,7 +35,7 @@ class Memory:
         return min(known) if known else None
 
 
-class Purpose(StrEnum):
+class FolderPurpose(StrEnum):
     """What a folder is for."""
 
     RUNS = "runs"
@@ -44,9 +44,9 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The file system that a folder is, or would be, on; `mount` is where it is mounted."""
+    """The file system that a folder is on, or would be on. `mount` is where it is mounted."""
 
-    purpose: Purpose
+    purpose: FolderPurpose
     folder: str
     mount: str | None
     free: int | None
@@ -55,7 +55,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class InstalledExtra:
     """A part of the installation: the extra's name, what it is for, and the versions of its packages."""
 
     name: str
@@ -68,15 +68,15 @@ class Bf16(StrEnum):
 
     WORKS = "works"
     KILLED = "killed"
-    """The process dies of an illegal instruction."""
+    """An illegal instruction kills the process."""
     KILLED_UNLESS_CAPPED = "killed unless capped"
-    """It lives with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`."""
+    """It works with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """torch as a child process met it; `error` says why it could not be imported."""
+    """What a child process found out about torch. `error` says why it could not be imported."""
 
     version: str | None = None
     threads: int | None = None
@@ -87,16 +87,16 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that the probes found. `torch` is None when it is not installed.
+    """All facts that the probes found. `torch` is None if it is not installed.
 
-    `not_native` says why the embedded engine decodes by torch instead of native steps, if it does; `left_behind` are
-    folders in memory with the weights of runs that died, and their sizes in bytes; `busy` is the share of the cores
-    that others used when we looked.
+    `not_native` says why the embedded engine decodes with torch instead of native steps, if it does. `left_behind` are
+    folders in memory with the weights of dead runs, and their sizes in bytes. `busy` is the share of the cores that
+    other programs used during the probe.
     """
 
     python: str
     loopwright: str
-    extras: tuple[Extra, ...]
+    extras: tuple[InstalledExtra, ...]
     cores: Cores
     memory: Memory
     disks: tuple[Disk, ...]

@@ -1,6 +1,6 @@
-"""Cores, memory and disks, as far as this process may use them: a container's limits count, not the host's size.
+"""Cores, memory and disks that this process may use. The limits of a container count, not the size of the host.
 
-What cannot be read is None, never a guess.
+A value that cannot be read is None.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from loopwright.doctor.facts import Cores, Disk, Memory, Purpose
+from loopwright.doctor.facts import Cores, Disk, FolderPurpose, Memory
 from loopwright.models.control_groups import ROOT, groups, lines, memory_limits, memory_sizes
 
 
@@ -27,7 +27,7 @@ def memory(root: Path = ROOT) -> Memory:
     return Memory(sizes.get("MemTotal:"), sizes.get("MemAvailable:"), min(limits, default=None))
 
 
-def disk(purpose: Purpose, folder: Path, root: Path = ROOT) -> Disk:
+def disk(purpose: FolderPurpose, folder: Path, root: Path = ROOT) -> Disk:
     """The file system of `folder`, or of the nearest folder above it that exists."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
@@ -39,14 +39,14 @@ def disk(purpose: Purpose, folder: Path, root: Path = ROOT) -> Disk:
 
 
 def _share(words: list[str]) -> float | None:
-    """`quota period` in microseconds as a number of cores; `max` and -1 are no quota."""
+    """`quota period` in microseconds as a number of cores. `max` and -1 mean no quota."""
     if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1])
 
 
 def _mount(folder: Path, root: Path) -> tuple[str, str] | None:
-    """Where the file system is mounted that is nearest above `folder`, and its type."""
+    """The mount point of the file system that holds `folder`, and its type."""
     best: tuple[str, str] | None = None
     for line in lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")

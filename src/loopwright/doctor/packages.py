@@ -1,10 +1,10 @@
-"""What is installed: the extras of this package, what each is for, and the versions of what it brings."""
+"""What is installed: the extras of this package, the purpose of each, and the versions of its packages."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from loopwright.doctor.facts import Extra
+from loopwright.doctor.facts import InstalledExtra
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch": ("training and the embedded engine", ("torch", "transformers", "safetensors", "jinja2")),
@@ -33,8 +33,8 @@ def installed(package: str) -> str | None:
         return None
 
 
-def extras() -> tuple[Extra, ...]:
+def extras() -> tuple[InstalledExtra, ...]:
     return tuple(
-        Extra(name, purpose, {package: installed(package) for package in packages})
+        InstalledExtra(name, purpose, {package: installed(package) for package in packages})
         for name, (purpose, packages) in EXTRAS.items()
     )

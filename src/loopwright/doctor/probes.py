@@ -1,4 +1,4 @@
-"""All probes, one after the other. Each is bounded in time, and what it cannot find out hides nothing else."""
+"""Runs all probes one after the other. Each has a time limit, and a probe that fails does not hide the other facts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loopwright.doctor.busy import busy_share
-from loopwright.doctor.facts import Facts, Purpose
+from loopwright.doctor.facts import Facts, FolderPurpose
 from loopwright.doctor.machine import cores, disk, memory
 from loopwright.doctor.packages import extras, installed
 from loopwright.doctor.torch_probe import probe_torch
@@ -15,9 +15,9 @@ from loopwright.models.native.library import Unavailable, library
 
 
 def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Mapping[Path, int]) -> Facts:
-    """Look at this machine. `runs` is where runs would be kept, `models` where converted models are; `left_behind` are
-    the folders for weights that have nobody any more."""
-    # First: the probes keep the machine busy themselves.
+    """Collect the facts of this machine. `runs` is the folder for runs, `models` the folder for converted models.
+    `left_behind` are the weights folders of dead runs."""
+    # This comes first, because the other probes keep the machine busy themselves.
     busy = busy_share()
     torch = probe_torch(env) if installed("torch") else None
     compiled = library(models / "native") if torch is not None else None
@@ -27,7 +27,7 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Ma
         extras=extras(),
         cores=cores(),
         memory=memory(),
-        disks=(disk(Purpose.RUNS, runs), disk(Purpose.MODELS, models)),
+        disks=(disk(FolderPurpose.RUNS, runs), disk(FolderPurpose.MODELS, models)),
         models=_sizes(models),
         torch=torch,
         not_native=compiled.reason if isinstance(compiled, Unavailable) else None,

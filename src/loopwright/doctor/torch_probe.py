@@ -1,6 +1,7 @@
-"""torch, tried in a child process: importing it may fail, and a product in bfloat16 may kill the process.
+"""Tries torch in a child process: importing it may fail, and a product in bfloat16 may kill the process.
 
-Some virtual machines advertise AMX and trap on it: oneDNN then dies of an illegal instruction (SIGILL).
+Some virtual machines report AMX instructions but do not allow them. oneDNN then dies of an illegal instruction
+(SIGILL).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SECONDS = 120.0
 
 CAPPED = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 
-# What is known is printed before anything is tried that may kill the process.
+# The program prints what it knows before it tries something that may kill the process.
 PROGRAM = """
 import json, torch
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -32,7 +33,8 @@ PRODUCT = 576.0
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A child process: what it printed, line by line, how it ended (None: too slow), and its last words."""
+    """A finished child process: the lines that it printed, its exit code (None: it took too long), and its last
+    words."""
 
     printed: tuple[dict[str, object], ...]
     code: int | None
@@ -40,7 +42,7 @@ class _Ended:
 
 
 def probe_torch(env: Mapping[str, str], seconds: float = SECONDS) -> Torch:
-    """Import torch and multiply in bfloat16; if that kills the process, try again with the cap on instructions."""
+    """Import torch and multiply in bfloat16. If that kills the process, try again with a limit on instructions."""
     ended = _run(env, seconds)
     if not ended.printed:
         reason = f"no answer within {seconds:g} s" if ended.code is None else ended.words

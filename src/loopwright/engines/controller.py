@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from loopwright.core.partial_answer import PartialAnswer
 from loopwright.engines.pool import MAX_RESTARTS, Pool
 from loopwright.engines.routing import Router
 from loopwright.engines.stopwatch import Stopwatch
@@ -21,7 +22,7 @@ from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
 from loopwright.errors import EngineLostError
 from loopwright.ports import OnPart
-from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
 
 MAX_BREAKS = 3
 """How often one answer may lose its engine. After that the request itself is a suspect."""
@@ -34,20 +35,11 @@ class _Call:
     """A request, what there is of its answer, and why it may have to end early."""
 
     request: GenerateRequest
-    part: Generation = NOTHING_YET
+    answer: PartialAnswer
     begun: bool = False
     aborted: bool = False
     cut: bool = False
     asking: asyncio.Future[Generation] | None = None
-    on_part: OnPart | None = None
-    told: int = 0
-
-    def grow(self, part: Generation) -> None:
-        """The answer so far is `part`; whoever listens hears what is new in it."""
-        self.part = part
-        if self.on_part is not None and len(part.ids) > self.told:
-            new, self.told = slice(self.told, None), len(part.ids)
-            self.on_part(Generation(part.ids[new], part.logprobs[new], part.versions[new], FinishReason.ABORT))
 
     @property
     def ends(self) -> bool:
@@ -96,18 +88,18 @@ class RolloutController:
         return self._held.seconds()
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        call = _Call(request, on_part=on_part)
+        call = _Call(request, PartialAnswer(request, on_part))
         self._calls.add(call)
         try:
             return await self._answer(call)
         finally:
             self._calls.remove(call)
-            self._pool.bell.ring()
+            self._pool.changed.notify()
 
     async def abort(self, request_id: str) -> None:
         for call in self._calls:
             call.aborted |= call.request.id == request_id
-        self._pool.bell.ring()
+        self._pool.changed.notify()
         await self._pool.each(lambda engine: engine.abort(request_id))
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
@@ -126,7 +118,7 @@ class RolloutController:
             self._paused = mode
         for call in self._calls if mode is PauseMode.ABORT else ():
             call.cut = True
-        self._pool.bell.ring()
+        self._pool.changed.notify()
         await self._pool.each(lambda engine: engine.pause(mode))
         if mode is PauseMode.ABORT:
             await self._cut_stragglers()
@@ -138,7 +130,7 @@ class RolloutController:
         for call in self._calls:
             call.cut = False
         await self._pool.each(lambda engine: engine.resume())
-        self._pool.bell.ring()
+        self._pool.changed.notify()
 
     async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
         """An engine that is away meanwhile loads the same before it serves again."""
@@ -156,9 +148,9 @@ class RolloutController:
                 continue
             member.answered()
             self._steps += 1
-            if call.part.finish is not FinishReason.ABORT or call.ends or call.request.resumable:
+            if call.answer.so_far.finish is not FinishReason.ABORT or call.ends or call.request.resumable:
                 break
-        return call.part
+        return call.answer.so_far
 
     async def _admit(self, call: _Call) -> Supervised | None:
         """Wait for a place in the pool; None if the call has to end instead."""
@@ -181,15 +173,15 @@ class RolloutController:
 
     async def _ask(self, member: Supervised, call: _Call) -> None:
         """Have one engine go on with the answer. What it shows is kept, also if it dies."""
-        before, engine = call.part, member.engine
+        engine = member.engine
         if engine is None:
             raise RuntimeError("a call was given to a place without an engine")
 
         def keep(part: Generation) -> None:
-            call.grow(call.part.then(part))
+            call.answer.hear(part)
             self._steps += 1
 
-        call.asking = asyncio.ensure_future(engine.generate(call.request.after(before), keep))
+        call.asking = asyncio.ensure_future(engine.generate(call.answer.rest(), keep))
         member.busy += 1
         try:
             await _end_of(call.asking)
@@ -201,10 +193,10 @@ class RolloutController:
         if call.asking.cancelled():
             return
         try:
-            call.grow(before.then(call.asking.result()))
+            call.answer.add(call.asking.result())
         except EngineLostError:
             member.lose(engine)
-            self._pool.bell.ring()
+            self._pool.changed.notify()
             raise
 
     async def _cut_stragglers(self) -> None:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from loopwright.core.together import together
-from loopwright.engines.bell import Bell
+from loopwright.core.wakeup import WakeUp
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
 from loopwright.errors import BudgetError, EngineLostError
@@ -26,7 +26,7 @@ class Pool:
     """The engines that `launches` start, supervised. `on_death` hears the last words of each that is lost."""
 
     def __init__(self, launches: Sequence[Launch], *, max_restarts: int, on_death: Callable[[str], object]) -> None:
-        self.bell = Bell()
+        self.changed = WakeUp()
         self._members = [Supervised(launch, self._join, on_death, max_restarts=max_restarts) for launch in launches]
         self._keepers: list[asyncio.Task[None]] = []
         self._loading = asyncio.Lock()
@@ -39,7 +39,7 @@ class Pool:
         try:
             for member in self._members:
                 keeper = asyncio.create_task(member.keep())
-                keeper.add_done_callback(lambda _: self.bell.ring())
+                keeper.add_done_callback(lambda _: self.changed.notify())
                 self._keepers.append(keeper)
             await self.until(lambda: len(self.running) == len(self._members))
             yield self
@@ -74,7 +74,7 @@ class Pool:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for `condition`, or raise what keeps the pool from ever meeting it."""
-        await self.bell.until(lambda: condition() or self._failure() is not None)
+        await self.changed.until(lambda: condition() or self._failure() is not None)
         if not condition() and (failure := self._failure()) is not None:
             raise failure
 
@@ -86,7 +86,7 @@ class Pool:
             elif engine.version != self._version or self._weights is not None:
                 await engine.load(self._version, self._weights)
             member.engine = engine
-        self.bell.ring()
+        self.changed.notify()
 
     def _failure(self) -> BaseException | None:
         """What ended the supervision: anything but a budget ends it for all; a budget, when no place is left."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
+from loopwright.core.partial_answer import PartialAnswer
 from loopwright.engines.controller import MAX_BREAKS
 from loopwright.engines.stopwatch import Stopwatch
 from loopwright.errors import EngineLostError
 from loopwright.ports import OnPart, StreamingEngine
-from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
 
 WAIT_SECONDS = 60.0
 """How long a call waits for an engine that went away. Clients ask again after 120 s of silence."""
@@ -43,12 +43,12 @@ class RestartableEngine:
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Who does not listen gets an answer that was lost anew, from its beginning."""
-        call = _Call(request, on_part)
+        answer = None if on_part is None else PartialAnswer(request, on_part)
         try:
             # Nothing was heard yet, so there is nothing to join: most calls go no further.
-            return await self._engine.generate(request, None if on_part is None else call.hear)
+            return await self._engine.generate(request, None if answer is None else answer.hear)
         except EngineLostError as lost:
-            return await self._go_on(call, lost)
+            return await self._go_on(answer, request, lost)
 
     async def abort(self, request_id: str) -> None:
         await self._engine.abort(request_id)
@@ -62,60 +62,23 @@ class RestartableEngine:
     async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
         await self._engine.load(version, weights)
 
-    async def _go_on(self, call: _Call, lost: EngineLostError) -> Generation:
+    async def _go_on(self, heard: PartialAnswer | None, request: GenerateRequest, lost: EngineLostError) -> Generation:
         """Ask until an engine answers. Its time begins anew with every token, but not for ever: an answer that loses
         its engine again and again may be what kills it."""
+        answer, on_part = heard or PartialAnswer(request), None if heard is None else heard.hear
         loop = asyncio.get_running_loop()
         deadline, pause, breaks = loop.time() + self._wait_seconds, FIRST_PAUSE_SECONDS, 1
-        while not call.is_whole:
+        while not answer.is_full:
             if loop.time() + pause > deadline or breaks > MAX_BREAKS:
                 raise lost
             with self._held.running():
                 await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-            before = call.tokens
+            before = answer.tokens
             try:
-                return await call.ask(self._engine)
+                return answer.add(await self._engine.generate(answer.rest(), on_part))
             except EngineLostError as again:
                 lost = again
-            if call.tokens > before:
+            if answer.tokens > before:
                 deadline, pause, breaks = loop.time() + self._wait_seconds, FIRST_PAUSE_SECONDS, breaks + 1
-        return call.cut_by_length()
-
-
-class _Call:
-    """A request, and what was heard of its answer."""
-
-    def __init__(self, request: GenerateRequest, on_part: OnPart | None) -> None:
-        self._request = request
-        self._on_part = on_part
-        self._parts: list[Generation] = []
-        self.tokens = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether there is nothing left to ask for: the engine was lost when it had only to say that it had ended."""
-        return self.tokens > 0 and self.tokens >= self._request.sampling.max_new_tokens
-
-    async def ask(self, engine: StreamingEngine) -> Generation:
-        before = self._heard()
-        rest = await engine.generate(self._request.after(before), None if self._on_part is None else self.hear)
-        return before.then(rest) if before.ids else rest
-
-    def cut_by_length(self) -> Generation:
-        heard = self._heard()
-        return Generation(heard.ids, heard.logprobs, heard.versions, FinishReason.LENGTH)
-
-    def hear(self, part: Generation) -> None:
-        self._parts.append(part)
-        self.tokens += len(part.ids)
-        if self._on_part is not None:
-            self._on_part(part)
-
-    def _heard(self) -> Generation:
-        """All of it in one piece. An answer comes token by token: to join it each time would be quadratic."""
-        if not self._parts:
-            return NOTHING_YET
-        streams = ([getattr(part, name) for part in self._parts] for name in ("ids", "logprobs", "versions"))
-        ids, logprobs, versions = (tuple(chain.from_iterable(stream)) for stream in streams)
-        return Generation(ids, logprobs, versions, FinishReason.ABORT)
+        return answer.cut_by_length()

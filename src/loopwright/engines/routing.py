@@ -1,4 +1,4 @@
-"""Which engine of a pool answers a request."""
+"""Chooses the engine of a pool that answers a request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from loopwright.engines.supervised import Supervised
 
 REMEMBERED = 10_000
-"""Sessions whose engine is known. One that was forgotten costs its next call a prompt that is computed anew."""
+"""How many sessions are remembered with their engine. If a session is forgotten, its next call may have to compute its
+prompt again."""
 
 
 class Router:
-    """A session stays with the engine that knows its prompt; a new one goes to the engine with the fewest calls.
+    """A session stays with the engine that has its prompt in its cache. A new session goes to the engine with the
+    fewest calls.
 
-    Request ids end in the number of the call: what comes before names the session.
+    A request id ends in the number of the call. The part before it names the session.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How long something has lasted, all in all."""
+"""Measures the total time of a condition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Runs while there is at least one reason for it: seconds with several reasons count once."""
+    """Runs while there is at least one reason for it. Seconds with several reasons count once."""
 
     def __init__(self) -> None:
         self._reasons = 0
@@ -16,17 +16,17 @@ class Stopwatch:
         self._before = 0.0
 
     def seconds(self) -> float:
-        """What was counted so far."""
+        """The seconds that were counted so far."""
         return self._before + (_now() - self._since if self._reasons else 0.0)
 
     def start(self) -> None:
-        """One reason more."""
+        """Add a reason."""
         if not self._reasons:
             self._since = _now()
         self._reasons += 1
 
     def stop(self) -> None:
-        """One reason less."""
+        """Remove a reason."""
         self._reasons -= 1
         if not self._reasons:
             self._before += _now() - self._since

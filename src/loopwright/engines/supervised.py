@@ -1,8 +1,8 @@
-"""One place in a pool of engines, kept filled.
+"""Keeps one engine of a pool running.
 
-An engine that died is started again, within a budget (R4): after so many deaths in a row without an answer in between,
-the place is given up, with the last words of the last one. An engine that never served is not tried again: a wrong
-model stays wrong. A new engine serves only when it has joined the pool, which brings it to the current weights.
+An engine that died is started again, within a budget (R4): after several deaths in a row without an answer in between,
+it is given up, and the error quotes its last words. An engine that never served is not started again, because a wrong
+model stays wrong. A new engine serves only after it has joined the pool, where it gets the current weights.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from loopwright.ports import StreamingEngine
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
 LAST_WORDS_SECONDS = 1.0
-"""How long an engine that is lost gets to say what happened, before it is ended."""
+"""How long to wait for the last words of a lost engine before it is ended."""
 
 
 class Supervised:
-    """`engine` is the one that fills the place now, if any; `busy` counts the calls that it has."""
+    """`engine` is the running engine, if there is one. `busy` counts its calls."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class Supervised:
         self._lost = asyncio.Event()
 
     async def keep(self) -> None:
-        """Runs until it is cancelled, or raises when the budget is spent."""
+        """Keep an engine running until this is cancelled. Raises when the budget is used up."""
         while True:
             words = await self._live()
             self._on_death(words)
             self._deaths += 1
             if not self._served:
-                raise BudgetError(f"an engine did not start: {words}", remedy="mend what its last words say")
+                raise BudgetError(f"an engine did not start: {words}", remedy="fix what its last words say")
             if self._deaths > self._max_restarts:
                 raise BudgetError(
                     f"an engine died {self._deaths} times without answering in between: {words}",
-                    remedy="mend what its last words say; if memory ran out, lower rollout.engine.max_batch",
+                    remedy="fix what its last words say; if memory ran out, lower rollout.engine.max_batch",
                 )
             await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (self._deaths - 1), LONGEST_PAUSE_SECONDS))
 
@@ -60,13 +60,13 @@ class Supervised:
         self._deaths = 0
 
     def lose(self, engine: StreamingEngine) -> None:
-        """`engine` cannot be reached: it is ended, if it still runs, and replaced."""
+        """Record that `engine` cannot be reached. It is ended, if it still runs, and replaced."""
         if engine is self.engine:
             self.engine = None
             self._lost.set()
 
     async def _live(self) -> str:
-        """The life of one engine; returns its last words."""
+        """Start one engine and wait until it ends. Returns its last words."""
         self._lost.clear()
         try:
             async with self._launch() as worker:

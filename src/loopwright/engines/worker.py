@@ -1,4 +1,4 @@
-"""One engine of a pool, and how to start it: a process, or an engine that is here already."""
+"""One engine of a pool, and how to start it: a process, or an engine in this process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from loopwright.ports import StreamingEngine
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """An engine that is running. `died` returns when it is not any more, with its last words."""
+    """A running engine. `died` returns its last words when it has ended."""
 
     engine: StreamingEngine
     died: Callable[[], Awaitable[str]]
 
 
 Launch = Callable[[], AbstractAsyncContextManager[Worker]]
-"""Starts a worker when entered, raising EngineError if it cannot, and ends it when left."""
+"""A context that starts a worker when it is entered, and ends it when it is left. Raises EngineError if the worker
+cannot start."""
 
 
 def embedded(engine: StreamingEngine) -> Launch:
-    """A worker that lives and dies with this process."""
+    """A worker in this process. It ends with the process."""
 
     @asynccontextmanager
     async def launch() -> AsyncIterator[Worker]:

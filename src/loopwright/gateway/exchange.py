@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from operator import attrgetter
 
 import orjson
 
 from loopwright.core.together import together
-from loopwright.errors import ContextError, EngineError, LoopwrightError, RunError
+from loopwright.errors import ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
@@ -57,10 +56,13 @@ class Exchange:
     async def answer(self, session: Session, call: Call, ask: Ask, listener: Listener | None) -> list[Answer]:
         """Answers to the call, one for each sample that was asked for; all of them are committed."""
         history = _history(session, call)
-        earlier = await self._earlier(session, history, call, ask)
-        if earlier:
-            tell_whole(earlier, listener)
-            return earlier
+        repeats = session.tries.begin(history, ask)
+        # Most questions are new, and cost nothing more here.
+        if repeats or session.recorder.asked(history):
+            earlier = await self._earlier(session, history, call, ask, repeats=repeats)
+            if earlier:
+                tell_whole(earlier, listener)
+                return earlier
         # A call that is encoded or waits for tokens is under way already: a second try at it must not become a sample
         # of its own.
         with session.tries.flight(history, ask):
@@ -91,14 +93,15 @@ class Exchange:
     def delivered(self, session: Session, answers: Sequence[Answer]) -> None:
         """The client has its answers: the same question again is a new one."""
         numbers = session.recorder.mark_delivered([answer.id for answer in answers])
-        # The client has its answer: what is wrong with the store is told to the next who writes.
-        with suppress(RunError):
-            self._store.delivered(session.id, numbers)
+        self._store.delivered(session.id, numbers)
 
-    async def _earlier(self, session: Session, history: History, call: Call, ask: Ask) -> list[Answer]:
-        """The answers that the client asks for once more, if this is what it does."""
+    async def _earlier(
+        self, session: Session, history: History, call: Call, ask: Ask, *, repeats: bool
+    ) -> list[Answer]:
+        """The answers that the client asks for once more, if this is what it does. `repeats`: it may be a second
+        try."""
         recorder, tries = session.recorder, session.tries
-        if not await tries.begin(history, ask):
+        if repeats and not await tries.settled(history, ask):
             return []
         if not (equal := recorder.asked(history)):
             return []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from loopwright.errors import RunError
+from loopwright.core.timeouts import ClockTimeout
+from loopwright.errors import OutOfTimeError, RunError
 from loopwright.gateway.call import Call, Wishes
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.management import base_urls
@@ -15,7 +17,7 @@ from loopwright.gateway.session import Session, SessionSettings
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.tries import Ask
 from loopwright.ports import Endpoint, Reply
-from loopwright.render.recording.describing import described
+from loopwright.render.recording.describing import describe_chains
 from loopwright.render.recording.recorder import Recorder
 from loopwright.render.recording.session_drift import session_drift
 from loopwright.types import (
@@ -24,6 +26,7 @@ from loopwright.types import (
     FinishReason,
     Message,
     RecordedChain,
+    RolloutRequest,
     Sampling,
     StopReason,
     Tool,
@@ -31,6 +34,20 @@ from loopwright.types import (
 
 LONGEST_PAUSE_SECONDS = 24 * 3600.0
 """How long an agent may think between two calls: whoever runs it has a deadline of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicies:
+    """A `PolicyMaker` over a gateway in this process. `held` reads the clock of held seconds: for how long the engines
+    have answered nobody so far."""
+
+    sessions: Sessions
+    exchange: Exchange
+    base_url: str
+    held: Callable[[], float] = lambda: 0.0
+
+    def policy(self, request: RolloutRequest, *, resumable: bool) -> SessionPolicy:
+        return SessionPolicy(self.sessions, self.exchange, self.base_url, request.sampling, self.held)
 
 
 class SessionPolicy:
@@ -49,6 +66,8 @@ class SessionPolicy:
         self._base_url = base_url
         self._sampling = sampling
         self._held = held
+        self._now = asyncio.get_running_loop().time
+        self._start = self._now() - held()
         self._session: Session | None = None
         self._recorder = Recorder()
         self._stop: StopReason | None = None
@@ -66,19 +85,33 @@ class SessionPolicy:
             self._sessions.end(session)
 
     async def reply(
-        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        max_new_tokens: int | None = None,
+        seconds: float | None = None,
     ) -> Reply:
         """Asks within the same session, without HTTP."""
         if self._session is None:
             raise RunError("the session is not open", remedy="ask inside `async with policy.endpoint()`")
         call = Call(tuple(messages), tuple(tools), Wishes(max_tokens=max_new_tokens))
-        (answer,) = await self._exchange.answer(self._session, call, Ask(), None)
+        limit = ClockTimeout(math.inf if seconds is None else seconds, self.own_seconds)
+        try:
+            async with limit:
+                (answer,) = await self._exchange.answer(self._session, call, Ask(), None)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise OutOfTimeError(
+                f"the model did not answer within {seconds:g} s", remedy="give the call more seconds"
+            ) from None
         self._exchange.delivered(self._session, [answer])
         said = answer.parsed
         return Reply(said.content, answer.finish, said.reasoning, said.tool_calls, answer.completion_tokens)
 
-    def held_seconds(self) -> float:
-        return self._held()
+    def own_seconds(self) -> float:
+        return self._now() - self._held() - self._start
 
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET
@@ -106,7 +139,7 @@ class SessionPolicy:
 
     @property
     def recorded(self) -> tuple[RecordedChain, ...]:
-        return described(self._recorder)
+        return describe_chains(self._recorder)
 
     async def drift(self) -> EpisodeDrift:
         """Measured in a thread: it renders every conversation anew."""

@@ -15,12 +15,11 @@ from loopwright.gateway.calls import ModelCalls
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.management import Management
 from loopwright.gateway.metrics import Metrics
-from loopwright.gateway.policy import SessionPolicy
+from loopwright.gateway.policy import SessionPolicies
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import SessionStore
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.serve.listen import listening
-from loopwright.types import Sampling
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -70,10 +69,9 @@ class Gateway:
     base_url: str
     port: int
 
-    def policy(self, sampling: Sampling, held: Callable[[], float] = lambda: 0.0) -> SessionPolicy:
-        """The policy of one rollout whose agent talks to this gateway. `held` says for how many seconds the engine has
-        answered nobody."""
-        return SessionPolicy(self.sessions, self.exchange, self.base_url, sampling, held)
+    def policies(self, held: Callable[[], float] = lambda: 0.0) -> SessionPolicies:
+        """The policies of rollouts whose agents talk to this gateway. `held` reads the clock of held seconds."""
+        return SessionPolicies(self.sessions, self.exchange, self.base_url, held)
 
 
 @asynccontextmanager

@@ -59,7 +59,7 @@ class SessionStore(Protocol):
         ...
 
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
-        """These turns have reached their client."""
+        """These turns have reached their client, who has nothing to do with it if that cannot be kept."""
         ...
 
     def undelivered(self, session_id: str) -> Set[int]: ...
@@ -162,7 +162,8 @@ class SqliteStore:
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
         if numbers and not self._delivered:
             asyncio.get_running_loop().call_later(DELIVERED_SECONDS, self._write_delivered_later)
-        self._delivered += [(session_id, number) for number in numbers]
+        for number in numbers:
+            self._delivered.append((session_id, number))
 
     def _write_delivered_later(self) -> None:
         # What is wrong with the file is told to the next who writes.

@@ -45,12 +45,15 @@ class Tries:
         """The answer of the call that the key names, if there was one."""
         return None if ask.key is None else self.calls.get(ask.key)
 
-    async def begin(self, history: History, ask: Ask) -> bool:
-        """Take note of a try, and wait for those that it may repeat. False: it is owed a sample of its own."""
-        place = (_question(history), ask.tries)
+    def begin(self, history: History, ask: Ask) -> bool:
+        """Take note of a try. Whether it may repeat another one: then `settled` is to be asked."""
+        place = (history.question, ask.tries)
         self._seen[place] = self._seen.get(place, 0) + 1
-        if not ask.tries and self.first(ask) is None:
-            return True
+        return ask.tries > 0 or (ask.key is not None and ask.key in self.calls)
+
+    async def settled(self, history: History, ask: Ask) -> bool:
+        """Wait for the tries that this one may repeat. False: it is owed a sample of its own."""
+        place = (history.question, ask.tries)
         if self._is_owed(place, ask):
             return False
         # An earlier try may still be under way: the client has only lost its patience.
@@ -70,13 +73,13 @@ class Tries:
 
     def is_only(self, history: History, ask: Ask) -> bool:
         """Whether this can only be the one call that asked the question."""
-        question = _question(history)
+        question = history.question
         return bool(ask.tries) and self._seen[question, 0] == self._seen[question, ask.tries] == 1
 
     def flight(self, history: History, ask: Ask) -> Flight:
         """While a question is under way, a second try at it can wait for its end. If it fails, the next try is owed a
         sample."""
-        return Flight(self, _question(history), ask)
+        return Flight(self, history.question, ask)
 
     def delivering(self, ask: Ask) -> Delivery:
         """While somebody waits for an answer, it is on its way to them: the same question is another one's."""
@@ -137,9 +140,6 @@ class Delivery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self._on_their_way[self._id]
-        for answer in [answer for answer, by in self._on_their_way.items() if by == self._id]:
-            del self._on_their_way[answer]
-
-
-def _question(history: History) -> bytes:
-    return history.digest + history.tools
+        if self._on_their_way:
+            for answer in [answer for answer, by in self._on_their_way.items() if by == self._id]:
+                del self._on_their_way[answer]

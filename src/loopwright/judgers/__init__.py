@@ -3,5 +3,6 @@
 from loopwright.judgers.from_config import open_judgers
 from loopwright.judgers.integer_answer import IntegerAnswer
 from loopwright.judgers.native import NativeGroupJudger, NativeJudger
+from loopwright.judgers.one_by_one import MemberJudger
 
-__all__ = ["IntegerAnswer", "NativeGroupJudger", "NativeJudger", "open_judgers"]
+__all__ = ["IntegerAnswer", "MemberJudger", "NativeGroupJudger", "NativeJudger", "open_judgers"]

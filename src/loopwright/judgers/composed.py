@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from loopwright.core.together import together
 from loopwright.errors import JudgeError
+from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.judgers.verdict import Signature
 from loopwright.ports import Judger
 from loopwright.types import Episode, Scored, Task
@@ -28,7 +29,7 @@ class Part:
     judger: Judger
 
 
-class SeveralJudgers:
+class SeveralJudgers(MemberJudger):
     """All parts judge at the same time, and `merge` makes one score of theirs."""
 
     def __init__(self, name: str, parts: Sequence[Part], merge: Merge) -> None:
@@ -68,7 +69,7 @@ class SeveralJudgers:
         return scores
 
 
-class JudgerBySource:
+class JudgerBySource(MemberJudger):
     """Each task is judged by the judger of its source, which its metadata name under `key`."""
 
     def __init__(self, name: str, judgers: Mapping[str, Judger], key: str, default: Judger | None) -> None:
@@ -115,7 +116,8 @@ def weighted_sum(name: str, weights: Mapping[str, float]) -> Merge:
 
 async def _judge_part(whole: str, part: Part, task: Task, episode: Episode) -> Scored:
     try:
-        return await part.judger.judge(task, episode)
+        (scored,) = await part.judger.score(task, [episode])
+        return scored
     except JudgeError as error:
         facts = {"error": "JudgeError", **error.facts, "judger": whole, "part": part.name}
         raise JudgeError(

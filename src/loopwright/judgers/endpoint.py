@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from loopwright.config import EndpointConfig
 from loopwright.config.extras import require
 from loopwright.errors import JudgeError
-from loopwright.judgers.verdict import Signature, shown
+from loopwright.judgers.verdict import Signature, short_repr
 
 if TYPE_CHECKING:
     import httpx
@@ -46,7 +46,7 @@ class _TryAgainError(Exception):
         self.pause = pause
 
 
-class Endpoint:
+class JudgeEndpoint:
     """One URL. `key`, if there is one, is sent as a bearer token."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Endpoint:
                 text += chunk
                 if len(text) > MAX_ANSWER_BYTES:
                     raise self._error(
-                        f"answered with more than {MAX_ANSWER_BYTES:,} bytes, beginning {shown(text)}",
+                        f"answered with more than {MAX_ANSWER_BYTES:,} bytes, beginning {short_repr(text)}",
                         "TooLong",
                         "let it answer with a short JSON object",
                     )
@@ -118,7 +118,7 @@ class Endpoint:
     def _read(self, status: int, headers: Mapping[str, str], text: bytes) -> Any:
         if status != 200:
             refused = self._error(
-                f"answered with status {status}: {shown(text)}", f"Status{status}", _remedy(status), status=status
+                f"answered with status {status}: {short_repr(text)}", f"Status{status}", _remedy(status), status=status
             )
             if status == 429 or status >= 500:
                 raise _TryAgainError(refused, _retry_after(headers))
@@ -127,7 +127,7 @@ class Endpoint:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             raise self._error(
-                f"answered with {shown(text)}, which is no JSON", "NoJson", "let it answer with a JSON object"
+                f"answered with {short_repr(text)}, which is no JSON", "NoJson", "let it answer with a JSON object"
             ) from error
 
     def _error(self, what: str, error: str, remedy: str, **facts: Any) -> JudgeError:

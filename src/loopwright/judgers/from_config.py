@@ -14,7 +14,6 @@ from loopwright.config import (
     EndpointConfig,
     HttpJudgerConfig,
     IntegerAnswerConfig,
-    JudgePer,
     JudgerConfig,
     LlmJudgerConfig,
     MathAnswerConfig,
@@ -22,16 +21,16 @@ from loopwright.config import (
     Objects,
     ReasoningGymConfig,
 )
-from loopwright.config.extras import require
+from loopwright.config.extras import require_extras
 from loopwright.errors import ConfigError
 from loopwright.judgers.composed import JudgerBySource, Merge, Part, SeveralJudgers, weighted_sum
-from loopwright.judgers.endpoint import Endpoint, new_client
+from loopwright.judgers.endpoint import JudgeEndpoint, new_client
 from loopwright.judgers.http import HttpJudger
 from loopwright.judgers.integer_answer import IntegerAnswer
 from loopwright.judgers.llm import DEFAULT_PROMPT, LlmJudger, Questionnaire
 from loopwright.judgers.native import NativeGroupJudger, NativeJudger
 from loopwright.judgers.verdict import Signature
-from loopwright.ports import GroupJudger, Judger
+from loopwright.ports import Judger
 from loopwright.workers import UserFunction
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ async def open_judgers(
     base: Path,
     secrets: Mapping[str, str],
     objects: Objects = NO_OBJECTS,
-) -> AsyncIterator[dict[str, Judger | GroupJudger]]:
+) -> AsyncIterator[dict[str, Judger]]:
     """The judgers called `names`, ready for use, and closed at the end with those that they are made of.
 
     `secrets` holds the environment variables that the config names; files are looked for from `base` on. `objects` are
@@ -72,29 +71,28 @@ class _Workshop:
         self._base = base
         self._secrets = secrets
         self._objects = objects
-        self._made: dict[str, Judger | GroupJudger] = {}
+        self._made: dict[str, Judger] = {}
         self._client: httpx.AsyncClient | None = None
 
-    async def judger(self, name: str) -> Judger | GroupJudger:
+    async def judger(self, name: str) -> Judger:
         if name not in self._made:
             self._made[name] = await self._make(name, self._configs[name])
         return self._made[name]
 
-    async def _make(self, name: str, config: JudgerConfig) -> Judger | GroupJudger:
+    async def _make(self, name: str, config: JudgerConfig) -> Judger:
         enter, base = self._stack.enter_async_context, self._base
+        require_extras(config, config.kind)
         match config:
             case IntegerAnswerConfig():
                 return IntegerAnswer(name)
             case MathAnswerConfig(timeout_seconds=seconds, workers=workers):
-                require(config.kind)
                 path = "loopwright.judgers.math_answer:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case ReasoningGymConfig(timeout_seconds=seconds, workers=workers):
-                require(config.kind)
                 path = "loopwright.judgers.reasoning_gym:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers, env=env):
-                kind = NativeGroupJudger if config.per is JudgePer.GROUP else NativeJudger
+                kind = NativeGroupJudger if config.judges_groups else NativeJudger
                 return await enter(kind(name, path, base, seconds, workers, env, self._given(name, config)))
             case HttpJudgerConfig(url=url):
                 signature = Signature(name, url)
@@ -111,7 +109,7 @@ class _Workshop:
         given = self._objects.get(config.path)
         if given is None or callable(given):
             return given
-        method = "judge_group" if config.per is JudgePer.GROUP else "judge"
+        method = "judge_group" if config.judges_groups else "judge"
         if not callable(found := getattr(given, method, None)):
             raise ConfigError(
                 f"judger {name!r} is {config.path!r}, which can neither be called nor has a method `{method}`",
@@ -156,11 +154,11 @@ class _Workshop:
     async def _member(self, name: str) -> Judger:
         """A judger of single episodes. The config's checks let no other one be a part."""
         judger = await self.judger(name)
-        if isinstance(judger, GroupJudger):
+        if judger.judges_groups:
             raise ConfigError(f"judger {name!r} judges whole groups", remedy="make no part of a composed judger of it")
         return judger
 
-    async def _endpoint(self, signature: Signature, url: str, config: EndpointConfig) -> Endpoint:
+    async def _endpoint(self, signature: Signature, url: str, config: EndpointConfig) -> JudgeEndpoint:
         if self._client is None:
             self._client = await self._stack.enter_async_context(new_client())
         key = None if config.api_key_env is None else self._secrets.get(config.api_key_env)
@@ -169,4 +167,4 @@ class _Workshop:
                 f"judger {signature.name!r} needs the environment variable {config.api_key_env}, which is not set",
                 remedy=f"export {config.api_key_env}, or name another variable as its `api_key_env`",
             )
-        return Endpoint(signature, url, config, self._client, key)
+        return JudgeEndpoint(signature, url, config, self._client, key)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loopwright.judgers.endpoint import Endpoint
-from loopwright.judgers.verdict import Signature, finite, shown
+from loopwright.judgers.endpoint import JudgeEndpoint
+from loopwright.judgers.one_by_one import MemberJudger
+from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Scored, Task
 
 
-class HttpJudger:
+class HttpJudger(MemberJudger):
     """POSTs `{task, messages, answer, truth, metadata}` and expects `{score, parts?, answer?}`."""
 
-    def __init__(self, signature: Signature, endpoint: Endpoint) -> None:
+    def __init__(self, signature: Signature, endpoint: JudgeEndpoint) -> None:
         self._signature = signature
         self._endpoint = endpoint
 
@@ -34,7 +35,7 @@ class HttpJudger:
         scored = _scored(said)
         if scored is None:
             raise self._signature.error(
-                f"answered with {shown(said)}",
+                f"answered with {short_repr(said)}",
                 remedy='let it answer {"score": a finite number}, if it likes with "parts": {name: number} and '
                 '"answer": text',
                 error="WrongAnswer",

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from loopwright.errors import JudgeError
+from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.types import Episode, Scored, Task
 
 # A minus after a word or a bracket is a subtraction, not a sign. A number is matched whole, so that the digits of its
@@ -20,7 +21,7 @@ MAX_EXPONENT = 4
 """Digits. Whoever means a number that is longer than 10,000 digits does not answer with an integer."""
 
 
-class IntegerAnswer:
+class IntegerAnswer(MemberJudger):
     """1.0 when the last number of the answer is the integer `task.truth`, else 0.0."""
 
     def __init__(self, name: str = "integer_answer") -> None:

@@ -16,8 +16,9 @@ from hashlib import blake2b
 from typing import Any
 
 from loopwright.errors import JudgeError
-from loopwright.judgers.endpoint import Endpoint
-from loopwright.judgers.verdict import Signature, finite, shown
+from loopwright.judgers.endpoint import JudgeEndpoint
+from loopwright.judgers.one_by_one import MemberJudger
+from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Message, Scored, Task
 
 log = logging.getLogger("loopwright")
@@ -85,14 +86,14 @@ class Questionnaire:
         return (score - self.min_score) / (self.max_score - self.min_score)
 
 
-class LlmJudger:
+class LlmJudger(MemberJudger):
     """Asks a model for a verdict. It is asked for JSON by schema, unless the server does not know how.
 
     `settings` go into every request: the model, and how it samples.
     """
 
     def __init__(
-        self, signature: Signature, endpoint: Endpoint, asks: Questionnaire, settings: Mapping[str, Any]
+        self, signature: Signature, endpoint: JudgeEndpoint, asks: Questionnaire, settings: Mapping[str, Any]
     ) -> None:
         self._signature = signature
         self._endpoint = endpoint
@@ -111,7 +112,7 @@ class LlmJudger:
         share = None if score is None else self._asks.share(score)
         if share is None:
             raise self._no_verdict(
-                f"{shown(reply)}, which is no verdict with a score from {self._asks.min_score:g} to "
+                f"{short_repr(reply)}, which is no verdict with a score from {self._asks.min_score:g} to "
                 f"{self._asks.max_score:g}",
                 "NoVerdict",
             )
@@ -139,7 +140,7 @@ class LlmJudger:
                 )
             case {"choices": [{"message": {"content": str(text)}}, *_]}:
                 return text
-        raise self._no_verdict(f"{shown(completion)}, which is no chat completion", "WrongAnswer")
+        raise self._no_verdict(f"{short_repr(completion)}, which is no chat completion", "WrongAnswer")
 
     def _no_verdict(self, what: str, error: str) -> JudgeError:
         return self._signature.error(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.judgers.verdict import Signature
 from loopwright.types import Episode, Scored, Task
 from loopwright.workers import FunctionHolder, UserFunction
@@ -36,7 +37,7 @@ class _Native(FunctionHolder):
         return self._signature.name
 
 
-class NativeJudger(_Native):
+class NativeJudger(_Native, MemberJudger):
     """`def judge(task, episode) -> float | Scored`, sync or async."""
 
     async def judge(self, task: Task, episode: Episode) -> Scored:
@@ -46,6 +47,8 @@ class NativeJudger(_Native):
 class NativeGroupJudger(_Native):
     """`def judge_group(task, episodes) -> Sequence[float | Scored]`, sync or async: one score per episode, in order."""
 
-    async def judge_group(self, task: Task, episodes: Sequence[Episode]) -> tuple[Scored, ...]:
+    judges_groups = True
+
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Scored, ...]:
         read = partial(self._signature.scored_group, len(episodes))
         return await self._function.call(read, task, tuple(episodes))

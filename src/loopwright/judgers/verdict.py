@@ -43,7 +43,8 @@ class Signature:
             )
         if not all(_is_finite(part) for part in (number, *parts.values())):
             raise self.error(
-                f"returned {shown(value)} of type {type(value).__name__}; it must return a finite number or Scored",
+                f"returned {short_repr(value)} of type {type(value).__name__}; "
+                "it must return a finite number or Scored",
                 remedy=_hint(value),
                 error="WrongReturn",
             )
@@ -53,7 +54,7 @@ class Signature:
         """The return value of a function that judges `count` episodes together: one score for each, in their order."""
         if not _is_row(values) or len(values) != count:
             raise self.error(
-                f"returned {shown(values)} of type {type(values).__name__} for {count} episodes",
+                f"returned {short_repr(values)} of type {type(values).__name__} for {count} episodes",
                 remedy=f"return a list of {count} numbers, in the order of the episodes",
                 error="WrongReturn",
             )
@@ -129,8 +130,10 @@ def _misfit(scored: Scored) -> str | None:
     parts: Any = scored.parts
     answer: Any = scored.answer
     if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
-        return f"the parts {shown(parts)}"
-    return None if isinstance(answer, str | None) else f"the answer {shown(answer)} of type {type(answer).__name__}"
+        return f"the parts {short_repr(parts)}"
+    return (
+        None if isinstance(answer, str | None) else f"the answer {short_repr(answer)} of type {type(answer).__name__}"
+    )
 
 
 def _hint(value: object) -> str:
@@ -140,7 +143,7 @@ def _hint(value: object) -> str:
     return "call `.item()` on a tensor" if hasattr(value, "item") else f"return a float; {DRY_RUN}"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """As Python would write it, in at most 80 characters."""
     try:
         # Cut before it is spelled: what came may be huge.

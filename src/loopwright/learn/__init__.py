@@ -1,6 +1,6 @@
 """The learner: packing, losses, optimiser.
 
-Public is `TokenBatch`, which a loss of the user's own is given.
+`TokenBatch` is public: it is the argument of a user's own loss.
 """
 
 from loopwright.learn.losses import TokenBatch

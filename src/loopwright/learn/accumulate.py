@@ -1,6 +1,6 @@
-"""Gradients that are added to parameters by the very product that makes them, instead of as tensors of their own.
+"""Adds gradients to parameters directly in the matrix product that computes them, without a separate tensor.
 
-Parts of the model whose backward pass is written by hand give autograd the gradient of their input alone.
+The parts of the model with a hand-written backward pass return only the gradient of their input to autograd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def add_product(parameter: torch.Tensor, left: torch.Tensor, right: torch.Tensor
 
 
 def add(parameter: nn.Parameter, grad: torch.Tensor) -> None:
-    """Add `grad`, which nobody else uses, to the parameter's gradient."""
+    """Add `grad` to the parameter's gradient. `grad` may be kept, so nobody else may use it."""
     if not parameter.requires_grad:
         return
     if parameter.grad is None:
@@ -32,7 +32,8 @@ def add(parameter: nn.Parameter, grad: torch.Tensor) -> None:
 
 
 def add_linear(layer: Linear, x: torch.Tensor, grad: torch.Tensor) -> None:
-    """Add the gradients of a linear layer, given its input and its output's gradient, [tokens, features] each."""
+    """Add the gradients of a linear layer. `x` is its input and `grad` its output's gradient, [tokens, features]
+    each."""
     add_product(layer.weight, grad.t(), x)
     if layer.bias is not None:
         add(layer.bias, grad.sum(dim=0))

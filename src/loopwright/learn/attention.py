@@ -1,4 +1,4 @@
-"""Attention over packed groups, for training: a rest sees the shared prefix and itself, causally."""
+"""Attention over packed groups, for training: each rest sees the shared prefix and, causally, itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loopwright.models.attention import BLOCKED, masked_attention, on_flash
 
 
 class SharedPrefixPlan:
-    """The rows of a micro-batch, as `Layout` places them. What it computes by hand, it computes on a CPU alone."""
+    """The rows of a micro-batch, as `Layout` places them. The hand-written kernels are used on a CPU only."""
 
     def __init__(self, rows: Sequence[Packed], device: torch.device) -> None:
         self._layout = Layout(rows)
@@ -46,7 +46,8 @@ class SharedPrefixPlan:
         scaling: float,
         window: int | None,
     ) -> list[torch.Tensor]:
-        """Those of queries, keys and values, given that of the output, and what `compute` took and gave."""
+        """The gradients of queries, keys and values. `grad` is the output's gradient; the other arguments are the
+        inputs and results of `compute`."""
         long, short = self._in_parts(window)
         (*of, k, v), *rows = self._arranged((grad, query, output, total, key, value), long)
         results: list[Segment] = [shared_prefix.gradients(of, k, v, long, scaling)] if long else []
@@ -64,7 +65,7 @@ class SharedPrefixPlan:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """An `AttentionPlan`, for models that are trained through their own modules."""
+        """The method of an `AttentionPlan`, for models that are trained through their own modules."""
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         if on_flash(query, value):
             result: torch.Tensor = _Attend.apply(q, k, v, self, scaling, window)  # type: ignore[no-untyped-call]
@@ -77,20 +78,21 @@ class SharedPrefixPlan:
         return self._put_back(joined(outputs), ())[0][None]
 
     def _in_parts(self, window: int | None) -> tuple[Sequence[Packed], Sequence[Packed]]:
-        """The rows to compute without a mask, and the others: all, if a window hides anything of a long one."""
+        """The rows that are computed without a mask, and the others. If a window hides a part of a long row, all rows
+        are among the others."""
         long = self._layout.long
         return (long, self._layout.short) if all(_sees_all(row, window) for row in long) else ((), self._layout.rows)
 
     def _arranged(self, tensors: Sequence[torch.Tensor], long: Sequence[Packed]) -> list[tuple[torch.Tensor, ...]]:
-        """The tokens of `long` together, then row by row those of the others."""
+        """Reorder the tokens: those of all `long` rows together, then the other rows one by one."""
         if len(long) < len(self._layout.long):
             tensors = [x.index_select(0, self._row_by_row) for x in tensors]
         sizes = [sum(row.tokens for row in long), *(row.tokens for row in self._layout.rows[len(long) :])]
-        # Split, not sliced: the gradient of a slice is a tensor of zeros as large as the whole.
+        # Split instead of slicing: the gradient of a slice is a tensor of zeros as large as the whole.
         return list(zip(*(torch.split_with_sizes(x, sizes) for x in tensors), strict=True))
 
     def _put_back(self, results: list[torch.Tensor], long: Sequence[Packed]) -> list[torch.Tensor]:
-        """From the order of `_arranged` to that of the layout."""
+        """Undo `_arranged`: restore the order of the layout."""
         if len(long) == len(self._layout.long):
             return results
         return [x.index_select(0, self._back) for x in results]
@@ -139,7 +141,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _bias(row: Packed, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[tokens, tokens], added to the scores. Segment 0 is the prefix, which every other segment sees."""
+    """The mask [tokens, tokens] that is added to the scores. Segment 0 is the prefix, which all segments see."""
     sizes = torch.tensor([row.prefix, *row.rests])
     segment = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
     position = torch.cat([torch.arange(row.prefix), *(row.prefix + torch.arange(rest) for rest in row.rests)]).to(

@@ -1,8 +1,8 @@
-"""A model below its head, for training: the hidden states of packed tokens, with their gradients.
+"""A model without its head, for training: the hidden states of packed tokens, with their gradients.
 
-The way through the layers by hand (`learn.layers`) is taken by the models that `models.recognise` knows; all others go
-through their own modules and autograd. Gradients of the table of embeddings and of the head, which are most of a small
-model, are added to the parameters' `.grad` as they arise, whichever way.
+Models that `models.recognise` accepts use the hand-written layers (`learn.layers`). All others use their own modules
+and autograd. In both cases the gradients of the embedding table and of the head, which are most of a small model, are
+added to the parameters' `.grad` as soon as they are computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.embedding import embed
-from loopwright.learn.layers import AttentionHalf, FeedForwardHalf, Setting, attention_half, feed_forward_half
+from loopwright.learn.layers import AttentionHalf, FeedForwardHalf, PassContext, attention_half, feed_forward_half
 from loopwright.learn.samples import Tensors
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel
@@ -21,11 +21,11 @@ from loopwright.models.rotary import Angles
 
 
 class Body(Protocol):
-    """Computes from the model's parameters as they are, so that every update is seen."""
+    """Computes from the model's present parameters, so it sees every update."""
 
     @property
     def head(self) -> torch.Tensor:
-        """What turns hidden states into logits, [vocabulary, features]."""
+        """The matrix that turns hidden states into logits, [vocabulary, features]."""
         ...
 
     def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:
@@ -34,7 +34,7 @@ class Body(Protocol):
 
 
 def body_of(loaded: LoadedModel) -> Body:
-    """The fastest that is known to be right."""
+    """The fastest body that is proven to be correct for this model."""
     if isinstance(loaded.forward, LeanForward):
         return LeanBody(loaded.model, loaded.forward)
     return ModuleBody(loaded.model)
@@ -63,7 +63,8 @@ class ModuleBody:
 
 
 class LeanBody:
-    """The layers by hand. In the last one, only tokens that predict something go on behind its attention."""
+    """The hand-written layers. After the attention of the last layer, only tokens that predict something are
+    computed."""
 
     def __init__(self, model: Any, lean: LeanForward) -> None:
         base = model.base_model
@@ -79,7 +80,7 @@ class LeanBody:
 
     def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:
         x = embed(self._table, data.ids)
-        setting = Setting(plan, *self._angles.at(data.positions), self._dim)
+        setting = PassContext(plan, *self._angles.at(data.positions), self._dim)
         for number, (attention, feed_forward) in enumerate(self._layers, start=1):
             keep = data.logit_positions if number == len(self._layers) else None
             x = feed_forward_half(attention_half(x, attention, setting, keep), feed_forward)

@@ -1,6 +1,7 @@
-"""The boundary round the user's own advantage and loss: what they raise, or return amiss, is an error that names them.
+"""The boundary around the user's own advantage and loss. If they raise, or return something wrong, the error names
+them.
 
-A wrong shape or a NaN would otherwise spread silently, or show up far away as a gradient that is not finite.
+Without this check a wrong shape or a NaN would spread silently, or appear later as a gradient that is not finite.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ def custom_loss(path: str, function: Callable[..., Any], args: Mapping[str, Any]
 
 
 def try_loss(loss: TokenLoss, *, with_reference: bool) -> list[float]:
-    """Call it on two good and two bad tokens, of which one each has become likelier, the other less likely.
+    """Call the loss on four tokens: two with a positive and two with a negative advantage. In each pair one token has
+    become more likely and the other less likely.
 
-    They have a reference only if those of the run have one.
+    The tokens have reference logprobs only if those of the run have them.
     """
     old = torch.full((4,), -1.0)
     moved = torch.tensor([-0.5, -1.5, -0.5, -1.5], requires_grad=True)
@@ -72,7 +74,7 @@ def _call(what: str, path: str, function: Callable[..., Any], given: object, arg
         return function(given, **args)
     except Exception as error:
         raise LearnerError(
-            f"{what} {path!r} raised {blame(error, function)}", remedy=f"mend the {what}: it is called in every step"
+            f"{what} {path!r} raised {blame(error, function)}", remedy=f"fix the {what}: it is called in every step"
         ) from error
 
 

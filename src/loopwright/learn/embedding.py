@@ -1,7 +1,7 @@
-"""Input embeddings whose gradient goes straight to the rows that were used.
+"""Input embeddings whose gradient is added only to the rows that were used.
 
-Our own because autograd makes a tensor as large as the whole table, and adds it to the gradient of the head that often
-shares it: 5 % of a train step at SmolLM2's shapes, for a few hundred rows.
+We do this ourselves because autograd makes a tensor as large as the whole table, and adds it to the gradient of the
+head, which often shares the table. That takes 5 % of a train step at SmolLM2's shapes, for a few hundred rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Rows(torch.autograd.Function):
 
 
 def embed(embedding: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
-    """`embedding(ids)`; the gradient of a plain table is added to `embedding.weight.grad` during backward."""
+    """Compute `embedding(ids)`. For a plain table the gradient is added to `embedding.weight.grad` during backward."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None or embedding.scale_grad_by_freq:
         own: torch.Tensor = embedding(ids)
         return own

@@ -1,6 +1,7 @@
-"""Importance weights: the correction for tokens that were sampled by another policy, or kernel, than is trained.
+"""Importance weights: they correct for tokens that were sampled by another policy, or another kernel, than the trained
+one.
 
-They are the only place where sampled logprobs enter a train step, and they carry no gradient.
+Sampled logprobs are used in a train step only here. The weights carry no gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from loopwright.types import ImportanceKind, Level
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """How a token is weighed, and between which bounds."""
+    """How the weight of a token is computed, and its bounds."""
 
     kind: ImportanceKind = ImportanceKind.TRUNCATE
     level: Level = Level.TOKEN
@@ -33,7 +34,8 @@ class Importance:
         return weight.clamp(self.floor, self.cap), outside
 
     def _unbounded(self, batch: TokenBatch) -> torch.Tensor:
-        """Of a sequence: the product over its tokens, which is how much likelier the whole of it is."""
+        """The weights before bounding. For a sequence it is the product over its tokens: the probability ratio of the
+        whole sequence."""
         log_weight = batch.old_logprobs - batch.sampled_logprobs
         if self.level is Level.SEQUENCE:
             log_weight = sequence_sums(log_weight, batch.sequence)[batch.sequence]

@@ -1,4 +1,4 @@
-"""The divergence from a reference model, estimated from the sampled tokens alone."""
+"""The divergence from a reference model, estimated from the sampled tokens only."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The layers of a Llama-like model for training: each half of a layer forward, and backward by hand.
+"""The layers of a Llama-like model for training: each half of a layer with a hand-written forward and backward pass.
 
-Our own because modules and autograd go over the activations, which are larger than any cache, many more times than the
-arithmetic needs: to rotate, to add two gradients, to keep what is computed again sooner than read. A half keeps its
-input and what its products gave; gradients of parameters are added to their `.grad` during backward, which may run
-once only.
+We do this ourselves because modules and autograd read the activations, which are larger than any cache, many more times
+than the arithmetic needs: to rotate, to add two gradients, and to store values that are faster to compute again than to
+read. A half keeps its input and the results of its matrix products. Gradients of parameters are added to their `.grad`
+during backward, which may run only once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loopwright.models.norm import RmsNorm, rms_norm, rms_norm_gradient
 
 @dataclass(frozen=True, slots=True)
 class AttentionHalf:
-    """The parts of a layer up to its attention's output."""
+    """The parts of a layer up to the output of its attention."""
 
     norm: RmsNorm
     query: Linear
@@ -37,7 +37,7 @@ class AttentionHalf:
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardHalf:
-    """The rest of its parts."""
+    """The feed-forward parts of a layer."""
 
     norm: RmsNorm
     gate: Linear
@@ -45,8 +45,8 @@ class FeedForwardHalf:
     down: Linear
 
 
-class Setting:
-    """What all layers of one pass share: who sees whom, and the angles by which heads are turned."""
+class PassContext:
+    """What all layers of one pass share: which token sees which, and the rotary angles."""
 
     def __init__(self, plan: SharedPrefixPlan, cos: torch.Tensor, sin: torch.Tensor, dim: int) -> None:
         self.plan = plan
@@ -63,12 +63,12 @@ class Setting:
         return _turned(x, self._cos, self._sin)
 
     def turned_back(self, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of heads before they were turned."""
+        """The gradient of the heads before the rotation, given the gradient after it."""
         return _turned(grad, self._cos, self._back)
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Pairs are half a head apart."""
+    """Rotate `x`. The two numbers of a pair are half a head apart."""
     result = x * cos
     (low, high), (sin_low, sin_high) = x.chunk(2, dim=-1), sin.chunk(2, dim=-1)
     result_low, result_high = result.chunk(2, dim=-1)
@@ -80,7 +80,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, half: AttentionHalf, setting: Setting, keep: torch.Tensor | None
+        ctx: Any, x: torch.Tensor, half: AttentionHalf, setting: PassContext, keep: torch.Tensor | None
     ) -> torch.Tensor:
         normed, scale = rms_norm(x, half.norm.weight, half.norm.eps)
         query, key, value = (
@@ -90,7 +90,7 @@ class _Attention(torch.autograd.Function):
         scaled_key, key_scale = _head_norm(half.key_norm, key)
         turned_query, turned_key = setting.turned(scaled_query), setting.turned(scaled_key)
         seen, total = setting.plan.compute(turned_query, turned_key, value, half.scaling, half.window)
-        # What heads were before their norm is needed only if they have one.
+        # The heads before their norm are needed only if they have a norm.
         plain = (query, query_scale, key, key_scale) if query_scale is not None else (None,) * 4
         ctx.save_for_backward(x, scale, *plain, turned_query, turned_key, value, seen, total, keep)
         ctx.half, ctx.setting = half, setting
@@ -102,7 +102,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         half: AttentionHalf = ctx.half
-        setting: Setting = ctx.setting
+        setting: PassContext = ctx.setting
         x, scale, query, query_scale, key, key_scale, turned_query, turned_key, value, seen, total, keep = (
             ctx.saved_tensors
         )
@@ -149,14 +149,15 @@ def _added(x: torch.Tensor, layer: Linear, inner: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(kept: torch.Tensor, keep: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The rows of all tokens, of which only those `keep` are not 0."""
+    """The rows of all tokens: those in `keep` have the values of `kept`, all others are 0."""
     return kept.new_zeros(tokens, kept.shape[1]).index_copy_(0, keep, kept)
 
 
 def _normed_gradient(
     norm: RmsNorm, x: torch.Tensor, scale: torch.Tensor, parts: list[tuple[Linear, torch.Tensor]]
 ) -> torch.Tensor:
-    """The gradient of a norm's input, given those of the linear layers behind it; adds those of all parameters."""
+    """The gradient of a norm's input, given the gradients of the outputs of the linear layers after it. It also adds
+    the gradients of all their parameters."""
     normed = (x * scale).mul_(norm.weight)
     for part, grad in parts:
         add_linear(part, normed, grad)
@@ -182,14 +183,14 @@ def _head_norm_gradient(norm: RmsNorm | None, grad: torch.Tensor, x: torch.Tenso
 
 
 def attention_half(
-    x: torch.Tensor, half: AttentionHalf, setting: Setting, keep: torch.Tensor | None = None
+    x: torch.Tensor, half: AttentionHalf, setting: PassContext, keep: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`x` [tokens, features] plus what its tokens see; of the tokens `keep` alone, if only those go on."""
+    """`x` [tokens, features] plus the layer's attention. With `keep`, only these tokens are returned."""
     result: torch.Tensor = _Attention.apply(x, half, setting, keep)  # type: ignore[no-untyped-call]
     return result
 
 
 def feed_forward_half(x: torch.Tensor, half: FeedForwardHalf) -> torch.Tensor:
-    """`x` [tokens, features] plus what the layer makes of each token."""
+    """`x` [tokens, features] plus the layer's feed-forward result."""
     result: torch.Tensor = _FeedForward.apply(x, half)  # type: ignore[no-untyped-call]
     return result

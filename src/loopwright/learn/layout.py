@@ -1,7 +1,7 @@
-"""Where the tokens of a micro-batch stand: one packed row for all.
+"""The order of a micro-batch's tokens in one packed row.
 
-Long rows come first, all their prefixes before all their rests, so that attention takes neighbours of one length in one
-call even if they belong to different rows. Short rows follow, each in one piece.
+Long rows come first: all their prefixes, then all their rests. So attention computes neighbours of equal length in one
+call, even if they belong to different rows. Short rows follow, each in one piece.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from itertools import accumulate
 from loopwright.core.packing import Packed
 
 SHORT = 256
-"""Tokens of a row up to which one attention call with a dense mask costs no more than several without."""
+"""A row of up to this many tokens is short: one attention call with a dense mask costs no more than several without."""
 
 
 class Layout:
-    """`long` and `short` are the rows in the order of their tokens: long ones of equal prefixes side by side."""
+    """`long` and `short` are the rows in the order of their tokens. Long rows with prefixes of equal length are
+    neighbours."""
 
     def __init__(self, rows: Sequence[Packed]) -> None:
         is_long = [row.tokens > SHORT for row in rows]
@@ -27,11 +28,11 @@ class Layout:
         self.short = self.rows[len(self.long) :]
 
     def starts(self) -> list[tuple[int, int]]:
-        """Where each row's prefix begins, and where its rests do, in the order in which rows were given."""
+        """The first position of each row's prefix and of its rests, in the order in which the rows were given."""
         return [start for _, start in sorted(zip(self._order, self._starts(), strict=True))]
 
     def row_by_row(self) -> list[int]:
-        """The tokens' places, each row in one piece."""
+        """The positions of the tokens, ordered row by row."""
         return [
             place
             for row, (prefix, rests) in zip(self.rows, self._starts(), strict=True)

@@ -2,8 +2,8 @@
 
 A train step: advantages -> samples -> mini-batches -> packed micro-batches -> loss and gradients -> AdamW. Advantages
 are computed once, over all groups of the step. With one mini-batch the old logprobs are the forward pass's own, so the
-first ratio is exactly 1; with several they are computed once, before the first update. Examples to imitate are packed
-into micro-batches of their own, whose gradients join those of the rollouts.
+first ratio is exactly 1; with several they are computed once, before the first update. SFT examples are packed into
+their own micro-batches, and their gradients are added to those of the rollouts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loopwright.learn.body import Body, body_of
 from loopwright.learn.forward import packed_logprobs
 from loopwright.learn.losses import TokenBatch
 from loopwright.learn.master import MasterWeights
-from loopwright.learn.meter import Meter
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.objective import rollout_loss
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.samples import Credit, Sample, Tensors, credit_of, samples_of, scores_of, tensors_of
@@ -40,7 +40,8 @@ from loopwright.types import Group, WeightFile
 
 @dataclass(frozen=True, slots=True)
 class _Micro:
-    """A micro-batch of rollouts, laid out. `old` is None while the policy is still the old one."""
+    """A micro-batch of rollouts with its layout. `old` holds the old logprobs; None means that the weights have not
+    changed since."""
 
     rows: list[Packed]
     tensors: Tensors
@@ -50,7 +51,8 @@ class _Micro:
 
 
 class TorchLearner:
-    """Trains the parameters of `loaded` in place, in the compute thread; made there too, because that computes."""
+    """Trains the parameters of `loaded` in place, in the compute thread. It must be constructed in that thread too,
+    because the constructor computes."""
 
     def __init__(self, loaded: LoadedModel, recipe: Recipe, compute: ComputeThread) -> None:
         self._loaded = loaded
@@ -89,13 +91,13 @@ class TorchLearner:
         await self._compute.run(self._export, folder)
 
     def _load(self, folder: Path) -> int:
-        version = state.load(folder, self._weights.named, self._optimizer)
+        version = state.load_state(folder, self._weights.named, self._optimizer)
         self._weights.update_copies()
         return version
 
     def _save(self, folder: Path) -> None:
-        state.save(folder, self._weights.named, self._optimizer, self._version)
-        # With these two the checkpoint is also a model folder that transformers loads.
+        state.save_state(folder, self._weights.named, self._optimizer, self._version)
+        # With these two files the checkpoint is also a model folder that transformers can load.
         self._model.config.save_pretrained(folder)
         self._loaded.tokenizer.save_pretrained(folder)
 
@@ -104,7 +106,7 @@ class TorchLearner:
         self._loaded.tokenizer.save_pretrained(folder)
 
     def _step(self, groups: Sequence[Group]) -> StepReport:
-        recipe, meter = self._recipe, Meter()
+        recipe, meter = self._recipe, StepMeter()
         rate = learning_rate(
             self._version + 1,
             peak=recipe.lr,
@@ -125,7 +127,7 @@ class TorchLearner:
 
     def _mini_batches(self, groups: Sequence[Group]) -> list[list[_Micro]]:
         recipe = self._recipe
-        # A step that was given few groups makes few updates: one of nothing would still move the weights.
+        # A step with few groups makes few updates: an update without groups would still change the weights (momentum).
         parts = max(1, min(recipe.mini_batches, len(groups)))
         advantages = recipe.advantage([scores_of(group) for group in groups])
         judged = list(zip(groups, advantages, strict=True))
@@ -159,12 +161,12 @@ class TorchLearner:
         return packed_logprobs(body, rows, tensors, self._recipe.temperature)[0]
 
     def _examples(self, parts: int) -> list[list[Example]]:
-        """The examples of each mini-batch of the coming step."""
+        """The SFT examples of each mini-batch of the next step."""
         sft = self._recipe.sft
         examples = [] if sft is None else sft.at(self._version + 1)
         return [examples[part::parts] for part in range(parts)]
 
-    def _learn_from(self, mini_batch: Sequence[_Micro], meter: Meter) -> None:
+    def _learn_from(self, mini_batch: Sequence[_Micro], meter: StepMeter) -> None:
         for micro in mini_batch:
             credit = micro.credit
             logprobs, entropy = packed_logprobs(self._body, micro.rows, micro.tensors, self._recipe.temperature)
@@ -180,8 +182,9 @@ class TorchLearner:
             self._add_gradients(loss)
             meter.loss(loss.item())
 
-    def _imitate(self, examples: Sequence[Example], meter: Meter) -> None:
-        """Add the gradients of the mean over examples of the mean negative log-likelihood of their answers' tokens."""
+    def _imitate(self, examples: Sequence[Example], meter: StepMeter) -> None:
+        """Add the gradients of the SFT loss: the mean negative log-likelihood of an answer's tokens, averaged over the
+        examples."""
         sft = self._recipe.sft
         if sft is None or not examples:
             return
@@ -202,13 +205,13 @@ class TorchLearner:
         loss.backward()  # type: ignore[no-untyped-call]
         self._weights.gather_gradients()
 
-    def _update(self, meter: Meter) -> None:
-        """One optimiser step, unless the gradient is broken."""
+    def _update(self, meter: StepMeter) -> None:
+        """One optimiser step. If the gradient is not finite, it raises and changes nothing."""
         weights, limit = list(self._weights.named.values()), self._recipe.max_grad_norm
         gradients = []
         for weight in weights:
             if weight.grad is None:
-                # A mini-batch without signal still lets the optimiser's momentum act.
+                # A mini-batch without signal gets zero gradients, so that the optimiser's momentum still acts.
                 weight.grad = torch.zeros_like(weight)
             gradients.append(weight.grad)
         norm = float(torch.nn.utils.get_total_norm(gradients))
@@ -226,6 +229,6 @@ class TorchLearner:
 
 
 def _row(index: int, example: Example) -> Packed:
-    """An example in a row of its own: its prompt, then its answer but for the last token."""
+    """An example in its own row: its prompt, then its answer without the last token."""
     prompt = int(example.mask.argmax())
     return Packed(prompt, (index,), (len(example.ids) - 1 - prompt,))

@@ -1,9 +1,9 @@
-"""Logprobs of chosen tokens from hidden states, without ever holding all logits twice.
+"""Logprobs of given tokens, computed from hidden states without two copies of all logits.
 
-Our own because autograd's way from the head's product through `gather` and `logsumexp` fills, adds and exponentiates
-whole [tokens, vocabulary] tensors that nobody needs, and makes the head's gradient anew to add it to the one that is
-there. Here the head is applied chunk by chunk; a chunk's softmax weights are kept for backward as long as they fit into
-`KEPT`, and computed again beyond that. So memory is bounded however many tokens are trained.
+We do this ourselves because autograd, going through the head's product, `gather` and `logsumexp`, makes several
+[tokens, vocabulary] tensors that nobody needs, and a new tensor for the head's gradient before it is added. Here the
+head is applied chunk by chunk. A chunk's softmax weights are kept for backward as long as all kept ones fit into
+`KEPT`; others are computed again. So memory is bounded, no matter how many tokens are trained.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import torch
 from loopwright.learn.accumulate import add_product
 
 CHUNK = 2**23
-"""Logits computed at a time: few enough to stay in a cache, enough for the matrix product's full speed."""
+"""How many logits are computed at a time: few enough to stay in a cache, enough for the full speed of the product."""
 
 ROWS = 512
-"""Rows of logits computed at a time, at most: those of a small vocabulary then stay in the core's own cache."""
+"""How many rows of logits are computed at a time, at most. With a small vocabulary they stay in the core's own
+cache."""
 
 KEPT = 2**27
-"""Softmax weights kept for backward, in all: half a gigabyte."""
+"""How many softmax weights are kept for backward in total: half a gigabyte."""
 
 
 class _Softmax(NamedTuple):
-    """exp(logits - largest) of some rows, and the sum of each."""
+    """exp(logits - the row's maximum) for some rows, and the sum of each row."""
 
     weights: torch.Tensor
     total: torch.Tensor
@@ -67,10 +68,10 @@ class _HeadLogprobs(torch.autograd.Function):
         dhidden = torch.empty_like(hidden)
         kept: list[_Softmax | None] = ctx.kept
         for span in _spans(hidden, head):
-            # Taken out, so that each is freed as soon as it was used: whoever holds the loss would keep them all.
+            # Pop each chunk, so that it is freed after its use. Otherwise whoever holds the loss would keep them all.
             weights, total = kept.pop(0) or _apply(hidden[span], head, ctx.temperature)[1]
             mine, local = _targets_of(span, rows)
-            # In place: the weights are used once, and are the largest tensors of the step.
+            # Done in place: the weights are used once, and are the largest tensors of the step.
             dlogits = weights.mul_((-by_row[span] / total)[:, None])
             dlogits.index_put_((local, targets[mine]), grad[mine], accumulate=True)
             dlogits = dlogits.to(head.dtype)
@@ -85,7 +86,7 @@ def _spans(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[slice]:
 
 
 def _apply(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> tuple[torch.Tensor, _Softmax]:
-    """Logits minus the largest of their row, and their softmax."""
+    """Logits minus the maximum of their row, and their softmax."""
     logits = (hidden @ head.t()).float()
     if temperature != 1:
         logits /= temperature
@@ -95,7 +96,7 @@ def _apply(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> tupl
 
 
 def _targets_of(span: slice, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The targets whose logits are in the span: which they are, and in which of its rows."""
+    """The targets whose logits are in the span: their indices, and their rows within the span."""
     mine = ((rows >= span.start) & (rows < span.stop)).nonzero().squeeze(1)
     return mine, rows[mine] - span.start
 
@@ -105,7 +106,7 @@ def head_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`log_softmax(hidden @ head.T / temperature)[rows, targets]`, and the entropy of every row (without gradient).
 
-    The head's gradient is added to `head.grad` during backward, which may run once only.
+    The head's gradient is added to `head.grad` during backward, which may run only once.
     """
     room = KEPT if torch.is_grad_enabled() else 0
     result: tuple[torch.Tensor, torch.Tensor] = _HeadLogprobs.apply(hidden, head, rows, targets, temperature, room)  # type: ignore[no-untyped-call]

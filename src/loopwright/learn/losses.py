@@ -1,6 +1,6 @@
 """Losses: pure functions from the tokens of a micro-batch to one loss per token.
 
-How tokens add up to one number is not their business: the learner multiplies by the token weights and sums.
+A loss does not decide how tokens add up to one number: the learner multiplies by the token weights and sums.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from loopwright.types import Level
 
 MAX_LOG_RATIO = 20.0
-"""Beyond e^20 a ratio is no information, and e^89 is no float32. verl's bound."""
+"""The bound of verl. A ratio above e^20 carries no information, and e^89 does not fit into a float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBatch:
-    """The trained tokens of a micro-batch, one entry each. Chains are whole: none is cut between micro-batches.
+    """The trained tokens of a micro-batch, one entry each. No chain is split between micro-batches.
 
-    Only `logprobs` carries a gradient. `sequence` says which chain a token belongs to, from 0 up.
+    Only `logprobs` carries a gradient. `sequence` is the number of the token's chain, counted from 0.
     """
 
     logprobs: torch.Tensor
@@ -31,10 +31,10 @@ class TokenBatch:
     reference_logprobs: torch.Tensor | None = None
 
     def ratio(self, level: Level) -> torch.Tensor:
-        """How much likelier each token has become since the old logprobs.
+        """The probability of each token now, divided by its probability under the old logprobs.
 
-        Of a sequence: the geometric mean over its tokens, whose gradient each token receives for its own logprob alone
-        (GSPO's token form), so that what multiplies a token's loss multiplies its own gradient.
+        For a sequence it is the geometric mean over its tokens. Each token gets this gradient for its own logprob only
+        (GSPO's token form), so a factor on a token's loss is a factor on that token's gradient.
         """
         log_ratio = self.logprobs - self.old_logprobs
         if level is Level.SEQUENCE:
@@ -48,7 +48,8 @@ TokenLoss = Callable[[TokenBatch], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Where a loss stops following the ratio. With `both_ways`, it does so whatever the sign of the advantage."""
+    """The bounds beyond which a loss ignores the ratio. With `both_ways`, both bounds hold for both signs of the
+    advantage."""
 
     low: float
     high: float
@@ -56,7 +57,7 @@ class Clip:
     both_ways: bool = False
 
     def holds(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens that lost enough (ratio below 1 - low), and that gained enough, each as its advantage wants it."""
+        """Which tokens are clipped at the lower bound (ratio below 1 - low), and which at the upper bound."""
         ratio, advantages = batch.ratio(self.level).detach(), batch.advantages
         below, above = ratio < 1 - self.low, ratio > 1 + self.high
         if self.both_ways:
@@ -65,7 +66,8 @@ class Clip:
 
 
 def ppo_clip(batch: TokenBatch, *, clip_low: float, clip_high: float, dual_clip: float | None = None) -> torch.Tensor:
-    """The clipped policy-gradient loss. `dual_clip` bounds the ratio of a bad token that has become likelier."""
+    """The clipped policy-gradient loss. `dual_clip` bounds the ratio of a token with a negative advantage that has
+    become more likely."""
     loss = _clipped(batch.ratio(Level.TOKEN), batch.advantages, clip_low, clip_high)
     if dual_clip is None:
         return loss
@@ -74,18 +76,18 @@ def ppo_clip(batch: TokenBatch, *, clip_low: float, clip_high: float, dual_clip:
 
 
 def gspo(batch: TokenBatch, *, clip_low: float, clip_high: float) -> torch.Tensor:
-    """The clipped loss of the sequence's ratio: a sequence is followed, or held, as a whole."""
+    """The clipped loss with the sequence's ratio: a sequence is clipped as a whole, or not at all."""
     return _clipped(batch.ratio(Level.SEQUENCE), batch.advantages, clip_low, clip_high)
 
 
 def cispo(batch: TokenBatch, *, clip_low: float, clip_high: float) -> torch.Tensor:
-    """The policy gradient weighted by a clipped ratio without gradient: every token goes on learning."""
+    """The policy gradient, weighted by a clipped ratio that has no gradient. So every token keeps a gradient."""
     weight = batch.ratio(Level.TOKEN).detach().clamp(1 - clip_low, 1 + clip_high)
     return -weight * batch.advantages * batch.logprobs
 
 
 def reinforce(batch: TokenBatch) -> torch.Tensor:
-    """The plain policy gradient, blind to how far the policy has moved."""
+    """The plain policy gradient. It ignores how far the policy has moved."""
     return -batch.advantages * batch.logprobs
 
 

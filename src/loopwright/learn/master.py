@@ -1,7 +1,8 @@
-"""The weights that the optimiser moves: float32, whatever the model computes in.
+"""The weights that the optimiser changes. They are float32, no matter in which precision the model computes.
 
-In bfloat16, an update of less than a 500th of a weight is rounded away, and most are smaller. So parameters in half
-precision are copies, rounded after every update, of weights that are kept here; any others are the weights themselves.
+In bfloat16, an update of less than a 500th of a weight is rounded away, and most updates are smaller. So the optimiser
+changes float32 weights that are kept here, and parameters in half precision are rounded copies of them. Parameters in
+float32 are the weights themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class MasterWeights:
-    """Those of a model, by the names of its parameters, whose gradients they take over."""
+    """The weights of a model, by the names of its parameters. They take over the gradients of the parameters."""
 
     def __init__(self, model: Any) -> None:
         parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
@@ -26,7 +27,7 @@ class MasterWeights:
             weight.grad = None
 
     def gather_gradients(self) -> None:
-        """After every backward pass: the gradients of many micro-batches add up in float32 too."""
+        """To be called after every backward pass, so that the gradients of the micro-batches also add up in float32."""
         for copy, weight in self._copies:
             if copy.grad is None:
                 continue
@@ -38,6 +39,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def update_copies(self) -> None:
-        """After every change of the weights: what samples and computes sees the parameters alone."""
+        """To be called after every change of the weights, because the engine and the forward pass read the
+        parameters."""
         for copy, weight in self._copies:
             copy.copy_(weight)

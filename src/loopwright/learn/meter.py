@@ -1,4 +1,4 @@
-"""Numbers of one train step, gathered over its micro-batches."""
+"""Collects the metrics of one train step over its micro-batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from loopwright.learn.losses import TokenBatch
 from loopwright.types import Level
 
 
-class Meter:
-    """Sums on the way, means at the end. A step in which no rollout was trained has no token means."""
+class StepMeter:
+    """Adds up sums during the step and gives means at the end. A step without trained rollouts has no token means."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -23,7 +23,7 @@ class Meter:
         self._norms: list[float] = []
 
     def tokens(self, batch: TokenBatch, **others: torch.Tensor) -> None:
-        """The trained tokens of one micro-batch; `others` are more numbers, one per token, by their names."""
+        """Add the trained tokens of one micro-batch. `others` are further numbers by name, one per token."""
         with torch.no_grad():
             mismatch = (batch.old_logprobs - batch.sampled_logprobs).abs()
             self._tokens += len(mismatch)
@@ -42,11 +42,11 @@ class Meter:
             self._sums[name] = self._sums.get(name, 0.0) + float(value.double().sum())
 
     def loss(self, value: float) -> None:
-        """A part of a mini-batch's loss."""
+        """Add a part of a mini-batch's loss."""
         self._losses += value
 
     def sft_loss(self, value: float) -> None:
-        """A mini-batch's mean negative log-likelihood of its examples."""
+        """Add a mini-batch's SFT loss: the mean negative log-likelihood of its examples."""
         self._sft_losses.append(value)
 
     def grad_norm(self, value: float) -> None:

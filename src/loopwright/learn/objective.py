@@ -1,7 +1,7 @@
-"""What a micro-batch adds to the loss, once its logprobs are known.
+"""The loss of a micro-batch, given its logprobs.
 
-Per token: the policy loss times its importance weight, plus the divergence from the reference. Token weights turn that
-into the micro-batch's share of one number, so that the shares of a mini-batch add up to its loss.
+Per token it is the policy loss times the importance weight, plus the divergence from the reference. The token weights
+turn this into the micro-batch's share, so that the shares of a mini-batch add up to its loss.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 
 from loopwright.learn.kl import divergence
 from loopwright.learn.losses import TokenBatch
-from loopwright.learn.meter import Meter
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.recipe import Recipe
 
 
 def rollout_loss(
-    recipe: Recipe, batch: TokenBatch, weights: torch.Tensor, entropy: torch.Tensor, meter: Meter
+    recipe: Recipe, batch: TokenBatch, weights: torch.Tensor, entropy: torch.Tensor, meter: StepMeter
 ) -> torch.Tensor:
-    """The share of sampled tokens, whose importance has no say in how far they may drift from the reference."""
+    """The share of the sampled tokens. The importance weight does not multiply the divergence from the reference."""
     importance, outside = recipe.importance.weights(batch)
     losses = recipe.loss(batch) * importance
     noted = {"importance_mean": importance, "importance_outside": outside, "entropy": entropy}

@@ -1,4 +1,4 @@
-"""What is optimised, and how: everything that a learner is told once."""
+"""What is optimised, and how: all settings that a learner gets when it is built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopwright.types import Aggregate, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`clip` is where the loss clips, for the metrics alone; `constant_length` is used by that aggregate alone."""
+    """`clip` holds the bounds of the loss, for the metrics only. Only `Aggregate.CONSTANT` uses `constant_length`."""
 
     advantage: Advantage
     loss: TokenLoss
@@ -27,7 +27,7 @@ class Recipe:
     kl: KlTerm | None = None
     sft: SftTerm | None = None
     loss_without_advantage: bool = False
-    """Whether the loss may teach something to a chain whose advantage is 0. Ours cannot; a user's may."""
+    """Whether the loss can have a gradient for a chain with advantage 0. The built-in losses cannot; a user's may."""
     lr: float = 1e-5
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -40,5 +40,5 @@ class Recipe:
 
     @property
     def trains_idle_chains(self) -> bool:
-        """Whether chains with advantage 0 have a part in the loss."""
+        """Whether chains with advantage 0 contribute to the loss."""
         return self.loss_without_advantage or self.kl is not None

@@ -19,7 +19,8 @@ from loopwright.types.tokens import BoolArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One chain to train on. The advantage is its rollout's; the weight is that of each of its sampled tokens."""
+    """One chain to train on. `advantage` is that of its rollout; `weight` is the weight of each of its sampled
+    tokens."""
 
     chain: TokenChain
     group: int
@@ -35,7 +36,7 @@ class Sample:
 
 
 def scores_of(group: Group) -> Scores:
-    """What an advantage looks at."""
+    """The values from which an advantage is computed."""
     episodes = [rollout.episode for rollout in group.rollouts]
     return Scores(group.rewards, tuple(episode.trained_tokens if episode else 0 for episode in episodes))
 
@@ -45,8 +46,8 @@ def samples_of(
 ) -> list[Sample]:
     """The chains of a mini-batch, given its groups with their members' advantages.
 
-    Chains with advantage 0 are left out unless `idle`: the gradient of our policy losses is exactly 0 there. They still
-    count in the token weights, which `weigh` gives for rollouts of so many sampled tokens.
+    Chains with advantage 0 are left out unless `idle`, because the gradient of the built-in policy losses is exactly 0
+    for them. They still count in the token weights: `weigh` computes these from the numbers of sampled tokens.
     """
     rollouts = [
         (number, rollout.episode, advantage)
@@ -64,7 +65,7 @@ def samples_of(
 
 
 class Targets(Protocol):
-    """Token ids, and which of them are to be predicted: a sampled chain, or a given example."""
+    """Token ids, and which of them must be predicted: a sampled chain, or an SFT example."""
 
     @property
     def ids(self) -> IntArray: ...
@@ -74,19 +75,19 @@ class Targets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """A micro-batch for the forward pass: one packed row of tokens, and for each target where its logits come from."""
+    """A micro-batch for the forward pass: one packed row of tokens, and for each target the position of its logits."""
 
     ids: torch.Tensor
     positions: torch.Tensor
     logit_positions: torch.Tensor
-    """Packed positions whose logits are computed, each once."""
+    """The packed positions for which logits are computed, each once."""
     logit_of_target: torch.Tensor
-    """Which of them predicts each target: siblings share the last prompt token."""
+    """For each target, the index of the position that predicts it. Siblings share the last token of the prompt."""
     targets: torch.Tensor
 
 
 def tensors_of(rows: Sequence[Packed], chains: Sequence[Targets], device: torch.device) -> Tensors:
-    """Lay the rows of one micro-batch out. Targets come chain after chain, in the order of rows."""
+    """Lay out the rows of one micro-batch. Targets are ordered chain by chain, in the order of the rows."""
     size, starts = sum(row.tokens for row in rows), Layout(rows).starts()
     ids, positions = np.empty(size, np.int64), np.empty(size, np.int64)
     before: list[np.ndarray] = []
@@ -99,7 +100,7 @@ def tensors_of(rows: Sequence[Packed], chains: Sequence[Targets], device: torch.
             trained = chain.mask.nonzero()[0]
             ids[rest_start : rest_start + rest] = chain.ids[row.prefix : -1]
             positions[rest_start : rest_start + rest] = np.arange(row.prefix, row.prefix + rest)
-            # The token before a target is in the prefix, or in this chain's own rest.
+            # The token before a target is in the prefix, or in the rest of the same chain.
             predecessor = trained - 1
             before.append(np.where(predecessor < row.prefix, start, rest_start - row.prefix) + predecessor)
             targets.append(chain.ids[trained])
@@ -116,7 +117,7 @@ def tensors_of(rows: Sequence[Packed], chains: Sequence[Targets], device: torch.
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What is known of each target of a micro-batch besides its logits, in the order of its tensors' targets."""
+    """What is known of each target of a micro-batch besides its logits, in the order of the targets in `Tensors`."""
 
     sampled_logprobs: torch.Tensor
     advantages: torch.Tensor

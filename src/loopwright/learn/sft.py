@@ -1,7 +1,7 @@
-"""Given examples to imitate beside the policy's own rollouts.
+"""SFT examples, which are trained together with the policy's own rollouts.
 
-Their tokens were written, not sampled: an example has ids and says which of them are the answer, and nothing else (T2).
-Which examples a step takes is a pure function of the seed and the step, so that a resumed run goes on with the same.
+Their tokens were written, not sampled. So an example has ids and a mask of the answer, but no logprobs or versions
+(T2). Which examples a step takes is a pure function of the seed and the step, so a resumed run takes the same ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loopwright.types.tokens import BoolArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """A conversation as the model reads it. `mask` is 1 on the tokens of its last answer, which are learned."""
+    """A conversation as token ids. `mask` is 1 on the tokens of the last answer, which are trained."""
 
     ids: IntArray
     mask: BoolArray
@@ -39,7 +39,8 @@ class SftTerm:
     seed: int
 
     def at(self, step: int) -> list[Example]:
-        """The examples of train step `step` (from 1 up): all of them once, then all again in another order."""
+        """The examples of train step `step` (the first is 1). Every example comes once per epoch, and every epoch has
+        another order."""
         size = len(self.examples)
         first = (step - 1) * self.examples_per_step
         draws = [divmod(first + place, size) for place in range(self.examples_per_step)]

@@ -1,14 +1,14 @@
-"""Exact attention over packed rows without a mask: prefixes on themselves, each rest on its prefix and on itself.
+"""Exact attention over packed rows without a mask: each prefix sees itself, and each rest sees its prefix and itself.
 
-Our own because a dense mask makes the kernel compute what it hides: twice the work for eight short answers after a long
-prompt, and the number of chains times the work for long ones. Softmax attention over two sets of keys is the sum of
-both, weighted by their log-sum-exp; and the backward kernel, given the merged output and log-sum-exp, yields each set's
-share of the gradients.
+We do this ourselves because a kernel with a dense mask also computes what the mask hides: twice the work for eight
+short answers after a long prompt, and (number of chains) times the work for long answers. Softmax attention over two
+sets of keys is the sum of both, weighted by their log-sum-exp. The backward kernel, given the merged output and
+log-sum-exp, yields each set's share of the gradients.
 
-All prefixes stand before all rests. Neighbours of one length are one call, whichever rows they belong to: for short
-ones, calling costs more than what is computed.
+All prefixes come before all rests. Neighbours of equal length are computed in one call, no matter which rows they
+belong to: for short ones, a call costs more than the computation.
 
-Tensors are [tokens, heads, dim], as products leave them, and log-sum-exps [tokens, heads].
+Tensors are [tokens, heads, dim], as matrix products return them. Log-sum-exps are [tokens, heads].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loopwright.core.packing import Packed
 from loopwright.models.attention import BLOCKED, flash, flash_backward
 
 Segment = Sequence[torch.Tensor]
-"""Some tensors of the same tokens."""
+"""Several tensors that belong to the same tokens."""
 
 
 def kernel(
@@ -35,7 +35,8 @@ def kernel(
     causal: bool = False,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One call of the kernel: the output and its log-sum-exp. So many equal `parts` of the tokens are each alone."""
+    """Call the kernel once: the output and its log-sum-exp. The tokens are split into `parts` equal parts, and no part
+    sees another."""
     heads = (_apart(x, parts) for x in (query, key, value))
     output, total = flash(*heads, 0.0, causal, attn_mask=bias, scale=scaling)
     return _in_a_row(output), _in_a_row(total)
@@ -51,8 +52,8 @@ def kernel_gradients(
     causal: bool = False,
     bias: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """What queries give to their own gradient, and to that of some keys and values. `of` are the gradient of their
-    output, the queries, the output and its log-sum-exp, over all keys that they see."""
+    """The share of some keys and values in the gradients of queries, keys and values. `of` holds the gradient of the
+    output, the queries, the output and its log-sum-exp; the last two are over all keys that the queries see."""
     grad, query, output, total = of
     heads = (_apart(x, parts) for x in (grad, query, key, value, output, total))
     shares = flash_backward(*heads, 0.0, causal, attn_mask=bias, scale=scaling)
@@ -60,7 +61,7 @@ def kernel_gradients(
 
 
 def _apart(x: torch.Tensor, parts: int) -> torch.Tensor:
-    """[parts, heads, tokens of one, ...], as the kernel takes it."""
+    """The tensor as [parts, heads, tokens of one part, ...], as the kernel needs it."""
     return x.view(parts, x.shape[0] // parts, *x.shape[1:]).transpose(1, 2)
 
 
@@ -71,8 +72,8 @@ def _in_a_row(x: torch.Tensor) -> torch.Tensor:
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Sequence[Packed], scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp. The rests of a row look at its prefix in one call, as if they were one segment; only at
-    themselves they look apart."""
+    """Output and log-sum-exp. All rests of a row attend to its prefix in one call, as one segment. Each rest attends to
+    itself separately."""
     prefixes, rests = [row.prefix for row in rows], [sum(row.rests) for row in rows]
     (q, queries), (k, keys), (v, values) = _cut((query, key, value), (sum(prefixes), sum(rests)))
     parts: list[Segment] = [_apart_causal(q, k, v, prefixes, scaling)] if len(q) else []
@@ -92,7 +93,7 @@ def attend(
 def gradients(
     of: Segment, key: torch.Tensor, value: torch.Tensor, rows: Sequence[Packed], scaling: float
 ) -> list[torch.Tensor]:
-    """The gradients of queries, keys and values; `of` as in `kernel_gradients`."""
+    """The gradients of queries, keys and values. `of` is as in `kernel_gradients`."""
     prefixes, rests = [row.prefix for row in rows], [sum(row.rests) for row in rows]
     sizes = sum(prefixes), sum(rests)
     (k, keys), (v, values) = _cut((key, value), sizes)
@@ -111,7 +112,7 @@ def gradients(
 
 
 def _far(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of all rests of a row, to its prefix. Without one, they see nothing."""
+    """Attention of all rests of a row to its prefix. Without a prefix they see nothing here."""
     if len(q) and len(k):
         return kernel(q, k, v, scaling)
     return torch.zeros_like(q), q.new_full(q.shape[:2], BLOCKED)
@@ -126,7 +127,7 @@ def _far_gradients(of: Segment, k: torch.Tensor, v: torch.Tensor, scaling: float
 def _apart_causal(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Iterable[int], scaling: float
 ) -> list[torch.Tensor]:
-    """Segments of these lengths, each causally on itself."""
+    """Causal attention of each segment to itself, for segments of these lengths."""
     counts, together = _alike(lengths)
     segments = zip(*_cut((q, k, v), together), counts, strict=True)
     return joined([kernel(q, k, v, scaling, parts=n, causal=True) for q, k, v, n in segments])
@@ -141,7 +142,8 @@ def _apart_causal_gradients(
 
 
 def _alike(lengths: Iterable[int]) -> tuple[list[int], list[int]]:
-    """How many segments of one length follow each other, and how many tokens they have in all. Empty ones are none."""
+    """For each run of segments with equal length: how many segments it has, and how many tokens. Empty segments are
+    left out."""
     runs = [(len(list(run)), size) for size, run in groupby(length for length in lengths if length > 0)]
     return [count for count, _ in runs], [count * size for count, size in runs]
 
@@ -151,7 +153,7 @@ def _cut(tensors: Segment, sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...
 
 
 def joined(parts: Sequence[Segment]) -> list[torch.Tensor]:
-    """What belongs together, one after the other along the tokens."""
+    """Concatenate the corresponding tensors of all parts along the tokens."""
     if len(parts) == 1:
         return list(parts[0])
     return [torch.cat(x) for x in zip(*parts, strict=True)]

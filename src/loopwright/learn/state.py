@@ -1,4 +1,4 @@
-"""A learner's state on disk: safetensors and JSON, no pickle. What is loaded continues bit for bit."""
+"""A learner's state on disk: safetensors and JSON, no pickle. A loaded learner continues bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ MODEL, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "learner.
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def save(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int) -> None:
+def save_state(
+    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int
+) -> None:
     """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
     save_file({name: weight.detach().contiguous() for name, weight in weights.items()}, folder / MODEL)
     moments = {
@@ -29,8 +31,8 @@ def save(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.opt
     (folder / META).write_text(json.dumps({"version": version}))
 
 
-def load(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
-    """Read what `save` wrote, into the same weights; returns the version."""
+def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
+    """Read what `save_state` wrote into `weights` and the optimiser, and return the version."""
     try:
         saved, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
         version = int(json.loads((folder / META).read_text())["version"])
@@ -61,7 +63,7 @@ def _check_fits(folder: Path, weights: Mapping[str, torch.Tensor], saved: Mappin
         )
     for name, weight in weights.items():
         if saved[name].dtype != weight.dtype:
-            # Converted, they would go on from other weights than those that were trained.
+            # Converting them would continue from other weights than those that were trained.
             raise CheckpointError(
                 f"checkpoint {folder} has the numbers of {name} as {_name(saved[name])}, and they are kept as "
                 f"{_name(weight)}",

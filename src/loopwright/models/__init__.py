@@ -1,1 +1,1 @@
-"""Loading, converting and addressing transformers models; the attention that engine and learner share."""
+"""Loads, converts and proves transformers models. Also holds the attention that engine and learner share."""

@@ -1,8 +1,8 @@
 """One attention entry point for engine and learner.
 
-Both compute from the parameters of one transformers model, on one packed row of tokens. All that differs between
-prefill, decode and training is which token sees which; that is a plan's business. transformers hands the plan through
-as a keyword argument, so no state hides in the model, and engine and learner can share its parameters.
+Both compute from the parameters of one transformers model, on one packed row of tokens. Prefill, decode and training
+differ only in which token sees which. A plan knows that. transformers passes the plan on as a keyword argument, so the
+model holds no state, and engine and learner can share its parameters.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ NAME = "loopwright"
 """The name under which the attention is registered with transformers."""
 
 BLOCKED = -1e30
-"""Added to the score of a key that may not be seen. Finite, so that a part in which every key is blocked weighs
-nothing when parts are merged, instead of turning into NaN."""
+"""Added to the score of a key that may not be seen. It is finite: a part in which all keys are blocked then has weight
+0 when parts are merged, instead of NaN."""
 
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-"""The kernels behind scaled_dot_product_attention on a CPU. It does not hand out the log-sum-exp, by which parts of
-attention are merged, and takes a path twice as slow when a mask meets grouped heads. These do both; heads of keys and
-values may be fewer than those of queries."""
+"""The kernels behind scaled_dot_product_attention on a CPU. That function does not return the log-sum-exp, which we
+need to merge parts of attention, and it is twice as slow if there are both a mask and grouped heads. These kernels
+return it and are fast. Keys and values may have fewer heads than queries."""
 
 
 def on_flash(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the kernels take these tensors."""
+    """Whether the kernels support these tensors."""
     return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
 
 
@@ -58,8 +58,9 @@ class AttentionPlan(Protocol):
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Attention of one layer: `query` is [1, heads, tokens, dim], `key` and `value` have the KV heads; the
-        result is [1, tokens, heads, value dim]. A query sees a key only if it is less than `window` behind."""
+        """Attention of one layer. `query` is [1, heads, tokens, dim]; `key` and `value` have the KV heads. The result
+        is [1, tokens, heads, value dim]. A query sees a key only if the key is less than `window` positions before
+        it."""
         ...
 
 
@@ -75,10 +76,10 @@ def attention(
     plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer."""
+    """The function that transformers calls in every layer."""
     extras = [name for name in ("softcap", "s_aux", "head_mask") if others.get(name) is not None]
     if plan is None or extras:
-        why = f"it uses {', '.join(extras)}" if extras else "it does not hand keyword arguments to its attention"
+        why = f"it uses {', '.join(extras)}" if extras else "it does not pass keyword arguments to its attention"
         raise unsupported(type(module).__name__, why)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = plan.attend(module.layer_idx, query, key, value, scaling=scale, window=sliding_window)
@@ -86,7 +87,7 @@ def attention(
 
 
 def unsupported(what: str, why: str) -> ModelError:
-    """The one way to say that a model cannot run here."""
+    """The error for a model that cannot run here."""
     return ModelError(
         f"{what} cannot run on the embedded engine: {why}",
         remedy="use a decoder-only model with full or sliding-window attention (Llama, Qwen, Mistral, SmolLM ...)",

@@ -1,9 +1,9 @@
 """The one thread in which a process runs torch.
 
-OpenMP keeps a pool of workers for every thread that computes. As soon as two pools together have more threads than
-the machine has cores, its workers go to sleep between any two kernels instead of spinning: decoding took twice as
-long in a second thread (measured, docs/adr/0002). So engine, learner and loading share one thread; what they are
-asked to do is done in the order of asking, and a long job is cut into short ones that let others in between.
+OpenMP keeps a pool of workers for every thread that computes. When two pools together have more threads than the
+machine has cores, the workers sleep between any two kernels instead of spinning. Decoding took twice as long in a
+second thread (measured, docs/adr/0002). So engine, learner and loading share one thread. It does jobs in the order of
+their submission. A long job is split into short ones, so that other jobs can run in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ComputeThread:
-    """Use it as a context manager: leaving waits for what is still to do."""
+    """Use it as a context manager. Leaving waits for all submitted jobs."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="loopwright-compute")
@@ -37,5 +37,5 @@ class ComputeThread:
         return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def post(self, job: Callable[[], None]) -> None:
-        """Have `job` done after what was asked before. It must not raise: nobody waits for it."""
+        """Run `job` after all earlier ones. It must not raise, because nobody waits for it."""
         self._executor.submit(job)

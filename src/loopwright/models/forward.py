@@ -1,4 +1,5 @@
-"""What the engine needs of a model: the logits of packed tokens. Every model gives them by its own modules."""
+"""What the engine needs from a model: the logits of packed tokens. Every model can compute them with its own
+modules."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ class PackedForward(Protocol):
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, keep: torch.Tensor | None
     ) -> torch.Tensor:
-        """[tokens, vocabulary] after the tokens `keep`; None means all."""
+        """The logits [tokens, vocabulary] after the tokens in `keep`. None means all tokens."""
         ...
 
     def native(self) -> NativeStep | None:
-        """Decode steps in C, if there are any for this model here. Their products are by a copy of the weights as they
-        are at the first one."""
+        """Decode steps in C, if they are available for this model on this machine. They use a copy of the weights, made
+        at the first step."""
         ...
 
 

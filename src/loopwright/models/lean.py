@@ -1,9 +1,9 @@
 """The forward pass of a Llama-like model without its modules.
 
-Calling modules costs a small model more than its arithmetic, and a larger one still a good part of it: a rotary
-embedding alone is a dozen kernels per layer. This pass reads the very parameters of the model, so every update is seen,
-and it overwrites what nobody needs any more. It knows no gradients: the learner, which needs what is overwritten
-here, has layers of its own.
+In a small model, calling modules takes longer than the arithmetic; in a larger one it still takes a large part of the
+time. A rotary embedding alone is a dozen kernels per layer. This pass reads the model's own parameters, so it sees
+every update. It overwrites values that are no longer needed, so it has no gradients. The learner needs those values,
+and has its own layers (`learn.layers`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loopwright.models.linear import Linear
 from loopwright.models.native.library import Library
 from loopwright.models.native.step import NativeStep, serves
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.product import Head, Product
+from loopwright.models.product import OutputHead, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Sizes, Workspace, Workspaces
 
@@ -31,7 +31,7 @@ class LeanLayer:
 
     attention_norm: ColumnNorm
     projection: Product
-    """To queries, keys and values."""
+    """The projection to queries, keys and values."""
     query_norm: RmsNorm | None
     key_norm: RmsNorm | None
     scaling: float
@@ -56,14 +56,14 @@ class LeanModel:
     sizes: Sizes
     layers: Sequence[LeanLayer]
     norm: ColumnNorm
-    head: Head
+    head: OutputHead
 
 
 class LeanForward:
-    """A `PackedForward`. Whether it computes what a model does is for `models.recognise` to prove."""
+    """A `PackedForward`. `models.recognise` proves whether it computes the same as a model."""
 
     def __init__(self, model: LeanModel, library: Library | None = None) -> None:
-        """With a `library` that serves it, it decodes by native steps."""
+        """With a `library` that supports this model, it decodes with native steps."""
         self.model = model
         self._workspaces = Workspaces(model.sizes, model.table.detach())
         self._library = library if library is not None and serves(model, library) else None
@@ -90,7 +90,7 @@ class LeanForward:
         return None if self._library is None else NativeStep(self.model, self._library)
 
     def _project(self, layer: LeanLayer, space: Workspace) -> None:
-        """Queries, keys and values, turned by their positions."""
+        """Compute queries, keys and values, with the rotary embedding applied."""
         layer.projection.into(space.projected, layer.attention_norm.into(space.normed, space.x))
         space.by_token()
         if layer.query_norm is not None and layer.key_norm is not None:

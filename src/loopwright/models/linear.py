@@ -1,7 +1,7 @@
-"""Linear layers that are fast for few rows, as when most answers of a batch have ended.
+"""Linear layers that are fast for few rows, for example when most answers of a batch have ended.
 
-Our own because torch's way to `x @ weight.T` is slow on a CPU for fewer than about 50 rows: all products of
-SmolLM2-135M for 16 rows take 167 ms on two cores, and 80 ms as `(weight @ x.T).T`.
+We do this ourselves because torch computes `x @ weight.T` slowly on a CPU for fewer than about 50 rows. All products of
+SmolLM2-135M for 16 rows take 167 ms on two cores, but 80 ms as `(weight @ x.T).T`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 FEW = range(5, 49)
-"""Numbers of rows for which the product is turned round."""
+"""The numbers of rows for which the transposed product is used."""
 
 
 class Linear(nn.Module):
@@ -33,7 +33,7 @@ class Linear(nn.Module):
 
 
 def replace_linears(model: nn.Module) -> None:
-    """Put `Linear` in the place of every plain linear layer. Only for models on a CPU."""
+    """Replace every plain linear layer by `Linear`. Only for models on a CPU."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear:

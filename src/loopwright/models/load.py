@@ -1,14 +1,13 @@
-"""Loading a model and its tokenizer, and proving that they run here before anything is started."""
+"""Loads a model and its tokenizer, and proves that they run here before anything starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from loopwright.errors import ModelError
 from loopwright.models.attention import NAME, unsupported
@@ -21,26 +20,15 @@ from loopwright.models.recognise import fastest_forward
 from loopwright.models.rotary import choose_angles
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
+from loopwright.models.tokenizer import load_tokenizer, read_pretrained
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-class Language(Protocol):
-    """What it takes to talk to a model, wherever its weights are."""
-
-    @property
-    def tokenizer(self) -> Any: ...
-
-    @property
-    def max_context(self) -> int:
-        """How many tokens it can hold."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model, its tokenizer, and how many tokens it can hold. Engine and learner share it;
-    `forward` computes logits from its parameters the fastest way that is known to be right."""
+    """A causal language model, its tokenizer, and how many tokens its context can hold. Engine and learner share it.
+    `forward` computes logits from its parameters in the fastest way that is proven to be correct."""
 
     model: Any
     tokenizer: Any
@@ -58,15 +46,15 @@ def load_model(
     device: str = "cpu",
     native: bool = True,
 ) -> LoadedModel:
-    """Load from a folder, a Hugging Face name, or `smollm2`; raise ModelError when it could not be trained. It decodes
-    by `native` steps where it can, unless it shall not. Angles that depend on the length are those of
-    `trained_context`, or else of `max_context`."""
+    """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. With
+    `native`, it decodes with native steps if it can. Rotary angles that depend on the length are those of
+    `trained_context`, or of `max_context` if that is not given."""
     source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
     tokenizer = load_tokenizer(source)
-    config = _from_pretrained(AutoConfig, source, "config")
+    config = read_pretrained(AutoConfig, source, "config")
     _check_architecture(config)
     model = _load_weights(source, dtype)
-    # Evaluation mode for good: dropout would make the training logprobs differ from the sampling ones.
+    # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     model.to(device).eval()
     replace_norms(model)
     if device == "cpu":
@@ -80,7 +68,7 @@ def load_model(
 
 def _load_weights(source: str, dtype: str) -> Any:
     options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
-    model, report = _from_pretrained(AutoModelForCausalLM, source, "weights", **options)
+    model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
     # transformers fills gaps with random numbers and only prints a warning.
     if missing := report["missing_keys"]:
         raise ModelError(
@@ -88,29 +76,6 @@ def _load_weights(source: str, dtype: str) -> Any:
             remedy="save the whole model again with save_pretrained; its config.json may belong to another model",
         )
     return model
-
-
-def _from_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any:
-    try:
-        return factory.from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"cannot load the {what} of model {source!r}: {why}",
-            remedy="model.path must be 'smollm2', a folder written by save_pretrained, or a Hugging Face name "
-            "that is in the local cache or can be downloaded",
-        ) from error
-
-
-def load_tokenizer(source: str) -> Any:
-    """The tokenizer in a folder, or of a Hugging Face name."""
-    folder = Path(source)
-    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ModelError(
-            f"model folder {source!r} has no tokenizer",
-            remedy="save it there too: AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
-        )
-    return _from_pretrained(AutoTokenizer, source, "tokenizer")
 
 
 def _check_architecture(config: Any) -> None:

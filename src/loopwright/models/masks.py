@@ -1,8 +1,8 @@
-"""What a model's masks let its layers see, asked while the model runs.
+"""Finds out what a model's masks let its layers see, by asking the masks while the model runs.
 
-Attention here is told a window, and never looks at a mask. transformers tells both, each from another place, and in
-some models only the mask knows of the window. A row would have to be longer than the window to show it; a mask can be
-asked about any two positions.
+Our attention gets a window and never looks at a mask. transformers sets both in different places, and in some models
+only the mask knows the window. A test row would have to be longer than the window to show this, but a mask function can
+be asked about any two positions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from loopwright.models.attention import AttentionPlan, attention, unsupported
 from loopwright.models.plans import Chunk, ChunkPlan
 
 ASKING = "loopwright-asking-masks"
-"""The name of an attention that computes what ours does, and keeps the mask of each layer. Ours is given none."""
+"""The name of an attention that computes the same as ours and also keeps the mask of each layer. Ours gets no masks."""
 
 Sees = Callable[..., torch.Tensor]
-"""Of transformers: whether the query at one position sees the key at another, given batch, head and both."""
+"""A mask function of transformers: given batch, head and two positions, whether the query at one sees the key at the
+other."""
 
 
 class MaskedPlan(ChunkPlan):
-    """Keeps what the mask of each layer lets it see, and the window that its call carries."""
+    """Keeps the mask function of each layer, and the window that its attention call gets."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         super().__init__(chunks)
@@ -33,7 +34,7 @@ class MaskedPlan(ChunkPlan):
 
 
 def windows_of(model: Any, plan: MaskedPlan, max_context: int) -> set[int]:
-    """The windows of a model that has run on the plan; raise ModelError if one is not told to the attention."""
+    """The windows of a model that has run with the plan. Raises ModelError if the attention was not told of one."""
     name, kinds = model.config.model_type, getattr(model.config, "layer_types", None)
     windows = set()
     for layer, (sees, window) in plan.layers.items():
@@ -48,14 +49,15 @@ def windows_of(model: Any, plan: MaskedPlan, max_context: int) -> set[int]:
 
 
 def _compare(name: str, layer: int, sees: Sees, window: int | None, max_context: int) -> None:
-    """The mask and the window, for the last queries of a run and one in the middle: a chunk shows at two neighbours."""
+    """Compare the mask with the window, for the last queries that a run may have and for one in the middle. Two
+    neighbouring queries reveal chunked attention."""
     last = max_context - 1
     keys = torch.arange(max_context + 1)
     for query in {last, max(last - 1, 0), last // 2}:
         try:
             seen = torch.as_tensor(sees(*torch.tensor([0, 0, query]), keys)).expand(keys.shape)
         except IndexError as error:
-            raise unsupported(name, f"what layer {layer} sees depends on more than how far away it is") from error
+            raise unsupported(name, f"what layer {layer} sees depends on more than the distance of tokens") from error
         ours = (keys <= query) & (keys > query - (max_context if window is None else window))
         if not torch.equal(seen, ours):
             if window is None and bool((seen <= ours).all()):
@@ -68,7 +70,7 @@ def _no_window(name: str, layer: int) -> ModelError:
 
 
 def _mask(*, mask_function: Sees, **others: Any) -> torch.Tensor:
-    """A mask that nobody adds to anything, with what it stands for."""
+    """An empty mask that is never added to scores. It carries the mask function."""
     mask = torch.zeros(1, 1, 1, 1)
     mask.sees = mask_function  # type: ignore[attr-defined]
     return mask

@@ -1,7 +1,8 @@
 """RMSNorm in as few passes over memory as torch's kernels allow.
 
-Our own because autograd's way through `pow`, `mean`, `rsqrt` and two products reads and writes the activations some
-twenty times (1,200 x 576, forward and backward on one core: 8.1 ms, here 2.0 ms), and a model has two per layer.
+We do this ourselves because autograd, going through `pow`, `mean`, `rsqrt` and two products, reads and writes the
+activations about twenty times (1,200 x 576, forward and backward on one core: 8.1 ms, here 2.0 ms). A model has two
+norms per layer.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import torch
 from torch import nn
 
 SAME = 1e-5
-"""How far the replacement may be from the module that it replaces, on random numbers."""
+"""How much the replacement may differ from the module that it replaces, on random numbers."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm over the last dimension, without gradients, and the scale of each row, which its gradient needs."""
+    """The norm over the last dimension, without gradients, and the scale of each row, which the gradient needs."""
     scale = _scale(x, eps)
     return (x * scale).mul_(weight), scale
 
@@ -24,8 +25,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.T
 def rms_norm_gradient(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of `x` and `weight`, given that of the norm."""
-    # That of a layer norm whose mean is 0, which takes away the mean of grad * weight: it is put back.
+    """The gradients of `x` and `weight`, given the gradient of the norm's output."""
+    # Use the gradient of a layer norm with mean 0. It subtracts the mean of grad * weight, so we add it again.
     shape, none = x.shape[-1:], torch.zeros_like(scale)
     dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
         grad.contiguous(), x, shape, none, scale, weight, None, (True, True, False)
@@ -67,7 +68,7 @@ class RmsNorm(nn.Module):
 
 
 class ColumnNorm:
-    """The same over the features of columns [features, tokens], without gradients. It reads the norm's weight."""
+    """The same norm over the features of columns [features, tokens], without gradients. It uses the norm's weight."""
 
     __slots__ = ("_eps", "_shares", "_weight", "norm")
 
@@ -80,22 +81,22 @@ class ColumnNorm:
     def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Write the norm of `x` to `out`, which is not `x` itself."""
         squares = torch.mul(x, x, out=out)
-        # The mean as a product, which adds the epsilon too.
+        # Compute the mean as a matrix product, which also adds the epsilon.
         torch.mul(x, torch.addmm(self._eps, self._shares, squares).rsqrt_(), out=out)
         return out.mul_(self._weight)
 
 
 def _scale(x: torch.Tensor, eps: float) -> torch.Tensor:
-    # Not vector_norm, which is slow for rows that lie in memory feature by feature.
+    # Not vector_norm: it is slow for rows that are stored feature by feature.
     squares: torch.Tensor = torch.linalg.vecdot(x, x).unsqueeze(-1)
     return squares.div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 @torch.no_grad()
 def replace_norms(model: nn.Module) -> None:
-    """Put `RmsNorm` in the place of every module that computes the same.
+    """Replace every module that computes the same by `RmsNorm`.
 
-    Same is proven, not read off a name: models spell their norms alike and mean different things (1 + weight, another
+    This is tested with numbers, not by the name: norms with similar names compute different things (1 + weight, another
     order of casts).
     """
     parents = [module for module in model.modules() if any(_may_be_replaced(child) for child in module.children())]
@@ -121,7 +122,7 @@ def _is_same(mine: RmsNorm, theirs: nn.Module) -> bool:
         return False
     x = torch.randn(3, len(mine.weight), generator=torch.Generator().manual_seed(0)).to(mine.weight.device)
     try:
-        # Small numbers too: there the epsilon counts.
+        # Try small numbers too, where the epsilon matters.
         return all(torch.allclose(mine(y), theirs(y), rtol=SAME, atol=SAME) for y in (x, 1e-3 * x, 5 * x + 1))
     except (RuntimeError, ValueError):  # it takes tensors of another shape
         return False

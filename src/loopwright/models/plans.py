@@ -1,4 +1,5 @@
-"""The plain attention plan: chunks of tokens, each causal over its own context. Prefill uses it, with a cache."""
+"""The plain attention plan: chunks of tokens, each with causal attention over its own context. Prefill uses it with a
+cache."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ class Context(Protocol):
 
     @property
     def past(self) -> int:
-        """Tokens that are there already."""
+        """How many tokens it already holds."""
         ...
 
     def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the new keys and values [1, heads, tokens, dim]; return them after those already there."""
+        """Store the new keys and values [1, heads, tokens, dim], and return all of them, the earlier ones first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Packed tokens `start` to `end`, one sequence's next tokens, after whatever its context holds."""
+    """Packed tokens `start` to `end`: the next tokens of one sequence, after those in its context."""
 
     start: int
     end: int
@@ -36,8 +37,8 @@ class Chunk:
 
 
 class ChunkPlan:
-    """Attention chunk by chunk. Long prompts keep the causal kernel, which skips the upper half; prompts of one length
-    that begin anew are one call."""
+    """Attention chunk by chunk. Long prompts use the causal kernel, which skips the upper half. New prompts of equal
+    length are computed in one call."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = chunks
@@ -69,7 +70,7 @@ class ChunkPlan:
 
 
 def _length_if_new(chunk: Chunk) -> int | None:
-    """Its number of tokens, unless it goes on behind others."""
+    """The chunk's number of tokens, or None if its context already holds some."""
     goes_on = chunk.context is not None and chunk.context.past
     return None if goes_on else chunk.end - chunk.start
 
@@ -83,7 +84,7 @@ def _together(
     scaling: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Attention of chunks that lie one after the other, as one batch: [1, tokens, heads, dim]."""
+    """Attention of neighbouring chunks, computed as one batch: [1, tokens, heads, dim]."""
     start, end, count = run[0].start, run[-1].end, len(run)
     q, k, v = (
         x[0, :, start:end].reshape(x.shape[1], count, -1, x.shape[-1]).transpose(0, 1) for x in (query, key, value)
@@ -96,7 +97,7 @@ def _together(
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, window: int | None) -> torch.Tensor:
-    """Attention in which the last query is aligned with the last key."""
+    """Causal attention in which the last query is aligned with the last key."""
     queries, keys = q.shape[2], k.shape[2]
     if queries == keys and (window is None or window >= keys):
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)

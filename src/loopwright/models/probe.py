@@ -1,4 +1,4 @@
-"""The tokens by which a model is proven when it is loaded: sequences that a run may have, packed into one row."""
+"""The tokens with which a model is tested when it is loaded: sequences that a run may have, packed into one row."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from loopwright.models.forward import PackedForward
 from loopwright.models.plans import Chunk, ChunkPlan
 
 SPREAD = 7919
-"""Between the ids of two tokens, so that few are special. On a row of those, a trained model computes next to noise:
-SmolLM2 in bfloat16 was 41 off its own attention, with these it is 0.6 off."""
+"""The distance between the ids of neighbouring tokens, so that few of them are special tokens. On a row of special
+tokens a trained model computes almost noise: SmolLM2 in bfloat16 then differed by 41 from its own attention; with these
+ids it differs by 0.6."""
 TOKENS = 8
-"""Of each sequence, unless a window asks for more."""
+"""How many tokens each sequence has, unless a window needs more."""
 WIDEST = 128
-"""The widest window that is looked beyond. Wider ones would cost a large model many seconds: `models.masks` asks the
-model's masks about them."""
+"""The widest window that is tested with a longer row. Wider windows would take a large model many seconds; for these
+`models.masks` asks the model's masks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A few tokens from the first position on, more than its windows hold, and the last ones that the run may use. All
-    stand in one packed row, as they do in a batch."""
+    """Three kinds of sequences: a few tokens from the first position on, more tokens than the windows hold, and the
+    last positions that the run may use. All are in one packed row, as in a batch."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -41,7 +42,7 @@ class Probe:
         positions = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         ends = list(accumulate(lengths))
         return Probe(
-            # Every sequence has tokens of its own.
+            # Every sequence has different tokens.
             ids=torch.arange(1, ends[-1] + 1, device=model.device) * SPREAD % model.config.vocab_size,
             positions=torch.cat(positions).to(model.device),
             chunks=tuple(Chunk(end - length, end) for end, length in zip(ends, lengths, strict=True)),
@@ -51,14 +52,14 @@ class Probe:
         return ChunkPlan(self.chunks)
 
     def alone(self) -> list[Probe]:
-        """Each sequence in a row of its own."""
+        """Each sequence as a row of its own."""
         parts = [(slice(chunk.start, chunk.end), (Chunk(0, chunk.end - chunk.start),)) for chunk in self.chunks]
         return [Probe(self.ids[part], self.positions[part], chunks) for part, chunks in parts]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a layer hands to attention."""
+class AttentionCall:
+    """What a layer passes to attention."""
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     scaling: float
@@ -66,24 +67,24 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a forward pass makes of a probe: what each layer asks, and the logits."""
+class ProbeResult:
+    """The result of a forward pass over a probe: each layer's call of attention, and the logits."""
 
     probe: Probe
-    asked: list[Asked]
+    asked: list[AttentionCall]
     logits: torch.Tensor
 
 
-def answer(forward: PackedForward, probe: Probe) -> Answer:
+def run_probe(forward: PackedForward, probe: Probe) -> ProbeResult:
     plan = _Recording(probe.plan())
-    return Answer(probe, plan.asked, forward.logits(probe.ids, probe.positions, plan, None))
+    return ProbeResult(probe, plan.asked, forward.logits(probe.ids, probe.positions, plan, None))
 
 
 class _Recording:
-    """A plan that remembers what it was asked."""
+    """A plan that records its calls."""
 
     def __init__(self, plan: AttentionPlan) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[AttentionCall] = []
         self._plan = plan
 
     def attend(
@@ -96,6 +97,6 @@ class _Recording:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        # Cloned: whoever asks may overwrite them in its next layer.
-        self.asked.append(Asked((query.clone(), key.clone(), value.clone()), scaling, window))
+        # Cloned, because the caller may overwrite the tensors in its next layer.
+        self.asked.append(AttentionCall((query.clone(), key.clone(), value.clone()), scaling, window))
         return self._plan.attend(layer, query, key, value, scaling=scaling, window=window)

@@ -1,7 +1,7 @@
-"""The products of a forward pass without gradients, over columns: `x` is [features, tokens], and so is the result.
+"""The matrix products of a forward pass without gradients, over columns: `x` and the result are [features, tokens].
 
-If columns lie in memory feature by feature, nothing has to be turned round, and the product with a weight is faster up
-to about 130 tokens (one core, products of one layer: 64 tokens 4.6 ms instead of 5.1, 48 tokens 2.7 instead of 4.1).
+If columns are stored feature by feature, nothing has to be transposed, and the product with a weight is faster up to
+about 130 tokens (one core, products of one layer: 64 tokens 4.6 ms instead of 5.1, 48 tokens 2.7 instead of 4.1).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from loopwright.models.linear import Linear
 
 FEATURES_FIRST = range(5, 129)
-"""Numbers of tokens whose columns had better lie feature by feature."""
+"""The numbers of tokens for which columns are stored feature by feature, because that is faster."""
 
 
 class Product:
-    """Linear layers that read the same columns, and their parameters as they are."""
+    """Linear layers with the same input. It uses their own parameters, not a copy."""
 
     def __init__(self, *layers: Linear) -> None:
         self.layers = layers
@@ -40,8 +40,8 @@ class Product:
             total.add_(bias)
 
 
-class Head:
-    """The last product, whose result is wanted token by token."""
+class OutputHead:
+    """The last product. Its result is stored token by token."""
 
     def __init__(self, layer: Linear) -> None:
         self.layer = layer

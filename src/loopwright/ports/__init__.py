@@ -1,45 +1,51 @@
-"""Protocols only: what one room may ask of another. Nothing here has a body, and nothing here imports a room."""
+"""Protocols only: what one room may ask of another. Methods here have no body, and nothing here imports a room."""
 
 from loopwright.ports.agent_loop import AgentLoop, Policy, Reply
-from loopwright.ports.buffer import ReplayBuffer, Started
-from loopwright.ports.engine import Engine, Lockstep, OnPart, StreamingEngine
-from loopwright.ports.judger import GroupJudger, Judger
+from loopwright.ports.buffer import ReplayBuffer, StartedGroup
+from loopwright.ports.engine import Engine, Lockstep, ModelClient, OnPart, StreamingEngine
+from loopwright.ports.judger import Judger
 from loopwright.ports.learner import Learner, StepReport
+from loopwright.ports.policy import ChainChoice, PolicyMaker, RecordingPolicy
 from loopwright.ports.renderer import Renderer, StreamParser
 from loopwright.ports.sampler import Sampler, TaskSource
 from loopwright.ports.sessions import Endpoint, ServedPolicy
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
 from loopwright.ports.tracker import Tracker
-from loopwright.ports.weights import CheckpointEngine
+from loopwright.ports.weights import WeightPublisher
+from loopwright.ports.worker import RolloutWorker
 from loopwright.types import PauseMode
 
 __all__ = [
     "AgentLoop",
-    "CheckpointEngine",
+    "ChainChoice",
     "Endpoint",
     "Engine",
-    "GroupJudger",
     "GroupRow",
     "HeldGroup",
     "Judger",
     "Learner",
     "Lockstep",
     "MemberRow",
+    "ModelClient",
     "OnPart",
     "PauseMode",
     "Policy",
+    "PolicyMaker",
+    "RecordingPolicy",
     "Renderer",
     "ReplayBuffer",
     "Reply",
     "ResumePlan",
+    "RolloutWorker",
     "Sampler",
     "ServedPolicy",
     "StalePolicy",
-    "Started",
+    "StartedGroup",
     "StepReport",
     "Storage",
     "StreamParser",
     "StreamingEngine",
     "TaskSource",
     "Tracker",
+    "WeightPublisher",
 ]

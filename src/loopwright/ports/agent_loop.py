@@ -1,4 +1,4 @@
-"""The seam for agents: a loop turns one task into a transcript by asking the policy for replies."""
+"""The port for agents: a loop turns one task into a transcript by asking the policy for replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loopwright.types import FinishReason, Message, Parsed, Task, Tool, ToolCall
 class Reply:
     """One answer of the model. Append `message` to the conversation before asking again.
 
-    `reasoning` and `tool_calls` are told apart from the text if tools were offered. `tokens` were sampled for it.
+    `reasoning` and `tool_calls` are separated from the text if tools were offered. `tokens` counts the sampled ones.
     """
 
     text: str
@@ -31,31 +31,37 @@ class Policy(Protocol):
     """The model, as one rollout sees it. It records every token that goes in and comes out."""
 
     async def reply(
-        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_new_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        max_new_tokens: int | None = None,
+        seconds: float | None = None,
     ) -> Reply:
         """Sample the next assistant message. With `tools`, the model may call them, and the reply says which.
 
         A conversation that extends the previous one, with the same tools, continues from the tokens that were sampled;
-        any other starts a new token chain.
+        any other starts a new token chain. A call that takes longer than `seconds`, or than the rollout has left,
+        raises OutOfTimeError; seconds in which the engines answer nobody do not count.
         """
         ...
 
-    def held_seconds(self) -> float:
-        """For how many seconds the engines have answered nobody so far, as while weights are exchanged: a limit of the
-        agent's on its time does not count them."""
+    def own_seconds(self) -> float:
+        """How many seconds the agent has worked so far. Seconds in which the engines answer nobody, for example during
+        weight updates, do not count. The clock may stand still during a model call."""
         ...
 
     def out_of_budget(self) -> None:
-        """The agent stops because a budget of its own is spent. Its episode says so, and is graded all the same."""
+        """The agent stops because its own budget is used up. Its episode says so, and is graded anyway."""
         ...
 
 
 class AgentLoop(Protocol):
     """Runs one task. A loop is shared by all rollouts of its task set, so it keeps no state between runs.
 
-    A loop with the attribute `resumable = True` promises that, run again on the same task, it asks the same as long as
-    it hears the same. Such a rollout can be interrupted and goes on later from the tokens that it has. All other loops
-    are never interrupted: while weights are exchanged, their model answers more slowly.
+    A loop with the attribute `resumable = True` promises: if it runs again on the same task and gets the same replies,
+    it asks the same questions. Such a rollout can be interrupted, and continues later from the tokens that it has.
+    Other loops are never interrupted; during a weight update they see one slower reply.
     """
 
     async def run(self, task: Task, policy: Policy) -> Sequence[Message]:

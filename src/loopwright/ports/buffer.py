@@ -11,12 +11,11 @@ from loopwright.types import Group, GroupStatus, Rollout, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A group that is under way, with the latest attempt of each member that is stored already.
+class StartedGroup:
+    """A group in production, with the latest attempt of each member that is already stored.
 
-    A stored member may be whole, partial (it continues from its tokens), unscored or failed. When its group has
-    expired, a member is no longer among the stored ones, and is made again: `first_attempts` says under which number.
-    Attempts are counted from there.
+    A stored member may be whole, partial (it continues from its tokens), unscored or failed. When a group has expired,
+    its old members are left out here and are made again: `first_attempts` says with which attempt number each starts.
     """
 
     row: GroupRow
@@ -27,13 +26,13 @@ class Started:
 class ReplayBuffer(Protocol):
     """Knows readiness, order, staleness and storage. A group is in exactly one status at any moment (R3).
 
-    Whatever an `async` method has returned from is durable (D1); `count` and `ready` are answered from memory and never
-    wait. A group that was taken counts as CONSUMED from then on.
+    When an `async` method has returned, its change is durable (D1). `count` and `ready` read memory and never wait. A
+    group that was taken counts as CONSUMED from then on.
     """
 
     @property
     def masked_tokens(self) -> int:
-        """How many tokens were masked so far, because they were too old when their group was taken."""
+        """How many tokens were masked so far because they were too old when their group was taken."""
         ...
 
     def count(self, task_set: str, status: GroupStatus) -> int:
@@ -43,24 +42,24 @@ class ReplayBuffer(Protocol):
     def ready(self, task_set: str, step: int) -> int:
         """Completed groups that `take` could hand to train step `step`.
 
-        With `stale: wait` none are that are younger than a PENDING or ABORTED group of their task set, and none of any
-        task set while such a group has its last chance at this step.
+        With `stale: wait`, a group is not ready while an older group of its task set is PENDING or ABORTED. No group of
+        any task set is ready while such a group could be trained at this step for the last time.
         """
         ...
 
-    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> Started:
+    async def draw(self, task_set: str, draw: int, task: Task, version: int) -> StartedGroup:
         """A new group, PENDING."""
         ...
 
-    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> Started | None:
-        """The oldest group in `status`, EXPIRED or ABORTED, PENDING again; None when there is none.
+    async def take_up(self, task_set: str, status: GroupStatus, version: int) -> StartedGroup | None:
+        """Make the oldest group in `status` (EXPIRED or ABORTED) PENDING again. None if there is no such group.
 
-        `version` is that of the weights that it goes on with.
+        `version` is the version of the weights that it continues with.
         """
         ...
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
-        """Store one member: scored, failed, unscored as yet, or partial. A partial one is replaced by its next put."""
+        """Store one member: scored, failed, not yet scored, or partial. The next put replaces a partial one."""
         ...
 
     async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
@@ -68,12 +67,12 @@ class ReplayBuffer(Protocol):
         ...
 
     async def settle(self, row: GroupRow, status: GroupStatus) -> None:
-        """A PENDING group is through (COMPLETED, FILTERED, FAILED) or interrupted (ABORTED)."""
+        """End a PENDING group: it is finished (COMPLETED, FILTERED, FAILED) or interrupted (ABORTED)."""
         ...
 
     async def expire(self, step: int) -> None:
-        """Apply the policy to completed groups that are too old for train step `step`, and from now on to those that
-        will be completed so."""
+        """Apply the policy for old tokens to completed groups that are too old for train step `step`. From now on it
+        also applies to groups that are already too old when they are completed."""
         ...
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:

@@ -8,7 +8,18 @@ from typing import Any, Protocol
 from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
 
 OnPart = Callable[[Generation], object]
-"""Sees tokens as they are sampled, each once and in order, as a generation that was cut short there."""
+"""Receives tokens while they are sampled, each once and in order. Each part is a generation with `finish = abort`."""
+
+
+class ModelClient(Protocol):
+    """All that an agent's policy needs of the engines, wherever they are."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample until a stop condition. Cancelling the call frees what the request held.
+
+        Raises OutOfTimeError when `request.seconds` are spent, and tells in `held` how long the call was held.
+        """
+        ...
 
 
 class Engine(Protocol):
@@ -28,7 +39,7 @@ class Engine(Protocol):
         ...
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Stop sampling, and return when nothing moves any more."""
+        """Stop sampling, and return when no token is sampled any more."""
         ...
 
     async def resume(self) -> None: ...
@@ -36,24 +47,25 @@ class Engine(Protocol):
     async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
         """Switch to new weights at a token boundary.
 
-        `weights` are tensors by name, or a file of them; if they are unfit, the engine keeps those it has. None means
-        that the engine's parameters were changed in place (they are the learner's own).
-        Live sequences go on; their cached keys and values are recomputed, so that every later logprob is exact
-        for the stamped version.
+        `weights` are tensors by name, or a file of them. If they do not fit the model, the engine keeps its present
+        weights. None means that the engine's parameters were changed in place, because the learner owns them. Live
+        sequences continue; their cached keys and values are recomputed, so every later logprob is exact for the
+        stamped version.
         """
         ...
 
 
 class StreamingEngine(Engine, Protocol):
-    """An engine that shows its tokens while it samples, so that they outlive it."""
+    """An engine that streams tokens as it samples them, so that they survive if it dies."""
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        """What `Engine.generate` returns: all tokens, whether `on_part` has seen them or not."""
+        """Return what `Engine.generate` returns: all tokens, including those that `on_part` has seen."""
         ...
 
 
 class Lockstep(Protocol):
-    """An engine that can wait for all of its callers, which makes batches, and so the last bits, repeatable."""
+    """An engine that can wait for all of its callers. Its batches are then the same in every run, and so are the last
+    bits of its logprobs."""
 
     def expect(self, callers: int) -> None:
         """Step only while at least `callers` requests are here; admit them ordered by id. 0 switches it off."""

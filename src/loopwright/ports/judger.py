@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from loopwright.types import Episode, Scored, Task
 
@@ -14,18 +14,15 @@ class Judger(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def judge(self, task: Task, episode: Episode) -> Scored:
-        """Score the episode, or raise JudgeError: it never answers 0 for "could not tell" (R2)."""
+    @property
+    def judges_groups(self) -> bool:
+        """Whether it compares the episodes of a whole group, for example by ranking them. Others score each episode
+        alone."""
         ...
 
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
+        """One score per episode, in their order, or JudgeError for all of them.
 
-@runtime_checkable
-class GroupJudger(Protocol):
-    """A judger that compares the episodes of one task, as a ranking does. It is shared by name like any other."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def judge_group(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
-        """One score per episode, in their order, or JudgeError for all of them."""
+        A judger never returns 0 when it cannot decide (R2).
+        """
         ...

@@ -35,7 +35,7 @@ class Learner(Protocol):
     async def load(self, folder: Path) -> None: ...
 
     async def write_weights(self, file: Path) -> WeightFile:
-        """Write the weights of `version` for engines to load. The file is there whole, or not at all."""
+        """Write the weights of `version` for engines to load. The file appears complete, or not at all."""
         ...
 
     async def export(self, folder: Path) -> None:

@@ -15,23 +15,23 @@ from loopwright.types import Delta, Message, Parsed, Tool
 
 
 class StreamParser(Protocol):
-    """Reads one completion as it is sampled. However its ids are cut into pieces, the deltas add up to the same.
+    """Reads one completion while it is sampled. The deltas add up to the same, no matter how the ids are split.
 
-    What a delta says is final: it never holds half a character or half a marker, nor text that turns out to belong to a
-    tool call.
+    A delta is final: it never holds half a character, half a marker, or text that later turns out to belong to a tool
+    call.
     """
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """What is certain now and was not before."""
+        """The deltas that have become certain with these ids."""
         ...
 
     def finish(self) -> list[Delta]:
-        """What was held back. A tool call that never became one is content."""
+        """The deltas that were held back until the end. An unfinished tool call becomes content."""
         ...
 
 
 class Renderer(Protocol):
-    """Knows one tokenizer and how its model was taught to write turns, thoughts and tool calls."""
+    """Knows one tokenizer, and how its model was trained to write turns, thoughts and tool calls."""
 
     @property
     def name(self) -> str:
@@ -48,8 +48,8 @@ class Renderer(Protocol):
     ) -> tuple[int, ...]:
         """The whole conversation, ready for the assistant's next turn.
 
-        Encoding takes long. A conversation that is sure to have more than `most` ids may be refused without it, with a
-        ContextError.
+        Encoding is slow. A conversation that certainly has more than `most` ids may be refused before it is encoded,
+        with a ContextError.
         """
         ...
 
@@ -72,20 +72,21 @@ class Renderer(Protocol):
     def answered(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """A written answer, the last of `messages`, as a model would have sampled it: the prompt before it, and its
-        tokens with their end. None when the earlier messages are written differently once they are answered.
+        """The tokens of a written answer (the last of `messages`) as a model would have sampled it: the prompt before
+        it, and its own tokens including the end of the turn. None if the template writes the earlier messages
+        differently once an answer follows.
         """
         ...
 
     def parse(
         self, ids: Sequence[int], tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None
     ) -> Parsed:
-        """A whole completion as content, reasoning and tool calls. Nothing that was written gets lost: a malformed tool
-        call is content.
+        """Split a whole completion into content, reasoning and tool calls. No text is lost: a malformed tool call is
+        content.
 
-        `tools` are those that the model was offered. Without any (`()`), nothing is a call; with None, it is not known,
-        and what looks like a call is one. `prompt` are the ids that it was sampled after: some models begin to think in
-        there. With None, it is taken to end as rendered prompts usually do.
+        `tools` are those that the model was offered. With none (`()`), nothing is a call. With None it is unknown, and
+        text that looks like a call is one. `prompt` are the ids before the completion, because some models begin to
+        think in the prompt. With None, the prompt is assumed to end as rendered prompts usually do.
         """
         ...
 
@@ -98,5 +99,5 @@ class Renderer(Protocol):
         ...
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Each id as a human would read it, for showing trajectories token by token."""
+        """The text of each id, for showing trajectories token by token."""
         ...

@@ -16,8 +16,8 @@ class TaskSource(Protocol):
 
 
 class Sampler(Protocol):
-    """Says which task the n-th draw is. It is a pure function of (seed, draw): the number of draws is its whole
-    state, so it can be saved, resumed and drawn from again exactly."""
+    """Says which task the n-th draw is. It is a pure function of (seed, draw). Its only state is the number of draws,
+    so it can be saved and resumed, and a draw can be repeated exactly."""
 
     def __len__(self) -> int:
         """Tasks in one epoch."""

@@ -1,4 +1,4 @@
-"""The seam for agents that are programs of their own: they talk to a URL, and know nothing of us."""
+"""The port for agents that are separate programs: they talk to a URL and know nothing of Loopwright."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loopwright.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an agent finds the model. The URL serves OpenAI's clients and Anthropic's; the key opens it alone."""
+    """Where an agent finds the model. The URL serves OpenAI's and Anthropic's clients; the key opens this URL only."""
 
     base_url: str
     api_key: str
@@ -21,7 +21,7 @@ class Endpoint:
 
 @runtime_checkable
 class ServedPolicy(Policy, Protocol):
-    """A policy that can be reached over HTTP. Whatever is asked there is recorded like what `reply` is asked."""
+    """A policy that can be reached over HTTP. Calls over HTTP are recorded just like calls of `reply`."""
 
     @property
     def transcript(self) -> Sequence[Message]:
@@ -29,5 +29,5 @@ class ServedPolicy(Policy, Protocol):
         ...
 
     def endpoint(self, *, max_tokens: int | None = None) -> AbstractAsyncContextManager[Endpoint]:
-        """Open it, once, for as long as the agent runs. All its turns together may have `max_tokens`."""
+        """Open the endpoint, once, while the agent runs. All turns together may sample `max_tokens`."""
         ...

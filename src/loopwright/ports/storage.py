@@ -1,4 +1,4 @@
-"""The durable truth of what was drawn, produced and consumed. The unit is a rollout."""
+"""The durable record of what was drawn, produced and consumed. It is stored rollout by rollout."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class StalePolicy:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One drawn group as the ledger knows it. `round` counts how often the same draw was drawn again, `expiries` how
-    often its members became too old and were made anew."""
+    """One drawn group as the ledger stores it. `round` counts how often the same draw was drawn again. `expiries`
+    counts how often its members became too old and were made again."""
 
     task_set: str
     draw: int
@@ -38,9 +38,9 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """The latest attempt at a member, without its tokens. `oldest` is the version of its oldest sampled token, and
-    `expiries` those of its group when it was made: if the group has more by now, the member is to be made again.
-    `first` is the first attempt that was made with so many expiries."""
+    """The latest attempt at a member, without its tokens. `oldest` is the version of its oldest sampled token.
+    `expiries` is the group's count when the member was made: if the group has more by now, the member must be made
+    again. `first` is the first attempt that was made with this count."""
 
     member: int
     attempt: int
@@ -52,7 +52,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class HeldGroup:
-    """A group that is neither trained nor through: ABORTED, EXPIRED or COMPLETED."""
+    """A group that is still to be trained: it is ABORTED, EXPIRED or COMPLETED."""
 
     row: GroupRow
     members: tuple[MemberRow, ...]
@@ -60,21 +60,21 @@ class HeldGroup:
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """What a task set continues with: groups that it holds, then draws to make again, then new ones."""
+    """What a task set continues with: first the groups that it holds, then draws to make again, then new draws."""
 
     held: tuple[HeldGroup, ...] = ()
     """In the order of their draws."""
     redraw: tuple[int, ...] = ()
-    """Draws whose groups were rolled back or discarded: they come before new ones."""
+    """Draws whose groups were rolled back or discarded. They are drawn before new ones."""
     next_draw: int = 0
     filtered: int = 0
-    """How many groups in a row, the latest ones, were filtered."""
+    """How many of the latest groups, in a row, were filtered."""
 
 
 class Storage(Protocol):
-    """Whatever has returned is committed: what was acknowledged survives `kill -9` (D1).
+    """When a method has returned, its change is committed and survives `kill -9` (D1).
 
-    A storage records; which move a group may make next is the buffer's to know.
+    A storage only records. The buffer decides which status a group may get next.
     """
 
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
@@ -86,7 +86,7 @@ class Storage(Protocol):
         ...
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
-        """Store one rollout: scored, failed, unscored as yet, or partial. Only a partial one can be replaced."""
+        """Store one rollout: scored, failed, not yet scored, or partial. Only a partial one can be replaced."""
         ...
 
     async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:
@@ -94,11 +94,13 @@ class Storage(Protocol):
         ...
 
     async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus) -> None:
-        """Move the current round of the named (task_set, draw) groups on: all of them, or none. EXPIRED is counted."""
+        """Set the status of the named (task_set, draw) groups in their current round: of all, or of none. Each EXPIRED
+        adds one to the group's `expiries`."""
         ...
 
     async def consume(self, groups: Sequence[Group], step: int) -> None:
-        """Record that the groups, as they are here, were trained at `step`, in this order: all of them, or none."""
+        """Record that these groups, with the masks that they have here, were trained at `step`, in this order: all of
+        them, or none."""
         ...
 
     async def put_eval(self, step: int, task_set: str, mode: str, rollouts: Sequence[Rollout]) -> None:
@@ -108,13 +110,13 @@ class Storage(Protocol):
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
-        """Bring the ledger to checkpoint `step`, all task sets of it, and say for each of those that are named what is
-        left to do. A new lineage begins.
+        """Bring the whole ledger back to checkpoint `step`, and say for each of the named task sets what is left to do.
+        A new lineage begins.
 
-        Consumption at later steps is undone, groups sampled by later versions are rolled back, and groups that were
-        PENDING are ABORTED: they go on member by member. So are groups that FAILED for want of a judge since the last
-        one that was consumed: the judge may be back. With `next_draws` (deterministic runs) everything from those
-        draws on is discarded, to be produced again. `policy` is what holds from here on.
+        Consumption at later steps is undone. Groups sampled by later versions are rolled back. Groups that were PENDING
+        become ABORTED, and continue member by member. Groups that FAILED because their judger was away, since the last
+        consumed group, become ABORTED too, because the judger may be back. With `next_draws` (deterministic runs)
+        everything from those draws on is discarded and produced again. `policy` is the one that applies from now on.
         """
         ...
 
@@ -128,11 +130,11 @@ class Storage(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Let all that has returned survive a power cut as well. A checkpoint is on disk for good, and must not know of
-        steps whose consumption is lost: their groups would be trained twice."""
+        """Make all committed changes survive a power cut too. A checkpoint is flushed to disk; if the consumption of
+        its steps were lost, their groups would be trained twice."""
         ...
 
     async def archive(self, step: int) -> None:
-        """Move the tokens and transcripts of groups that are over up to `step`, which has a checkpoint, to where they
-        are out of the way, whether they were trained or not. They can still be read."""
+        """Move the tokens and transcripts of groups that ended up to `step`, trained or not, out of the database.
+        `step` has a checkpoint. The moved data can still be read."""
         ...

@@ -15,5 +15,5 @@ class Tracker(Protocol):
         ...
 
     def span(self, name: str, *, step: int, **facts: Any) -> AbstractContextManager[None]:
-        """Time a piece of work; it is written when it ends, also when it raises."""
+        """Time a piece of work. The span is written when the work ends, also if it raises."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class CheckpointEngine(Protocol):
+class WeightPublisher(Protocol):
     """Moves the learner's weights to every engine."""
 
     async def publish(self, version: int) -> None:

@@ -1,34 +1,29 @@
-"""How groups are made: the boundary around user code, retries, refills and budgets, and who starts what when."""
+"""How groups are made: attempts, judging, refills and budgets, and which group starts when.
 
-from loopwright.produce.batch import Batch
-from loopwright.produce.chain_choice import ChainChoice, MainChains, UserChoice
-from loopwright.produce.failures import FirstFailures
+A rollout goes through manager, scheduler, group filler, rollout runner and worker. Agents and engines are known here
+only through ports.
+"""
+
+from loopwright.produce.budgets import FirstFailures
 from loopwright.produce.filtering import Filter, NoSignal, UserFilter
-from loopwright.produce.jobs import Job, Limits, PolicyFactory, TaskSetRuntime
-from loopwright.produce.judging import score
+from loopwright.produce.judging import judged
 from loopwright.produce.manager import AgentLoopManager, ManagerState
-from loopwright.produce.rollout import RecordingPolicy, run_rollout
-from loopwright.produce.runner import RolloutRunner
-from loopwright.produce.settings import ProduceSettings
+from loopwright.produce.metrics import Batch
+from loopwright.produce.rollouts import Job, RolloutRunner
+from loopwright.produce.settings import Limits, ProduceSettings, TaskSetRuntime
 
 __all__ = [
     "AgentLoopManager",
     "Batch",
-    "ChainChoice",
     "Filter",
     "FirstFailures",
     "Job",
     "Limits",
-    "MainChains",
     "ManagerState",
     "NoSignal",
-    "PolicyFactory",
     "ProduceSettings",
-    "RecordingPolicy",
     "RolloutRunner",
     "TaskSetRuntime",
-    "UserChoice",
     "UserFilter",
-    "run_rollout",
-    "score",
+    "judged",
 ]

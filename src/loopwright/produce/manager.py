@@ -22,18 +22,13 @@ from loopwright.core.ages import staleness_numbers
 from loopwright.core.progress import ProduceProgress
 from loopwright.errors import RunError, StalledError
 from loopwright.ports import Engine, ReplayBuffer, ResumePlan
-from loopwright.produce.batch import EMPTY, Batch, batch_metrics
-from loopwright.produce.context import ProduceContext
-from loopwright.produce.describe import describe_line, describe_slots
-from loopwright.produce.draws import FRESH
-from loopwright.produce.filtering import nothing_kept
-from loopwright.produce.floor import Floor
-from loopwright.produce.jobs import TaskSetRuntime
-from loopwright.produce.line import Line
-from loopwright.produce.meter import Meter
-from loopwright.produce.runner import RolloutRunner
-from loopwright.produce.settings import ProduceSettings
-from loopwright.produce.tally import Tally
+from loopwright.produce.budgets import nothing_kept
+from loopwright.produce.metrics import EMPTY, Batch, SlotMeter, Tally, batch_metrics
+from loopwright.produce.rollouts import RolloutRunner
+from loopwright.produce.scheduler import GroupScheduler
+from loopwright.produce.settings import ProduceSettings, TaskSetRuntime
+from loopwright.produce.strategies import ProduceContext
+from loopwright.produce.task_set_producer import FRESH, TaskSetProducer
 from loopwright.types import Group, PauseMode, ProduceKind, Rollout
 
 
@@ -72,11 +67,12 @@ class AgentLoopManager:
         weights = {task_set.name: task_set.weight for task_set in task_sets}
         self._progress = ProduceProgress(weights, settings.groups_per_step, step=step)
         left_over = plans or {}
-        self._lines = {
-            one.name: Line(one, buffer, self._progress, settings, left_over.get(one.name, FRESH)) for one in task_sets
+        self._producers = {
+            one.name: TaskSetProducer(one, buffer, self._progress, settings, left_over.get(one.name, FRESH))
+            for one in task_sets
         }
-        self._floor = Floor(self._lines, runner, buffer, settings, self._context, on_rollout)
-        self._meter = Meter(self._floor.slots)
+        self._scheduler = GroupScheduler(self._producers, runner, buffer, settings, self._context, on_rollout)
+        self._meter = SlotMeter(self._scheduler.slots)
         self._state = ManagerState.UPDATING
         self._version = step
         self._begun = step
@@ -87,7 +83,7 @@ class AgentLoopManager:
     @property
     def next_draws(self) -> dict[str, int]:
         """Per task set, the first draw that was never made; a checkpoint keeps it."""
-        return {name: line.next_draw for name, line in self._lines.items()}
+        return {name: producer.next_draw for name, producer in self._producers.items()}
 
     @property
     def state(self) -> ManagerState:
@@ -96,28 +92,28 @@ class AgentLoopManager:
     @property
     def moves(self) -> int:
         """Grows whenever a rollout or a group ends: while it does not, nothing moves."""
-        return self._floor.moves
+        return self._scheduler.moves
 
     @property
     def wants_weights(self) -> bool:
         """Whether slots stand empty, and newer weights would let groups start."""
-        last_step = self._settings.last_step
-        if last_step is not None and all(self._version + line.horizon >= last_step for line in self._lines.values()):
+        last_step, horizons = self._settings.last_step, [one.horizon for one in self._producers.values()]
+        if last_step is not None and all(self._version + horizon >= last_step for horizon in horizons):
             return False
-        return self._state is ManagerState.NORMAL and self._floor.slot_is_free and not self._floor.may_start
+        return self._state is ManagerState.NORMAL and self._scheduler.slot_is_free and not self._scheduler.may_start
 
     async def produce_batch(self, step: int, version: int, size: int | None = None) -> Batch:
         """The groups of train step `step`, made by weights `version`; `size` of them, or `groups_per_step`."""
         self._version, self._takes_turns, self._state = version, True, ManagerState.NORMAL
         if size is not None:
             self._progress.resize(size)
-        self._floor.slots.open()
+        self._scheduler.slots.open()
         try:
             await self._begin(step)
             await self._until_ready(step)
             await self._finish_step(step)
         except BaseException:
-            await self._floor.abandon()
+            await self._scheduler.abandon()
             raise
         finally:
             self._state = ManagerState.UPDATING
@@ -128,8 +124,8 @@ class AgentLoopManager:
         async with self._looping:
             try:
                 while self._state is not ManagerState.FINISHED:
-                    self._floor.claim(self._progress.next_consumer_step)
-                    news = self._floor.signal.news
+                    self._scheduler.claim(self._progress.next_consumer_step)
+                    news = self._scheduler.wakeup.news
                     await self._start_groups()
                     await news.wait()
             except Exception as error:
@@ -137,8 +133,8 @@ class AgentLoopManager:
                 raise
             finally:
                 self._state = ManagerState.FINISHED
-                self._floor.signal.notify()
-                await self._floor.abandon()
+                self._scheduler.wakeup.notify()
+                await self._scheduler.abandon()
 
     async def take(self, step: int) -> Batch:
         """The groups of train step `step`. An empty batch says: load the newest weights, then ask for the same step."""
@@ -146,7 +142,7 @@ class AgentLoopManager:
         if step != self._begun:
             await self._begin(step)
         while True:
-            news = self._floor.signal.news
+            news = self._scheduler.wakeup.news
             if self._crash is not None:
                 raise self._crash
             if self._is_ready(step):
@@ -169,10 +165,10 @@ class AgentLoopManager:
         self._check_running("pause")
         self._state = ManagerState.UPDATING
         self._meter.pause()
-        self._floor.signal.notify()
+        self._scheduler.wakeup.notify()
         if mode is PauseMode.DRAIN:
             # Groups first: an agent that asks several times would wait for an engine that waits for it.
-            await self._floor.drain()
+            await self._scheduler.drain()
         await self._interrupt(mode)
         if self._crash is not None:
             raise self._crash
@@ -181,39 +177,39 @@ class AgentLoopManager:
         """Go on with weights `version`, which the engine has loaded."""
         self._check_running("continue")
         self._version, self._takes_turns = version, False
-        self._floor.slots.open()
+        self._scheduler.slots.open()
         await self._engine.resume()
         self._state = ManagerState.NORMAL
         self._meter.go_on()
-        self._floor.signal.notify()
+        self._scheduler.wakeup.notify()
 
     async def save(self) -> dict[str, Any]:
         """What a checkpoint keeps of production. Groups in flight are waited for, or refused, as `in_flight` says;
         while production is paused they have come to rest."""
-        if self._state is ManagerState.NORMAL and not self._floor.is_quiet:
+        if self._state is ManagerState.NORMAL and not self._scheduler.is_quiet:
             if self._settings.in_flight is not PauseMode.DRAIN:
                 raise RunError(
                     f"production cannot be saved while groups are in flight (in_flight: {self._settings.in_flight})\n"
                     f"{self.describe()}",
                     remedy="pause it first",
                 )
-            await self._floor.drain()
+            await self._scheduler.drain()
         return {"next_draws": self.next_draws}
 
     async def shutdown(self) -> None:
         """End production. What is in flight goes back to the buffer, as far as it got."""
         self._state = ManagerState.FINISHED
-        self._floor.signal.notify()
+        self._scheduler.wakeup.notify()
         # A loop that runs gives back what it has started; without one, what is left of the last batch is here.
         async with self._looping:
-            await self._floor.abandon()
+            await self._scheduler.abandon()
 
     def describe(self) -> str:
         """Who waits on whom, the counters of every task set, and the oldest rollouts in flight."""
         step = self._progress.next_consumer_step
-        lines = [describe_line(line, self._context(line), line.lacks(step)) for line in self._lines.values()]
+        parts = [producer.describe(self._context(producer)) for producer in self._producers.values()]
         head = f"  production is {self._state} with weights {self._version}; step {step} is taken next"
-        return "\n".join([head, *lines, describe_slots(self._floor.slots)])
+        return "\n".join([head, *parts, self._scheduler.describe()])
 
     async def _begin(self, step: int) -> None:
         """Step `step` is taken next."""
@@ -221,14 +217,14 @@ class AgentLoopManager:
         self._begun = step
         self._meter.start()
         await self._buffer.expire(step)
-        for line in self._lines.values():
-            line.begin_step(self._context(line))
-        self._floor.signal.notify()
+        for producer in self._producers.values():
+            producer.begin_step(self._context(producer))
+        self._scheduler.wakeup.notify()
 
     async def _until_ready(self, step: int) -> None:
         while True:
-            self._floor.claim(step)
-            news = self._floor.signal.news
+            self._scheduler.claim(step)
+            news = self._scheduler.wakeup.news
             if self._is_ready(step):
                 return
             await self._start_groups()
@@ -238,57 +234,58 @@ class AgentLoopManager:
 
     async def _finish_step(self, step: int) -> None:
         """What a step has started beyond its needs is for the next one."""
-        if self._settings.in_flight is PauseMode.ABORT and not self._floor.is_quiet:
+        if self._settings.in_flight is PauseMode.ABORT and not self._scheduler.is_quiet:
             await self._interrupt(PauseMode.ABORT)
         else:
-            await self._floor.drain()
-        self._floor.claim(step)
+            await self._scheduler.drain()
+        self._scheduler.claim(step)
 
     async def _start_groups(self) -> None:
-        await self._floor.start(self._version, lambda: self._state is ManagerState.NORMAL)
+        await self._scheduler.start(self._version, lambda: self._state is ManagerState.NORMAL)
 
     async def _interrupt(self, mode: PauseMode) -> None:
         """Bring what is in flight to rest."""
         if mode is PauseMode.ABORT:
-            self._floor.slots.interrupt()
+            self._scheduler.slots.interrupt()
         await self._engine.pause(mode)
 
     def _is_ready(self, step: int) -> bool:
         """Whether every task set has its groups, or has looked for them long enough."""
-        return all(not line.lacks(step) or line.is_excused for line in self._lines.values())
+        return all(not producer.lacks(step) or producer.is_excused for producer in self._producers.values())
 
     @property
     def _is_closed(self) -> bool:
         """Whether nothing is in flight, and nothing may start."""
-        may_start = self._state is ManagerState.NORMAL and self._floor.may_start
-        return self._floor.is_quiet and not may_start
+        may_start = self._state is ManagerState.NORMAL and self._scheduler.may_start
+        return self._scheduler.is_quiet and not may_start
 
     async def _hand_out(self, step: int) -> Batch:
         wanted = self._progress.wanted(step)
         found = {name: min(count, self._buffer.ready(name, step)) for name, count in wanted.items()}
         if not any(found.values()):
-            raise nothing_kept(step, [line.filtering for line in self._lines.values() if line.filtering.is_spent])
+            budgets = [producer.filter_budget for producer in self._producers.values()]
+            raise nothing_kept(step, [budget for budget in budgets if budget.is_spent])
         # Counted before they leave the buffer: in between, a gate would see a deficit that is none.
         self._progress.take(found)
         masked_before = self._buffer.masked_tokens
         groups = sorted(await self._buffer.take(step, found), key=self._place)
-        tallies = {name: line.tally for name, line in self._lines.items()}
-        stocks = {name: line.stock for name, line in self._lines.items()}
+        tallies = {name: producer.tally for name, producer in self._producers.items()}
+        stocks = {name: producer.stock for name, producer in self._producers.items()}
         metrics = batch_metrics(groups, tallies, stocks) | self._meter.read()
         if self._settings.kind is ProduceKind.ASYNC:
             metrics |= staleness_numbers(groups, step, masked=self._buffer.masked_tokens - masked_before)
-        for line in self._lines.values():
-            line.tally = Tally()
+        for producer in self._producers.values():
+            producer.tally = Tally()
         return Batch(tuple(groups), metrics)
 
     def _place(self, group: Group) -> tuple[int, int]:
-        return list(self._lines).index(group.task_set), group.draw
+        return list(self._producers).index(group.task_set), group.draw
 
-    def _context(self, line: Line) -> ProduceContext:
+    def _context(self, producer: TaskSetProducer) -> ProduceContext:
         # In turns, the last step oversamples as well: its slowest need not be waited for either.
         last_step = None if self._takes_turns else self._settings.last_step
-        ahead = horizon_limit(self._progress, line.name, self._version, line.horizon, last_step)
-        return line.context(ahead, takes_turns=self._takes_turns, slot_is_free=self._floor.slot_is_free)
+        ahead = horizon_limit(self._progress, producer.name, self._version, producer.horizon, last_step)
+        return producer.context(ahead, takes_turns=self._takes_turns, slot_is_free=self._scheduler.slot_is_free)
 
     def _check_running(self, verb: str) -> None:
         if self._crash is not None:

@@ -1,10 +1,39 @@
-"""What production is told about its sizes, its pace and the failure that it bears."""
+"""What production is told: its task sets, and the numbers that govern how their groups are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loopwright.types import PauseMode, ProduceKind, TailBatch
+from loopwright.ports import Judger, Sampler
+from loopwright.produce.filtering import Filter
+from loopwright.types import PauseMode, ProduceKind, Sampling, TailBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSetRuntime:
+    """One task set, as the driver sees it: where its tasks come from, how its rollouts are sampled, who scores them,
+    and which groups are trained. Without a filter, all are. Its agent is known to the workers.
+
+    With `produce` SYNC only the newest weights make its groups, even if other task sets produce ahead.
+    """
+
+    name: str
+    sampler: Sampler
+    judger: Judger
+    sampling: Sampling
+    weight: float = 1.0
+    filter: Filter | None = None
+    produce: ProduceKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long an agent may take, how often one episode is put before its judger, and after how many seconds of
+    silence a worker is taken for lost."""
+
+    agent_timeout_seconds: float = 600.0
+    judge_attempts: int = 2
+    worker_silence_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +41,7 @@ class ProduceSettings:
     """`min_members` None means all of them; `horizon` is how many steps the weights of one version may feed, and
     `sync_interval` how many of them before there are newer ones.
 
-    `last_step` is the one after which nothing is trained: whoever makes groups ahead makes none for later ones.
+    `last_step` is the last step that is trained: no group is made for a later one.
     """
 
     groups_per_step: int
@@ -30,5 +59,5 @@ class ProduceSettings:
 
     @property
     def least(self) -> int:
-        """Scores that a group needs."""
+        """How many scored members a group needs."""
         return self.min_members or self.samples_per_task

@@ -5,11 +5,11 @@ Retry order: what expired, then what was interrupted, then new tasks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from loopwright.core.admission import has_room, tail_of, window_limit
-from loopwright.produce.context import ProduceContext
 from loopwright.produce.settings import ProduceSettings
 from loopwright.types import ProduceKind
 
@@ -21,6 +21,35 @@ class Source(StrEnum):
     ABORTED = "aborted"
     NEW = "new"
     """Draws that were rolled back, then tasks that were never drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceContext:
+    """All that a strategy may know of its task set, at one moment. Numbers are groups."""
+
+    step: int
+    """The step whose batch is taken next."""
+    target: int
+    """Needed for all steps up to `step`."""
+    batch: int
+    """Still to be taken for `step`."""
+    ahead: int
+    """Needed for all steps that the present weights may feed."""
+    takes_turns: bool
+    """Whether nothing is made while a step is trained."""
+    available: int
+    """Taken so far, or complete."""
+    pending: int
+    aborted: int
+    expired: int
+    slot_is_free: bool
+    may_look: bool
+    """Whether a new task is worth drawing: False when its filter drops everything, and this step has probed enough."""
+
+    @property
+    def in_hand(self) -> int:
+        """What counts against a limit. An interrupted group was admitted already, and goes on."""
+        return self.available + self.pending + self.aborted
 
 
 class ProduceStrategy(Protocol):

@@ -1,1 +1,1 @@
-"""Messages to token ids and back. A sampled stream is extended, never tokenised again."""
+"""Turns messages into token ids and back. A sampled stream is extended, never tokenised again."""

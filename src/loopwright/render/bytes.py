@@ -1,4 +1,4 @@
-"""Reading the tokens of a byte-level vocabulary, in which every byte is written as one printable character."""
+"""Reads the tokens of a byte-level vocabulary, which writes every byte as one printable character."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Container, Sequence
 
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-"""Bytes that stand for themselves; the others are written as the characters from U+0100 on, in order."""
+"""Bytes that are written as themselves. The others are written as the characters from U+0100 on, in order."""
 
 OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
 
@@ -14,15 +14,16 @@ BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(0x100 + n): byte for n, b
 
 
 def byte_level(token: str) -> str:
-    r"""The token's text, with bytes that are no whole character as `\xNN`; other vocabularies' tokens as they are."""
+    r"""The token's text. Bytes that are no whole character become `\xNN`. Tokens of other vocabularies stay
+    unchanged."""
     if not all(character in BYTES for character in token):
         return token
     return bytes(BYTES[character] for character in token).decode("utf-8", errors="backslashreplace")
 
 
 class ByteTokens(dict[int, bytes]):
-    """The bytes of tokens, looked up once. `spelled` gives a token as the vocabulary writes it, None if there is none;
-    `silent` tokens have no bytes."""
+    """The bytes of tokens, each looked up once. `spelled` returns a token as the vocabulary writes it, or None if there
+    is none. `silent` tokens have no bytes."""
 
     def __init__(self, spelled: Callable[[int], str | None], silent: Container[int] = ()) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class ByteTokens(dict[int, bytes]):
     def __missing__(self, token: int) -> bytes:
         spelled = "" if token in self._silent else self._spelled(token) or ""
         written = all(character in BYTES for character in spelled)
-        # A token that was added to the vocabulary is written as it is.
+        # A token that was added to the vocabulary is written as plain text.
         self[token] = bytes(map(BYTES.__getitem__, spelled)) if written else spelled.encode()
         return self[token]
 

@@ -1,4 +1,4 @@
-"""The JSON of one tool call. Its arguments keep the spelling that the model chose: spaces, order, escapes."""
+"""Reads the JSON of one tool call. The arguments stay as the model wrote them: spaces, order, escapes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ BLANK = " \t\r\n"
 
 
 class OpenTextError(ValueError):
-    """The JSON ends inside a text."""
+    """The JSON ends inside a string."""
 
 
 def read_call(body: str) -> ToolCall:
-    """The call in `body`, its arguments as they are spelled there; ValueError if it is none."""
+    """The call in `body`, with its arguments as they are written there. Raises ValueError if it is no call."""
     try:
         found = _members(body.strip(BLANK))
         name, _ = found.get("name", (None, ""))
-        # Some models were taught to call them parameters.
+        # Some models were trained to write "parameters" instead of "arguments".
         arguments, spelled = found.get("arguments") or found.get("parameters") or ({}, "{}")
         if isinstance(arguments, str):
             arguments, spelled = json.loads(arguments, parse_constant=_no_json), arguments
@@ -32,18 +32,19 @@ def read_call(body: str) -> ToolCall:
         raise ValueError("nested too deeply") from error
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("not a name and an object of arguments")
-    # A lone surrogate is legal in JSON, but no text that could be sent or stored.
+    # A lone surrogate is legal in JSON, but it cannot be sent or stored as text. This raises for it.
     (name + spelled).encode()
     return ToolCall(name, spelled)
 
 
 def without_lone_surrogates(text: str) -> str:
-    """The text with marks in place of halves of surrogate pairs, which JSON and JavaScript have and UTF-8 has not."""
+    """The text with a replacement mark for each half of a surrogate pair. JSON and JavaScript have such halves; UTF-8
+    does not."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _members(body: str) -> dict[str, tuple[object, str]]:
-    """The members of a JSON object, each with its spelling."""
+    """The members of a JSON object: each value, and the text as it was written."""
     decoder = json.JSONDecoder(parse_constant=_no_json)
     members: dict[str, tuple[object, str]] = {}
     place = _expect(body, 0, "{")
@@ -62,7 +63,7 @@ def _members(body: str) -> dict[str, tuple[object, str]]:
 
 
 def _expect(body: str, place: int, sign: str) -> int:
-    """Where to go on after `sign`, which must stand here; a text's own quote is not passed over."""
+    """The position after `sign`, which must be at `place`. The opening quote of a string is not skipped."""
     place = _skip(body, place)
     if body[place : place + 1] != sign:
         raise json.JSONDecodeError(f"Expecting {sign!r}", body, place)

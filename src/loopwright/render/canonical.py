@@ -1,5 +1,5 @@
-"""Between canonical messages and tools and OpenAI's nesting, in which others write them: chat templates and their kin,
-with a call's arguments as objects, and recorded conversations."""
+"""Converts canonical messages and tools to OpenAI's nested form and back. Chat templates use that form, with a call's
+arguments as objects. Recorded conversations use it too."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """None without any: some templates announce an empty list."""
+    """The tools in the templates' form. None if there are none, because some templates announce an empty list."""
     return [{"type": "function", "function": dict(tool)} for tool in tools] or None
 
 
 def value_of(arguments: str) -> Any:
-    """The value of a call's arguments, such as every reader of JSON takes it: a number that is too large is the largest
-    that there is, half a surrogate pair is a mark. What is no JSON stands for itself."""
+    """The value of a call's arguments that every JSON reader accepts: a number that is too large becomes the largest
+    float, and half a surrogate pair becomes a replacement mark. Text that is no JSON is returned as it is."""
     try:
         value = json.loads(arguments, parse_float=_float, parse_int=_int)
         if r"\ud" not in arguments and r"\uD" not in arguments:
@@ -58,7 +58,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Messages as they are found in recorded conversations; canonical ones stay as they are."""
+    """Convert messages of recorded conversations. Canonical messages stay unchanged."""
     return tuple(_canonical(message) for message in messages)
 
 

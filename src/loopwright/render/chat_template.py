@@ -1,8 +1,8 @@
-"""Rendering through a transformers tokenizer and its chat template.
+"""Renders with a transformers tokenizer and its chat template.
 
-The invariant (T5): what was sampled is never tokenised again. To continue a conversation, only the joint (what the
-template puts between the sampled reply and the model's next turn) is rendered and encoded, and it is appended to the
-stream as it stands. Where the template would have written an earlier message differently, no joint exists.
+The invariant (T5): sampled text is never tokenised again. To continue a conversation, only the joint (the text that the
+template puts between the sampled reply and the model's next turn) is rendered and encoded, and is appended to the
+stream. If the template would write an earlier message differently now, there is no joint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ChatTemplateRenderer:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's end of sequence, and the token by which the template ends an assistant's turn."""
+        """The tokenizer's end of sequence, and the token with which the template ends an assistant's turn."""
         return self._stop_token_ids
 
     def render(
@@ -49,13 +49,14 @@ class ChatTemplateRenderer:
         *,
         most: int | None = None,
     ) -> tuple[int, ...] | None:
-        """See the port. `history` ends with the assistant's message whose tokens end `stream`."""
+        """See the port. The last message of `history` is the assistant's, and its tokens are the end of `stream`."""
         joint = self._joints.between(history, new, tools)
         if joint is None:
             return None
         self._vocabulary.check_size(joint, most, before=len(stream))
         added = self._vocabulary.encode(joint)
-        # The model ended its turn itself; a reply that was cut has no end, and gets the template's as context.
+        # If the model ended its turn itself, the joint's end token is dropped. A reply that was cut off has no end
+        # token, and gets the template's as context.
         if stream and stream[-1] in self._stop_token_ids and added[:1] and added[0] in self._stop_token_ids:
             added = added[1:]
         return (*stream, *added)
@@ -69,7 +70,7 @@ class ChatTemplateRenderer:
             return None
         answer = self._vocabulary.encode(whole.removeprefix(before))
         ends = [place for place, token in enumerate(answer) if token in self._stop_token_ids]
-        # What the template writes after the end of a turn is context of the next one.
+        # Text that the template writes after the end of a turn is context of the next turn.
         return self._vocabulary.encode(before), answer[: ends[0] + 1] if ends else answer
 
     def parse(
@@ -109,4 +110,4 @@ class ChatTemplateRenderer:
 
 
 PROMPT_TAIL = 16
-"""So many last ids of a prompt hold the mark by which a thought begins, if it does."""
+"""If a prompt begins a thought, the mark for it is within this many last ids."""

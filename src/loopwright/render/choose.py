@@ -1,6 +1,7 @@
-"""Which renderer a model gets: one of the `renderers` library where it knows the family, else ours.
+"""Chooses the renderer of a model: one of the `renderers` library if it knows the family, otherwise ours.
 
-Ours writes with the model's own chat template and reads tool calls in Hermes' way; it needs no other package.
+Our renderer writes with the model's own chat template and reads tool calls in the Hermes format. It needs no other
+package.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def make_renderer(tokenizer: ChatTokenizer, choice: str = AUTO, thinking: Thinki
 
 
 def _may_be_known(tokenizer: ChatTokenizer) -> bool:
-    """Whether it is worth a second to load the library: it knows models by name, or by a template that shows tools."""
+    """Whether the library may know the model, so that loading it (one second) is worthwhile. It knows models by name,
+    or by a template that shows tools."""
     name = str(getattr(tokenizer, "name_or_path", ""))
     has_public_name = "/" in name and not Path(name).exists()
     return has_public_name or "tools" in str(tokenizer.chat_template)

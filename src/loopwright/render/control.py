@@ -1,11 +1,11 @@
-"""Control tokens are those that a template writes: text that spells one stays text (T9).
+"""Only the template writes control tokens. Text that spells a control token stays text (T9).
 
-Before a template sees a text, each control token that the text spells is replaced by a placeholder, which nobody can
-guess and which no template has a reason to change. What is spelled in the written conversation then, the template wrote
-itself. `Vocabulary` encodes placeholders as the text that they stand for, with ordinary tokens.
+Before a template sees a text, each control token that the text spells is replaced by a placeholder. Nobody can guess
+the placeholder, and no template has a reason to change it. So a control token in the written conversation was written
+by the template itself. `Vocabulary` encodes placeholders with ordinary tokens, as the text that they stand for.
 
-Text and text, or text and a template's words, may also spell a control token together. So a placeholder for nothing
-(a seam) stands where a text begins or ends like a part of one.
+Two texts, or a text and the template's words, may also spell a control token together. So an empty placeholder (a seam)
+is put where a text begins or ends like a part of a control token.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from loopwright.render.hermes import CALL, CALL_END, THINK, THINK_END
 
 KNOWN = frozenset({CALL, CALL_END, THINK, THINK_END, "<tools>", "</tools>", "<tool_response>", "</tool_response>"})
 MARK = re.compile(r"<[|｜].*[|｜]>|\[/?[A-Z_]+\]", re.DOTALL)
-"""How control tokens look that a tokenizer does not call special."""
+"""The form of control tokens that a tokenizer does not mark as special."""
 
-# Digits are the same in upper and in lower case, in JSON and with the space around them trimmed.
+# Digits do not change in upper or lower case, in JSON, or when spaces around them are trimmed.
 _SECRET = f"{secrets.randbelow(9 * 10**29) + 10**29}"
 _PLACEHOLDER = re.compile(_SECRET + r"(\d{8})")
 _SEAM = 10**8 - 1
 
 CUT = -1
-"""No token's number."""
+"""A number that no token has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """A control token that a text spells from `begin` to `end`. `is_text`: no template wrote it. `token` is `CUT` where
-    only its beginning is meant, because the rest belongs to a token that the template wrote."""
+    """A control token that is spelled from `begin` to `end`. `is_text`: the template did not write it. `token` is `CUT`
+    if only its beginning is text, because the rest belongs to a token that the template wrote."""
 
     begin: int
     end: int
@@ -45,9 +45,9 @@ class Spelled:
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, by what its added tokens are: special, written by the `template`, asked for by
-    a family (`marks`), or looking like one. `normalize` is what the tokenizer does to a text first, if that may make it
-    spell an added token."""
+    """The control tokens of a tokenizer. An added token is one if it is special, if the `template` writes it, if a
+    model family needs it (`marks`), or if it has the form of one. `normalize` is the tokenizer's first step on a text,
+    if this step can make a text spell an added token."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ControlTokens:
         self._firsts = tuple({text[0] for text in texts})
         self._lasts = tuple({text[-1] for text in texts})
         self._signs = tuple({*self._firsts, *self._lasts})
-        """A text without any of these spells no control token, and neither begins nor ends like one."""
+        """A text without any of these characters spells no control token, and does not begin or end like one."""
         self._beginnings = tuple({text[:size] for text in texts for size in range(1, len(text))})
         self._endings = tuple({text[size:] for text in texts for size in range(1, len(text))})
         self._longest = max(map(len, texts), default=0)
@@ -79,8 +79,8 @@ class ControlTokens:
         return spelled in self._numbers
 
     def hide(self, text: str) -> str:
-        """The text with placeholders for the control tokens that it spells. Most texts spell none, and are themselves
-        given back."""
+        """The text with placeholders for the control tokens that it spells. Most texts spell none, and are returned
+        unchanged."""
         if self._normalize is not None and self._pattern.search(normal := self._normalize(text)):
             text = normal
         for sign in self._signs:
@@ -91,7 +91,7 @@ class ControlTokens:
         return text
 
     def hide_in(self, value: Any) -> Any:
-        """A value of JSON with all of its texts hidden."""
+        """A JSON value in which all texts went through `hide`."""
         if isinstance(value, str):
             return self.hide(value)
         if isinstance(value, Mapping):
@@ -101,7 +101,8 @@ class ControlTokens:
         return value
 
     def hide_in_tools(self, tools: Sequence[Any]) -> Sequence[Any]:
-        """Tools hold many texts, and hardly ever one that spells anything: all are looked at in one go first."""
+        """The same for tools. They hold many texts and almost never a control token, so all texts are checked at once
+        first."""
         if not tools:
             return tools
         try:
@@ -113,13 +114,13 @@ class ControlTokens:
         return [self.hide_in(tool) for tool in tools]
 
     def shown(self, text: str) -> str:
-        """The text without placeholders."""
+        """The text with each placeholder replaced by the text that it stands for."""
         if _SECRET not in text:
             return text
         return _PLACEHOLDER.sub(lambda found: self._text_of(found[1]), text)
 
     def spelled(self, text: str) -> tuple[str, list[Spelled]]:
-        """A written conversation as it reads, and where it spells control tokens."""
+        """A written conversation without placeholders, and the places where it spells control tokens."""
         parts: list[str] = []
         hidden: list[tuple[int, int]] = []
         length = place = 0
@@ -142,7 +143,7 @@ class ControlTokens:
             number = self._numbers[found[0]]
             if next_one is not None and is_text:
                 if next_one[1] < end and self._begins_within(whole, next_one[1], end):
-                    # What the text and the template spell together must not take from what the template wrote.
+                    # A token that text and template spell together must not use a part of a token of the template.
                     end, number = next_one[1], CUT
                 else:
                     begin, end = self._with_space(whole, begin, end, last, number)
@@ -150,12 +151,13 @@ class ControlTokens:
             yield Spelled(begin, end, number, is_text)
 
     def _begins_within(self, whole: str, begin: int, end: int) -> bool:
-        """Whether a token begins there."""
+        """Whether a control token begins between `begin` and `end`."""
         found = self._pattern.search(whole, begin, end + self._longest)
         return found is not None and found.start() < end
 
     def _with_space(self, whole: str, begin: int, end: int, last: int, number: int) -> tuple[int, int]:
-        """Where a token begins and ends with the white space that it swallows, and that the text must keep."""
+        """The begin and end of a token together with the white space that the tokenizer would remove around it. The
+        text must keep that white space."""
         takes_left, takes_right = self._flags[number]
         while takes_left and begin > last and whole[begin - 1].isspace():
             begin -= 1
@@ -183,7 +185,7 @@ class ControlTokens:
 
 
 def hides_spelling(text: str) -> bool:
-    """Whether there are placeholders in a text."""
+    """Whether a text contains placeholders."""
     return _SECRET in text
 
 
@@ -192,8 +194,8 @@ def _placeholder(number: int) -> str:
 
 
 def _one_of(texts: Collection[str]) -> str:
-    """A pattern that finds the longest of these, letter by letter: to try one text after the other at each place takes
-    as long as there are texts."""
+    """A pattern that finds the longest of these texts letter by letter. Trying one text after the other at each place
+    would take time in proportion to the number of texts."""
     rests: dict[str, set[str]] = {}
     for text in texts:
         if text:
@@ -209,5 +211,5 @@ def _is_control(token: Any, template: str, marks: Collection[str]) -> bool:
         return False
     if token.special or text in marks or text in KNOWN or MARK.fullmatch(text):
         return True
-    # Some tokenizers have letters, tags and runs of line ends among their added tokens.
+    # Some tokenizers have letters, tags and several line ends among their added tokens.
     return len(text) > 2 and not text.isalnum() and text in template

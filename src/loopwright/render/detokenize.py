@@ -1,7 +1,7 @@
 """Ids to text, piece by piece.
 
-The invariant: the pieces add up to the text of all ids, and no piece ends inside a character. Vocabularies of bytes cut
-characters apart; what a cut one will be is known only when its last byte is there.
+The invariant: the pieces add up to the text of all ids, and no piece ends inside a character. Byte-level vocabularies
+split characters, and a split character is known only when its last byte is there.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 CONTEXT = 8
-"""So many ids are decoded again before new ones: some decoders treat the first token of a text differently. Twice as
-many hold the bytes of all marks that may be held back."""
+"""How many earlier ids are decoded again together with new ones, because some decoders treat the first token of a text
+differently. Twice this number covers the bytes of all replacement marks that may be held back."""
 
 MOST_HELD = 3
-"""A character has four bytes at most: so many marks at the end of a text may still become one."""
+"""A character has at most four bytes. So this many replacement marks at the end of a text may still become a
+character."""
 
 
 class Detokenizer:
-    """Reads one completion. `decode` gives the text of ids; `is_byte` knows tokens of one byte each, of which only a
-    whole run is text."""
+    """Reads one completion. `decode` returns the text of ids. `is_byte` recognises tokens of one byte each; only a
+    whole run of them is text."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], is_byte: Callable[[int], bool]) -> None:
         self._decode = decode
@@ -31,7 +32,7 @@ class Detokenizer:
         self._in_run = False
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that is certain now."""
+        """The new text that is certain now."""
         if not ids:
             return ""
         self._move_on()
@@ -44,21 +45,21 @@ class Detokenizer:
         return self._tell(text)
 
     def finish(self) -> str:
-        """What was held back, with a mark in place of characters that never became whole."""
+        """The text that was held back, with a replacement mark for each character that stayed incomplete."""
         if not self._held and not self._in_run:
             return ""
         self._held, self._in_run = 0, False
         return self._tell(self._decode(self._window))
 
     def _tell(self, text: str) -> str:
-        """What is new in the text of the window, up to what is held back."""
+        """The new part of the window's text, without what is held back."""
         certain = max(self._told, len(text) - self._held)
         news, self._told = text[self._told : certain], certain
         return news
 
     def _move_on(self) -> None:
-        """Begin the window later if it has grown, or each new id would be decoded with all before it. Not before more
-        ids come: most answers are read in one piece."""
+        """Move the start of the window if the window has grown. Otherwise each new id would be decoded with all ids
+        before it. This is done only when more ids come, because most answers are read in one piece."""
         if self._in_run or len(self._window) <= 4 * CONTEXT:
             return
         window = self._window[-2 * CONTEXT if self._held else -CONTEXT :]

@@ -1,12 +1,13 @@
-"""What a naive re-tokenisation makes of a recorded conversation: decode the replies, read them as messages, and render
-those again. It is what one does without a record of the tokens, and what this code base never trains on (T5)."""
+"""Measures what a naive re-tokenisation makes of a recorded conversation: it decodes the replies, reads them as
+messages and renders these again. Code without a record of the tokens has to do this. Loopwright never trains on the
+result (T5)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loopwright.core.drift import Drift, compare, total
+from loopwright.core.drift import Drift, drift_between, total
 from loopwright.errors import ConversationError
 from loopwright.ports import Renderer
 from loopwright.types import EpisodeDrift, Message, TokenDiff, Tool
@@ -21,27 +22,27 @@ def chain_drift(
     first_sampled: int,
     first_reply: int,
 ) -> Drift:
-    """Compare a chain with its conversation rendered anew.
+    """Compare a chain with its conversation rendered again.
 
-    `stream` are the chain's ids up to its latest reply, with which `messages` end. `first_sampled` is where the first
-    token stands that was sampled for this chain, and `first_reply` the number of the message that it belongs to. What
-    stands before was rendered once, and is the same in both.
+    `stream` are the chain's ids up to its latest reply, which is the last of `messages`. `first_sampled` is the
+    position of the first token that was sampled for this chain, and `first_reply` is the number of that token's
+    message. The tokens before were rendered once, and are the same in both.
     """
     recorded = tuple(stream[first_sampled:])
     try:
         prompt = renderer.render(messages[:first_reply], tools)
         whole = _rendered(messages, renderer, tools)
     except ConversationError:
-        # A model may say what its own template refuses to write, such as two calls at once: all of it would be lost.
-        return compare(recorded, ())
+        # A model may write what its own template refuses, such as two calls at once. Then all tokens would be lost.
+        return drift_between(recorded, ())
     if whole[: len(prompt)] != prompt:
-        # The template writes the first prompt differently by now: nothing after it is where it was.
-        return compare((*stream[:first_sampled], *recorded), whole)
-    return compare(recorded, whole[len(prompt) :])
+        # The template now writes the first prompt differently, so the positions of all later tokens have changed.
+        return drift_between((*stream[:first_sampled], *recorded), whole)
+    return drift_between(recorded, whole[len(prompt) :])
 
 
 def _rendered(messages: Sequence[Message], renderer: Renderer, tools: Sequence[Tool]) -> tuple[int, ...]:
-    """The conversation with its last reply as if it had just been sampled."""
+    """The conversation, rendered with its last reply as if it had just been sampled."""
     written = renderer.answered(messages, tools)
     if written is not None:
         return (*written[0], *written[1])
@@ -49,7 +50,7 @@ def _rendered(messages: Sequence[Message], renderer: Renderer, tools: Sequence[T
 
 
 def readable(drift: Drift, renderer: Renderer) -> EpisodeDrift:
-    """The drift with its first mismatch as people read it: in the texts of tokens."""
+    """The drift with its first mismatch as texts of tokens, for people."""
     first = drift.first
     diff = None
     if first is not None:
@@ -59,8 +60,8 @@ def readable(drift: Drift, renderer: Renderer) -> EpisodeDrift:
 
 @dataclass(frozen=True, slots=True)
 class ConversationDrift:
-    """A conversation as a model would have lived it: its chains, why all but the first began, and their drift. Replies
-    that the renderer cannot spell (`unspelled`) are in none."""
+    """A conversation as a model would have sampled it: its chains, the reasons why all but the first began, and their
+    drift. Replies that the renderer cannot write (`unspelled`) are in no chain."""
 
     chains: int
     forks: int
@@ -73,8 +74,8 @@ def conversation_drift(
 ) -> ConversationDrift:
     """Go through a recorded conversation turn by turn, extending the stream where the template allows it.
 
-    A reply's tokens are its `ids`, if the recording has them; else they are taken to be as the template would write
-    them, and what drifts is then due to the template alone.
+    A reply's tokens are its `ids`, if the recording has them. Otherwise they are assumed to be as the template would
+    write them; then only the template can cause drift.
     """
     chains: list[_Chain] = []
     unspelled = 0

@@ -1,4 +1,4 @@
-"""Which family of models a tokenizer belongs to, of those that the `renderers` library has code for."""
+"""Finds the model family of a tokenizer, among those that the `renderers` library supports."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RECOGNISED_BY: tuple[tuple[list[Message], list[Tool]], ...] = (
 """A family is recognised if it renders these as the model's own template does."""
 
 NEVER_TRIED = {"default", "gpt-oss"}
-"""No family of its own; and one that fetches files from the network when it is made."""
+"""`default` is no family, and `gpt-oss` downloads files when it is made."""
 
 
 def family_names() -> tuple[str, ...]:
-    """Every family that the library has code for."""
+    """All families that the library supports."""
     from renderers import base
 
     base._populate_registry()
@@ -35,7 +35,8 @@ def family_names() -> tuple[str, ...]:
 
 
 def known_family(tokenizer: ChatTokenizer) -> str | None:
-    """The family of a tokenizer: by its model's name, or because it renders as the model's own template does."""
+    """The family of a tokenizer: by its model's name, or because the family renders as the model's own template
+    does."""
     from renderers.base import MODEL_RENDERER_MAP
 
     if (named := MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))) is not None:
@@ -46,7 +47,7 @@ def known_family(tokenizer: ChatTokenizer) -> str | None:
 
 
 def make_family(tokenizer: ChatTokenizer, name: str, thinking: Thinking) -> FamilyRenderer:
-    """The renderer of a family, or a ModelError that says why the tokenizer is not of it."""
+    """The renderer of a family. Raises ModelError if the tokenizer does not belong to the family."""
     if name not in family_names():
         raise ModelError(
             f"there is no renderer for a family of models {name!r}",
@@ -71,7 +72,7 @@ def _create(tokenizer: ChatTokenizer | LibraryTokenizer, name: str, thinking: Th
 
 
 def _own(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int] | None:
-    """What the model's own template makes of a conversation; None if it refuses."""
+    """The ids of a conversation by the model's own template. None if the template refuses it."""
     try:
         text = tokenizer.apply_chat_template(
             template_messages(messages), tools=template_tools(tools), add_generation_prompt=True, tokenize=False
@@ -82,7 +83,7 @@ def _own(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[
 
 
 def _theirs(tokenizer: ChatTokenizer, name: str) -> list[list[int]] | None:
-    """What a family makes of them all; None if the tokenizer lacks its tokens."""
+    """The ids of all conversations by a family's renderer. None if the tokenizer lacks the family's tokens."""
     try:
         family = _create(tokenizer, name, Thinking.TEMPLATE)
         return [

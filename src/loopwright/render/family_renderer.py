@@ -1,7 +1,8 @@
-"""A family of models that the `renderers` library knows, behind our port.
+"""A model family of the `renderers` library, behind our port.
 
-The library writes and reads each family's own syntax by its special tokens, and extends a sampled stream without
-writing it again. What it cannot extend, or would have to change, is None (T5, T6). What it finds malformed is content.
+The library writes and reads each family's own syntax with its special tokens, and extends a sampled stream without
+writing it again. If it cannot extend a stream, or would have to change it, the result is None (T5, T6). A call that it
+finds malformed is content.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from loopwright.render.siblings import RenderedOnce
 from loopwright.types import Message, Parsed, Tool, ToolCall
 
 LIBRARY_ERRORS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError)
-"""What the library raises at conversations and completions that it does not understand: it has no errors of its own."""
+"""What the library raises for conversations and completions that it does not understand. It has no own error types."""
 
 T = TypeVar("T")
 
 
 class FamilyRenderer:
-    """A `Renderer` over one of the library's."""
+    """A `Renderer` over a renderer of the library."""
 
     def __init__(self, name: str, family: Any, tokenizer: LibraryTokenizer) -> None:
-        """`tokenizer` is the one that `family` was made with."""
+        """`tokenizer` is the one with which `family` was made."""
         self.name = name
         self._family = family
         self._vocabulary = tokenizer.hiding()
@@ -41,7 +42,7 @@ class FamilyRenderer:
 
     @property
     def is_prefix_stable(self) -> bool:
-        """Whether the family's full renderings leave what came before as it was."""
+        """Whether a longer conversation's full rendering begins with the rendering of the shorter one."""
         return bool(self._family.is_prefix_stable)
 
     @property
@@ -131,7 +132,7 @@ class FamilyRenderer:
         return template_tools(self._vocabulary.control.hide_in_tools(tools))
 
     def _finds_thoughts(self) -> bool:
-        """Whether the family takes a thought in an answer's text for one in its field."""
+        """Whether the family treats a thought in an answer's text like a thought in its own field."""
         text, field = (
             [self._family.render_ids(template_messages([ASKED, said, *more])) for more in ([], [ASKED])]
             for said in (THOUGHT_IN_TEXT, THOUGHT)
@@ -154,7 +155,7 @@ class FamilyRenderer:
         return self._render(messages, tools, opening=True)[len(closed) :]
 
     def _last_reply(self, stream: Sequence[int]) -> int | None:
-        """Where the latest reply begins: after the last opening of an assistant's turn."""
+        """The position where the latest reply begins: after the last opening of an assistant's turn."""
         header, ids = tuple(_shared(*self._openings)), tuple(stream)
         for place in range(len(ids) - len(header), -1, -1):
             if ids[place : place + len(header)] == header:
@@ -163,7 +164,7 @@ class FamilyRenderer:
         return None
 
     def _written(self, attempt: Any, ids: Sequence[int]) -> str:
-        """A call that is none, as it was written."""
+        """The text of a malformed call, as it was written."""
         if attempt.token_span is None:
             return str(attempt.raw)
         begin, end = attempt.token_span
@@ -171,13 +172,14 @@ class FamilyRenderer:
 
 
 def _told(messages: Sequence[Message]) -> str:
-    """What every family writes, whatever becomes of answers and thoughts: the words of all others."""
+    """The texts of all messages that are not the assistant's. Every family writes these, no matter what it does with
+    answers and thoughts."""
     others = (message for message in messages if message.get("role") in ("system", "user", "tool"))
     return "".join(str(message.get("content") or "").strip() for message in others)
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
-    """What both begin with."""
+    """The common beginning."""
     for one, other in zip(first, second, strict=False):
         if one != other:
             return
@@ -185,7 +187,7 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
 
 
 def _call(attempt: Any) -> ToolCall | None:
-    """The call, its arguments in the model's own spelling where that is JSON; None if it is malformed."""
+    """The call, with its arguments as the model wrote them if that is JSON. None if the call is malformed."""
     if attempt.status != "ok" or not attempt.name:
         return None
     try:
@@ -198,7 +200,8 @@ def _call(attempt: Any) -> ToolCall | None:
 
 
 def _same_arguments(spelled: str, found: Any) -> bool:
-    """Whether the library found what was spelled. It overlooks arguments that a model calls parameters."""
+    """Whether the library found the arguments that were written. It misses arguments that a model calls
+    "parameters"."""
     return not found or json.loads(spelled) == found
 
 

@@ -1,8 +1,8 @@
-"""Reading a completion as it is sampled, with a parser that knows only whole ones.
+"""Reads a completion while it is sampled, with a parser that can only read whole completions.
 
-The invariant: what was told stays true. So a completion is parsed again as it grows, and only the part is told that no
-later token can take back: nothing beside a call that may have begun, no white space that may be an end's, no half
-marker. Growing steps keep the work in proportion to the length.
+The invariant: what was reported stays true. So the completion is parsed again as it grows, and only the part is
+reported that later tokens cannot change: nothing after a call that may have begun, no white space that may be at the
+end, and no half marker. The steps between two parses grow, so that the total work stays in proportion to the length.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from loopwright.types import (
 )
 
 FEWEST = 4
-"""So many new tokens are awaited before parsing again, and an eighth of what is there."""
+"""It waits for at least this many new tokens before it parses again, and at least for an eighth of the present
+length."""
 
 LONGEST_MARKER = 32
-"""In characters, for markers that are no single token."""
+"""The length of the longest marker in characters, for markers that are several tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a completion says so far, and whether it tried to call a tool, with success or without."""
+    """The completion so far, and whether it tried to call a tool, successfully or not."""
 
     parsed: Parsed
     tried_to_call: bool = False
 
 
 class FamilyStream:
-    """A `StreamParser` over a reader of whole completions."""
+    """A `StreamParser` that uses a reader of whole completions."""
 
     def __init__(self, read: Callable[[Sequence[int]], Reading]) -> None:
         self._read = read
@@ -74,7 +75,8 @@ class FamilyStream:
 
 
 def _certain(text: str) -> str:
-    """The text before what may be a marker's beginning. A text that begins like JSON may be a call as a whole."""
+    """The text before a possible beginning of a marker. It is empty if the text begins like JSON, because the whole
+    text may then be a call."""
     if text.lstrip(BLANK).startswith(("{", "[")):
         return ""
     marker = text.rfind("<", len(text) - LONGEST_MARKER if len(text) > LONGEST_MARKER else 0)

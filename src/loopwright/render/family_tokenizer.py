@@ -1,5 +1,5 @@
-"""A tokenizer as the `renderers` library sees it. The library writes marks by their ids and all else by `encode`, which
-makes no control token of a text that is hidden (T9)."""
+"""The tokenizer that the `renderers` library gets. The library writes control tokens by their ids, and all other text
+by `encode`, which never turns hidden text into a control token (T9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loopwright.render.vocabulary import ChatTokenizer, Vocabulary
 
 
 class LibraryTokenizer:
-    """The tokenizer, which remembers the marks that a family asks for while it is made."""
+    """A tokenizer that records which marks a family asks for while the family is made."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -18,7 +18,7 @@ class LibraryTokenizer:
         self._vocabulary: Vocabulary | None = None
 
     def hiding(self) -> Vocabulary:
-        """The vocabulary with which is encoded from now on: it knows the family's marks."""
+        """The vocabulary that encodes from now on. It knows the family's marks."""
         self._vocabulary = Vocabulary(self._tokenizer, self._marks)
         return self._vocabulary
 
@@ -35,8 +35,8 @@ class LibraryTokenizer:
         return self._tokenizer.convert_tokens_to_ids(tokens)  # type: ignore[attr-defined]
 
     def __call__(self, text: str, **more: Any) -> Any:
-        """Ids with their places, by which the library tells whose words they are. Nobody here asks it that, so the
-        places of hidden texts are made up."""
+        """Ids with their offsets. The library uses the offsets to find out which message a token belongs to. Nothing
+        here uses that, so the offsets of hidden texts are not real."""
         if self._vocabulary is None or not hides_spelling(text):
             return self._tokenizer(text, **more)  # type: ignore[operator]
         ids = self._vocabulary.encode(text)

@@ -1,7 +1,7 @@
-"""Reading what a model wrote in Hermes' way: content, thoughts in `<think>`, each call as JSON in `<tool_call>`.
+"""Reads completions in the Hermes format: content, thoughts in `<think>`, and each call as JSON in `<tool_call>`.
 
-The invariants: every delta is final, however the text arrives in pieces; a call is told only when all of it is there
-and is JSON; what is no call is content, to the letter. White space beside a call or a thought belongs to neither.
+The invariants: every delta is final, no matter how the text is split into pieces. A call is reported only when it is
+complete and is JSON. Text that is no call is content, unchanged. White space around a call or a thought is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ THINK, THINK_END = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """What to look for. `thinking`: the prompt ended inside a thought."""
+    """What to look for. `thinking` means that the prompt ended inside a thought."""
 
     calls: bool = True
     thoughts: bool = False
@@ -67,10 +67,10 @@ class HermesParser:
         self._blank = ""
         return deltas
 
-    # Each reader takes what is certain from the held text, and gives None when it can do no more.
+    # Each of these methods takes what is certain from the held text. It returns None if it can do no more.
 
     def _at_start(self) -> list[Delta] | None:
-        """A thought can only come first."""
+        """Read the beginning. A thought can only come first."""
         text = self._held.lstrip(BLANK)
         if text.startswith(THINK):
             self._held = text.removeprefix(THINK)
@@ -112,7 +112,7 @@ class HermesParser:
             call = read_call(body)
         except OpenTextError:
             if end >= 0:
-                # The mark stands inside a text of the call's JSON: it ends later.
+                # The end mark is inside a string of the call's JSON, so the call ends later.
                 self._tried = end + 1
                 return []
             return self._no_call()
@@ -124,12 +124,12 @@ class HermesParser:
         return [ToolCallStart(index, call.name), ToolCallArguments(index, call.arguments), ToolCallEnd(index)]
 
     def _no_call(self) -> list[Delta]:
-        """The mark was only text; what follows it is read again."""
+        """The mark was only text. What follows it is read again."""
         self._read = self._in_content
         return self._words(CALL, ContentDelta)
 
     def _take_certain(self, mark: str) -> str:
-        """The held text up to where `mark` may have begun."""
+        """Take the held text up to a possible beginning of `mark`."""
         if self._ended:
             taken, self._held = self._held, ""
             return taken
@@ -140,7 +140,7 @@ class HermesParser:
         return taken
 
     def _words(self, text: str, kind: type[ContentDelta] | type[ReasoningDelta]) -> list[Delta]:
-        """`text` as a delta, white space at its end held back until it is known what follows."""
+        """`text` as a delta. White space at its end is held back until it is known what follows."""
         text = self._blank + text
         if self._drops_blank:
             text = text.lstrip(BLANK)

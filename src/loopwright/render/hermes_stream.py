@@ -1,4 +1,4 @@
-"""Reading a completion in Hermes' way as its ids arrive."""
+"""Reads a completion in the Hermes format as its ids arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loopwright.types import Delta
 
 
 class HermesStream:
-    """A `StreamParser`: ids to text, text to deltas."""
+    """A `StreamParser` that turns ids into text, and text into deltas."""
 
     def __init__(self, detokenizer: Detokenizer, syntax: Syntax) -> None:
         self._detokenizer = detokenizer

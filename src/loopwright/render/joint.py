@@ -1,7 +1,7 @@
-"""The joint between a sampled reply and what follows it, as the template writes it.
+"""The joint: the text that the template writes between a sampled reply and the model's next turn.
 
-A joint exists only where the template leaves what came before as the model saw it (T6): the messages before the reply
-to the letter, and in the reply the same content, thoughts and calls, however they are spelled there.
+A joint exists only if the template leaves everything before it as the model saw it (T6): the messages before the reply
+unchanged, and in the reply the same content, thoughts and calls, even if they are written differently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loopwright.types import Message, Thinking, Tool
 class Joints:
     """Finds joints by rendering a conversation with a mark in place of the reply.
 
-    With `Thinking.KEEP`, what the template does to thoughts is no matter: the stream has them, and keeps them.
+    With `Thinking.KEEP` it does not matter what the template does with thoughts: the stream has them and keeps them.
     """
 
     def __init__(self, template: ChatTemplate, thinking: Thinking, control: ControlTokens) -> None:
@@ -28,8 +28,8 @@ class Joints:
         self._keeps_thoughts = thinking is Thinking.KEEP and template.thoughts
 
     def between(self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]) -> str | None:
-        """The text after the last reply of `history`, or None if the template rewrites what is before. There are
-        placeholders in it where words spell a control token."""
+        """The text after the last reply of `history`, or None if the template rewrites what is before it. Text that
+        spells a control token is replaced by placeholders."""
         history, new = self._template.hidden(history), self._template.hidden(new)
         tools = self._template.hidden_tools(tools)
         if self._keeps_thoughts:
@@ -77,12 +77,13 @@ class Joints:
 
 
 def _without_thought(message: Message) -> Message:
-    """The message without its thought; one that stands in the content is no matter of the template's fields."""
+    """The message without its thought. A thought inside the content stays, because the template does not treat it as a
+    field."""
     return {key: value for key, value in message.items() if key != "reasoning"}
 
 
 def _marked(reply: Message, mark: str) -> Message:
-    """The reply with a mark at its end: in the last call, or in place of the content."""
+    """The reply with a mark at its end: in its last call, or instead of its content."""
     if calls := reply.get("tool_calls"):
         *others, last = calls
         return {**reply, "tool_calls": (*others, {**last, "arguments": json.dumps({"mark": mark})})}
@@ -90,7 +91,7 @@ def _marked(reply: Message, mark: str) -> Message:
 
 
 def _mark(messages: Sequence[Message]) -> str:
-    """A text that occurs in none of the messages, and that no template has a reason to change."""
+    """A text that is in none of the messages, and that no template has a reason to change."""
     mark = "loopwright-reply"
     texts = [str(message) for message in messages]
     while any(mark in text for text in texts):

@@ -1,7 +1,8 @@
-"""The ids of a text that spells a control token and is none.
+"""The ids of a text that spells a control token but must stay text.
 
-The invariant: they hold no control token, and read as the text does wherever they stand. The tokenizer's own parts are
-asked first, without its added tokens; then the tokenizer, for pieces of the text in which the token is cut apart.
+The invariant: the ids contain no control token, and decode to the text at any place. First the core of the tokenizer is
+tried, without its added tokens. Then the tokenizer itself is tried on pieces of the text, so that no piece spells the
+token.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 Encode = Callable[[str], Sequence[int]]
 
 ANCHORS = ("", "a", "\n")
-"""What the text is encoded behind: some tokenizers put a space before the beginning of a text."""
+"""Texts in front of which the text is encoded, because some tokenizers add a space at the beginning of a text."""
 
 MOST_TEXTS = 1 << 10
 
 
 class PlainIds(dict[str, tuple[int, ...]]):
-    """The ids of such texts, each found once. `core` does the work inside the tokenizer, None if that is unknown."""
+    """The ids of such texts, each computed once. `core` is the tokenizer's inner encoder, or None if it is unknown."""
 
     def __init__(
         self, encode: Encode, core: Any, control: Container[int], spelling: Callable[[Sequence[int]], str]
@@ -31,7 +32,7 @@ class PlainIds(dict[str, tuple[int, ...]]):
 
     def __missing__(self, text: str) -> tuple[int, ...]:
         fitting = (ids for ids in self._candidates(text) if self._fits(ids, text))
-        # No text may end a rollout: one that a vocabulary cannot spell in any other way is left out.
+        # No text may make a rollout fail. A text that the vocabulary cannot write in any other way is left out.
         ids = tuple(next(fitting, ()))
         if len(self) >= MOST_TEXTS:
             self.clear()
@@ -39,7 +40,7 @@ class PlainIds(dict[str, tuple[int, ...]]):
         return ids
 
     def _candidates(self, text: str) -> Iterator[Sequence[int]]:
-        # The white space that a token swallows may be long: it is not cut.
+        # White space that a token removes may be long, so it is not split.
         first, last = len(text) - len(text.lstrip()) + 1, len(text.rstrip())
         if self._core is not None:
             yield from (_behind(anchor, text, self._without_added_tokens) for anchor in ANCHORS)
@@ -64,6 +65,6 @@ class PlainIds(dict[str, tuple[int, ...]]):
 
 
 def _behind(anchor: str, text: str, encode: Encode) -> Sequence[int]:
-    """The ids of the text when it stands behind another; none if the two grow together."""
+    """The ids of the text when it follows `anchor`. Empty if a token covers parts of both."""
     before, whole = list(encode(anchor)) if anchor else [], list(encode(anchor + text))
     return whole[len(before) :] if whole[: len(before)] == before else []

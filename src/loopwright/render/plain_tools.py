@@ -1,7 +1,8 @@
-"""Tools for models whose chat template knows none, written in Hermes' way into messages that every template can write.
+"""Tools for models whose chat template has no tools. They are written in the Hermes format into plain messages, which
+every template can write.
 
-The tools stand at the end of the system message, a call in `<tool_call>` at the end of the assistant's, and results in
-`<tool_response>`, those of one turn in one message.
+The tools are at the end of the system message. A call is in `<tool_call>` at the end of the assistant's message.
+Results are in `<tool_response>`, all results of one turn in one message.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HOW_TO_CALL = (
 
 
 def plain_messages(messages: Sequence[Message], tools: Sequence[Tool], result_role: str) -> list[Message]:
-    """The conversation in messages of text only; results are written as `result_role`."""
+    """The conversation as messages with text only. Results get the role `result_role`."""
     plain: list[Message] = []
     was_result = False
     for message in _with_tools(messages, tools):
@@ -39,7 +40,7 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Tool], result_ro
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A call as a model writes it; the arguments are JSON already."""
+    """A call as a model writes it. The arguments are already JSON."""
     return f'{CALL}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n{CALL_END}'
 
 

@@ -1,4 +1,4 @@
-"""Small conversations by which it is found out what a template or a family of models writes."""
+"""Small conversations that are used to find out what a template or a model family writes."""
 
 from __future__ import annotations
 

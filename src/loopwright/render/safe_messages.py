@@ -1,4 +1,4 @@
-"""Messages as a template may see them: nothing in them can spell a control token (T9)."""
+"""Makes messages safe for a template: nothing in them spells a control token (T9)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from loopwright.render.hermes import THINK, THINK_END
 from loopwright.types import Message
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
-"""They spell nothing; any other role might."""
+"""Roles that spell no control token. Any other role might."""
 NOT_WRITTEN = "ids"
-"""The field of a recorded reply that no template writes."""
+"""A field of a recorded reply that no template writes."""
 
 
 def hidden_messages(messages: Sequence[Message], control: ControlTokens) -> list[Message]:
-    """The messages, with placeholders where their texts spell a control token. The arguments of calls are left as they
-    are: JSON, which may escape what it spells."""
+    """The messages, with placeholders where their texts spell a control token. The arguments of calls are not changed:
+    they are JSON, which may escape what it spells."""
     return [_hidden(message, control) for message in messages]
 
 
 def hidden_values(shaped: Sequence[dict[str, Any]], control: ControlTokens) -> Sequence[dict[str, Any]]:
-    """Messages in a template's shape, in which the arguments of calls are values: those are hidden too."""
+    """Messages in a template's form, in which the arguments of calls are values. These values are hidden too."""
     for message in shaped:
         if "tool_calls" in message:
             message["tool_calls"] = control.hide_in(message["tool_calls"])
@@ -30,7 +30,7 @@ def hidden_values(shaped: Sequence[dict[str, Any]], control: ControlTokens) -> S
 
 
 def hidden_arguments(messages: Sequence[Message], control: ControlTokens) -> Sequence[Message]:
-    """The messages with the arguments of calls hidden, for those who write them as they are spelled."""
+    """The messages with the arguments of calls hidden, for renderers that write them as they are."""
     return [
         {**message, "tool_calls": control.hide_in(message["tool_calls"])} if message.get("tool_calls") else message
         for message in messages
@@ -38,7 +38,8 @@ def hidden_arguments(messages: Sequence[Message], control: ControlTokens) -> Seq
 
 
 def _hidden(message: Message, control: ControlTokens) -> Message:
-    """Most messages stay as they are, and are not copied: this is done for every message of every call."""
+    """The message with its texts hidden. Most messages need no change and are not copied, because this runs for every
+    message of every call."""
     changed: dict[str, Any] = {}
     for key, value in message.items():
         if key == "role" and value in ROLES:
@@ -59,9 +60,9 @@ def _hidden_call(call: Mapping[str, Any], control: ControlTokens) -> Mapping[str
 
 
 def thought_apart(message: Message, *, opened: bool) -> Message:
-    """An assistant's message with its thought in a field, if its content begins with one. For templates that would take
-    it from the content themselves: what is hidden in there they cannot find. `opened`: the thought's beginning may be
-    missing, because the template wrote it."""
+    """An assistant's message with its thought in its own field, if its content begins with a thought. This is for
+    templates that would take the thought from the content themselves: they cannot find it when its marks are hidden.
+    `opened`: the thought's opening mark may be missing, because the template wrote it."""
     content = message.get("content")
     if message["role"] != "assistant" or message.get("reasoning") or not isinstance(content, str):
         return message

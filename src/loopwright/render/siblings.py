@@ -1,7 +1,8 @@
-"""What the siblings of a group are asked is the same: it is rendered once.
+"""The siblings of a group get the same prompt, so it is rendered once.
 
-The invariant: what is remembered was rendered from exactly these messages and tools, and would be again. Whatever JSON
-might spell like something else is rendered each time, and so is everything where a rendering depends on the clock.
+The invariant: a cached result was rendered from exactly these messages and tools, and rendering again would give the
+same. Values that JSON could write like other values are rendered each time. So is everything if the rendering depends
+on the clock.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ import orjson
 from loopwright.types import Message, Tool
 
 LATEST = 32
-"""So many conversations are remembered. Siblings come close behind one another."""
+"""How many conversations are cached. Siblings come shortly after one another."""
+
+LONGEST_KEY = 1 << 14
+"""In bytes. A longer conversation is remembered by its digest, which takes less memory."""
 
 _PLAIN = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _AMBIGUOUS = b"null"
-"""None, and every number that is not finite."""
+"""JSON writes None like this, and also every number that is not finite."""
 
 Render = Callable[[Sequence[Message], Sequence[Tool], int | None], tuple[int, ...]]
-"""With the most ids that are wanted: what is given does not depend on it, only whether something is."""
+"""A rendering function. Its last argument is the largest number of ids that is wanted: it may make the function refuse,
+but does not change the result."""
 
 
 class RenderedOnce:
-    """`render`, with a memory for the latest conversations. Several threads may call it."""
+    """`render` with a cache for the latest conversations. Several threads may call it."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -38,7 +43,7 @@ class RenderedOnce:
             return self._render(messages, tools, most)
         if _AMBIGUOUS in spelled:
             return self._render(messages, tools, most)
-        key = blake2b(spelled, digest_size=16).digest()
+        key = spelled if len(spelled) <= LONGEST_KEY else blake2b(spelled, digest_size=16).digest()
         ids = self._known.get(key)
         if ids is None:
             ids = self._render(messages, tools, most)

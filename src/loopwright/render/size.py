@@ -1,7 +1,7 @@
-"""How few tokens a text can have, known without encoding it.
+"""Computes a lower bound for the number of tokens of a text, without encoding it.
 
-The invariant: a text never has fewer. That follows from the longest token of a vocabulary, if every sign of the text
-ends up in some token. Of tokenizers for which that is not known, nothing is said.
+The invariant: a text never has fewer tokens. This follows from the longest token of a vocabulary, if every character of
+the text ends up in some token. For tokenizers where this is not known there is no bound.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopwright.errors import ContextError
-from loopwright.render.words import described
+from loopwright.render.words import describe_part
 
 KEEP_ALL = frozenset({"ByteLevel", "Metaspace", "Digits"})
 MOST_COMPOSED = 4
-"""So many signs become one at most when a text is composed (NFC)."""
+"""How many characters can become one, at most, when a text is composed (NFC)."""
 
 
 def longest_token(core: Any, added: Mapping[int, Any]) -> int | None:
-    """The most signs of a text that one token stands for; None if that may be any number."""
+    """The largest number of characters that one token stands for. None if there is no limit."""
     if core is None or any(token.lstrip or token.rstrip for token in added.values()):
         return None
     cuts = _steps(core.pre_tokenizer, "pretokenizers")
@@ -41,7 +41,7 @@ def too_long(tokens: int, most: int) -> ContextError:
 def _steps(part: Any, name: str) -> list[dict[str, Any]]:
     if part is None:
         return []
-    read = described(part)
+    read = describe_part(part)
     return list(read[name]) if read["type"] == "Sequence" else [read]
 
 
@@ -56,7 +56,7 @@ def _shortens_little(step: Mapping[str, Any]) -> bool:
 
 
 def _knows_every_byte(core: Any, cuts: list[dict[str, Any]]) -> bool:
-    """Whether there is no text that would become one unknown token."""
+    """Whether no text becomes one unknown token."""
     model = core.model
     in_bytes = getattr(model, "byte_fallback", False) or any(step["type"] == "ByteLevel" for step in cuts)
     return type(model).__name__ == "BPE" and bool(in_bytes)

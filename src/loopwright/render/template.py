@@ -1,7 +1,7 @@
-"""A model's chat template: conversations as text, and what the template knows of tools and thoughts.
+"""A model's chat template: it writes conversations as text, and may support tools and thoughts.
 
-What it knows is found out by rendering small conversations, not by its name. Its own way of writing tools is used if a
-call that it writes can be read back; otherwise tools are written in Hermes' way into plain messages.
+What it supports is found out by rendering small conversations, not by its name. Its own format for tools is used if a
+call that it writes can be read back. Otherwise tools are written in the Hermes format into plain messages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from loopwright.render.safe_messages import hidden_arguments, hidden_messages, h
 from loopwright.types import Message, Tool
 
 CLOCK = "strftime_now"
-"""What templates call to write today's date."""
+"""The function that templates call to write today's date."""
 
 
 class TemplateTokenizer(Protocol):
-    """What is asked of a transformers tokenizer here."""
+    """The part of a transformers tokenizer that is used here."""
 
     @property
     def chat_template(self) -> Any: ...
@@ -47,21 +47,21 @@ class ChatTemplate:
         self._control = control
         self.thoughts = THINK_END in str(tokenizer.chat_template)
         self.tells_time = CLOCK in str(tokenizer.chat_template)
-        """Whether what it writes depends on the clock."""
+        """Whether its output depends on the clock."""
         self._reads_thoughts = False
         self._native = self._writes_tools()
         self._result_role = "tool" if self._writes([ASKED, ANSWERED, RESULT], "loopwright-result") else "user"
         before = self.write([ASKED], opening=False)
         self.opening = self.write([ASKED]).removeprefix(before)
-        """What stands before an assistant's first own word."""
+        """The text before the first word of an assistant's turn."""
         answered = self.write([ASKED, ANSWERED], opening=False)
         self.closing = answered.partition(str(ANSWERED["content"]))[2]
-        """What stands after an assistant's last own word."""
+        """The text after the last word of an assistant's turn."""
         self._reads_thoughts = self.thoughts and control.knows(THINK_END) and self._finds_thoughts()
 
     @property
     def header(self) -> str:
-        """The opening without a thought that it may begin."""
+        """The opening without the beginning of a thought."""
         return self.opening.partition(THINK)[0] if self.opens_thought else self.opening
 
     @property
@@ -70,7 +70,7 @@ class ChatTemplate:
         return self.thoughts and self.opening.rstrip().endswith(THINK)
 
     def hidden(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages without control tokens: placeholders stand where they spell one (T9)."""
+        """The messages with placeholders where they spell a control token (T9)."""
         if self._reads_thoughts:
             messages = [thought_apart(message, opened=self.opens_thought) for message in messages]
         return hidden_messages(messages, self._control)
@@ -79,12 +79,12 @@ class ChatTemplate:
         return self._control.hide_in_tools(tools)
 
     def write(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opening: bool = True) -> str:
-        """The conversation as text, with placeholders where words spell a control token; with `opening`, ready for the
-        assistant's next word."""
+        """The conversation as text, with placeholders where words spell a control token. With `opening`, it ends with
+        the opening of the assistant's next turn."""
         return self.write_hidden(self.hidden(messages), self.hidden_tools(tools), opening=opening)
 
     def write_hidden(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opening: bool = True) -> str:
-        """`write`, for messages and tools in which nothing is left to hide."""
+        """Like `write`, for messages and tools that are already hidden."""
         try:
             if not self._native:
                 messages = hidden_arguments(messages, self._control)
@@ -120,7 +120,7 @@ class ChatTemplate:
         ]
 
     def _finds_thoughts(self) -> bool:
-        """Whether the template takes a thought in an answer's text for one in its field."""
+        """Whether the template treats a thought in an answer's text like a thought in its own field."""
         texts = [self._tried([ASKED, *more], []) for more in ([THOUGHT_IN_TEXT], [THOUGHT_IN_TEXT, ASKED])]
         fields = [self._tried([ASKED, *more], []) for more in ([THOUGHT], [THOUGHT, ASKED])]
         return texts == fields

@@ -1,4 +1,4 @@
-"""A transformers tokenizer as renderers use it: text in, text out, and nothing added or tidied up."""
+"""A transformers tokenizer as renderers use it: it encodes and decodes text, and adds or cleans up nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loopwright.render.detokenize import UNKNOWN, Detokenizer
 from loopwright.render.plain_ids import PlainIds
 from loopwright.render.size import longest_token, too_long
 from loopwright.render.template import TemplateTokenizer
-from loopwright.render.words import Words, described, keeps_words_apart, normalization, seams
+from loopwright.render.words import Words, describe_part, keeps_words_apart, normalization, seams
 
 
 class ChatTokenizer(TemplateTokenizer, Protocol):
-    """What is asked of a transformers tokenizer."""
+    """The part of a transformers tokenizer that renderers use."""
 
     @property
     def eos_token_id(self) -> Any: ...
@@ -28,12 +28,12 @@ class ChatTokenizer(TemplateTokenizer, Protocol):
 
 
 PROBE = "Two  words\n\tof <b>caf\u00e9</b> \N{SNOWMAN}, 3+4=7;\r\n\N{CJK UNIFIED IDEOGRAPH-4E2D} it's "
-"""A text in which tokenizers differ."""
+"""A text on which tokenizers differ."""
 
 
 class Vocabulary:
-    """Encodes and decodes. Control tokens are those that stand in the text, because the template writes them; what
-    `control` has hidden is text. `marks` are control tokens that the template does not show."""
+    """Encodes and decodes. Control tokens that are in the text were written by the template; what `control` has hidden
+    is text. `marks` are control tokens that the template does not write."""
 
     def __init__(self, tokenizer: ChatTokenizer, marks: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -44,11 +44,11 @@ class Vocabulary:
         self.text = self._decoder(skip_special_tokens=True)
         """The text of ids."""
         self.spelling = self._decoder(skip_special_tokens=False)
-        """Every token as it is written, special ones too."""
+        """The text of ids, with special tokens."""
         template = str(getattr(tokenizer, "chat_template", ""))
         self.control = ControlTokens(added, template, marks, normalization(self._direct))
         self._plain_ids = PlainIds(self._encode_text, self._direct, self.control, self.spelling)
-        # Siblings are asked the same: their prompt is encoded once.
+        # Siblings get the same prompt, so it is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
 
@@ -59,7 +59,7 @@ class Vocabulary:
         return Detokenizer(self.text, self._is_byte)
 
     def check_size(self, text: str, most: int | None, before: int = 0) -> None:
-        """Raise a ContextError for a text that is sure to have more than `most` ids, together with those `before`."""
+        """Raise ContextError if the text, plus `before` ids, certainly has more than `most` ids."""
         if most is None or before + len(text) <= most or self._longest is None:
             return
         fewest = before + -(-len(self.control.shown(text)) // self._longest)
@@ -79,7 +79,7 @@ class Vocabulary:
         ids = self._encode_text(shown)
         control = [token for token in ids if token in self.control]
         if control != [one.token for one in spelled]:
-            # The tokenizer has rules of its own for where an added token may stand.
+            # The tokenizer has its own rules about where an added token may be.
             return self._encode_in_parts(shown, spelled)
         found = iter(spelled)
         kept: list[int] = []
@@ -99,7 +99,7 @@ class Vocabulary:
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         direct = self._direct
-        # Whoever pads or cuts with the same tokenizer leaves that behind in it.
+        # Other code that pads or truncates with the same tokenizer leaves these settings in it.
         if direct is None or direct.truncation is not None or direct.padding is not None:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
         return tuple(self._encode_directly(text)) if self._words is None else self._words.encode(text)
@@ -109,7 +109,8 @@ class Vocabulary:
         return ids
 
     def _core(self) -> Any:
-        """What does the work inside the tokenizer, if it does all of it: around it, more time is spent than in it."""
+        """The tokenizer's inner encoder, if using it directly gives the same result. The code around it takes more time
+        than the encoder itself."""
         direct: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if not hasattr(direct, "encode_batch_fast"):
             return None
@@ -133,7 +134,7 @@ class Vocabulary:
                     list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
                 )
             )
-        if direct.decoder is None or described(direct.decoder)["type"] != "ByteLevel":
+        if direct.decoder is None or describe_part(direct.decoder)["type"] != "ByteLevel":
             return lambda ids: str(direct.decode(list(ids), skip_special_tokens=skip_special_tokens))
         silent = [token for token, one in added.items() if one.special and skip_special_tokens]
         return ByteTokens(direct.id_to_token, frozenset(silent)).text
@@ -142,7 +143,7 @@ class Vocabulary:
         piece = self.spelling([token])
         if UNKNOWN not in piece:
             return piece
-        # Part of a character: on its own it is no text, so its bytes are shown.
+        # It is a part of a character and no text on its own, so its bytes are shown.
         return byte_level(str(self._tokenizer.convert_ids_to_tokens(token)))
 
     def _looks_like_a_byte(self, token: int) -> bool:

@@ -1,9 +1,9 @@
-"""Encoding a text word by word, each word once: texts use few words often, and looking one up is quicker than merging.
+"""Encodes a text word by word, and each word once: texts repeat few words often, and a lookup is faster than merging.
 
-The invariant: the ids are those of the whole text. They are where a tokenizer never merges over a single space that has
-words on both sides, which is known of byte-level ones that cut texts by the usual patterns, and assumed of no other.
-The same holds for what stands beside a mark of the template, and beside a digit where none is merged: a word that was
-never seen may consist of parts that were.
+The invariant: the ids are those of the whole text. This holds if a tokenizer never merges across a single space between
+two words. Byte-level tokenizers that split texts with the usual patterns are known to do so; no others are assumed to.
+The same holds next to a mark of the template, and next to a digit if the tokenizer merges no digits. So a new word may
+consist of known parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BETWEEN_WORDS = re.compile(r" (?<=\S )(?=\S)")
 
 MOST_WORDS = 1 << 16
 LONGEST_WORD = 64
-"""In characters. What is longer is no word that comes again."""
+"""The length in characters of the longest word that is cached. Longer words rarely come again."""
 MOST_EDGES = 1 << 12
 LONGEST_EDGE = 128
 
@@ -27,7 +27,7 @@ CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 THREE_DIGITS = CONTRACTED + r"\p{N}{1,3}" + REST
 PATTERNS = frozenset({CONTRACTED + r"\p{N}" + REST, THREE_DIGITS})
-"""How Qwen's and Llama's tokenizers cut texts. GPT-2's pattern is built into `ByteLevel`."""
+"""The patterns with which Qwen's and Llama's tokenizers split texts. GPT-2's pattern is built into `ByteLevel`."""
 NO_SEAMS = re.compile(r"(?!)")
 DIGITS = frozenset("0123456789")
 
@@ -35,8 +35,8 @@ Encode = Callable[[str], Sequence[int]]
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """The ids of words that follow a space. A word neither begins nor ends with white space. `seams` finds, in a group,
-    what has the same ids wherever it stands, and leaves those of its neighbours as they are."""
+    """The ids of words that follow a space. A word does not begin or end with white space. `seams` is a pattern with
+    one group: it finds parts that have the same ids at any place and do not change the ids of their neighbours."""
 
     def __init__(self, encode: Encode, seams: re.Pattern[str] = NO_SEAMS) -> None:
         super().__init__()
@@ -48,11 +48,11 @@ class Words(dict[str, tuple[int, ...]]):
         try:
             return self._joined(text.split(" "))
         except KeyError:
-            # Some space is not a single one between words. Where to cut is looked for then, which takes longer.
+            # Some spaces are not single spaces between words. Then a slower search finds where to split.
             return self._joined(BETWEEN_WORDS.split(text))
 
     def _joined(self, pieces: Sequence[str]) -> tuple[int, ...]:
-        """The ids of pieces with spaces between them. Raises KeyError where a space has no words on both sides."""
+        """The ids of pieces with spaces between them. Raises KeyError if a space does not have words on both sides."""
         first, last = pieces[0], pieces[-1]
         if len(pieces) == 1:
             return tuple(self._encode(first))
@@ -62,7 +62,8 @@ class Words(dict[str, tuple[int, ...]]):
         return (*self._edge(first), *words, *self._edge(f" {last}"))
 
     def _edge(self, text: str) -> tuple[int, ...]:
-        """How a text begins or ends: with a template's marks, which come again."""
+        """The ids of the beginning or the end of a text. Short ones are cached: they are often the template's marks,
+        which come again."""
         return self._cut_short(text) if len(text) <= LONGEST_EDGE else self._cut(text)
 
     def _cut(self, text: str) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ class Words(dict[str, tuple[int, ...]]):
             raise KeyError(word)
         ids = self._cut(f" {word}")
         if len(self) >= MOST_WORDS:
-            # Those that are in use are soon back.
+            # Words that are in use will soon be cached again.
             self.clear()
         if len(word) <= LONGEST_WORD:
             self[word] = ids
@@ -89,10 +90,10 @@ class Words(dict[str, tuple[int, ...]]):
 
 
 def keeps_words_apart(core: Any, added: Mapping[int, Any]) -> bool:
-    """Whether the core of a tokenizer, with these added tokens, never merges over a single space between words."""
+    """Whether the core of a tokenizer, with these added tokens, never merges across a single space between words."""
     if core.pre_tokenizer is None or getattr(core.model, "dropout", None):
         return False
-    if core.normalizer is not None and described(core.normalizer) != {"type": "NFC"}:
+    if core.normalizer is not None and describe_part(core.normalizer) != {"type": "NFC"}:
         return False
     if any(" " in str(token) or token.lstrip or token.rstrip or token.single_word for token in added.values()):
         return False
@@ -105,20 +106,21 @@ def keeps_words_apart(core: Any, added: Mapping[int, Any]) -> bool:
 
 
 def seams(core: Any, added: Mapping[int, Any]) -> re.Pattern[str]:
-    """What stands for itself inside of words for such a tokenizer: its added tokens, and digits that it never merges.
-    Of added tokens that are looked for in normalized text nothing is assumed."""
+    """A pattern for parts of words that such a tokenizer always encodes separately: its added tokens, and digits if it
+    never merges them. Nothing is assumed about added tokens that are searched for in normalised text."""
     if any(token.normalized for token in added.values()):
         return NO_SEAMS
-    # Where several begin, the longest is meant.
+    # If several begin at one place, the longest counts.
     found = [re.escape(mark) for mark in sorted(map(str, added.values()), key=len, reverse=True)]
     if _keeps_digits_apart(core):
-        # How white space is cut depends on what follows it.
+        # How white space is split depends on what follows it.
         found.append(r"(?<!\s)[0-9]")
     return re.compile(f"({'|'.join(found)})") if found else NO_SEAMS
 
 
 def _keeps_digits_apart(core: Any) -> bool:
-    """Whether each digit is a token, and in no other. Where numbers are cut by threes, a digit moves its neighbours."""
+    """Whether each digit is a token of its own and part of no other token. If numbers are split into groups of three, a
+    digit changes its neighbours."""
     if any(step["type"] == "Split" and step["pattern"].get("Regex") == THREE_DIGITS for step in _steps(core)):
         return False
     tokens = core.get_vocab(with_added_tokens=False)
@@ -126,8 +128,8 @@ def _keeps_digits_apart(core: Any) -> bool:
 
 
 def _steps(core: Any) -> Sequence[Mapping[str, Any]]:
-    """How texts are cut, one step after the other."""
-    cut = described(core.pre_tokenizer)
+    """The steps by which texts are split, in order."""
+    cut = describe_part(core.pre_tokenizer)
     steps: Sequence[Mapping[str, Any]] = cut["pretokenizers"] if cut["type"] == "Sequence" else [cut]
     return steps
 
@@ -140,17 +142,18 @@ def _cuts_between_words(step: Mapping[str, Any]) -> bool:
 
 
 def normalization(core: Any) -> Callable[[str], str] | None:
-    """What a tokenizer's core does to the signs of a text before it looks for words. Marks for spaces are no matter."""
+    """What a tokenizer's core does to the characters of a text before it splits it into words. Marks for spaces are
+    ignored."""
     if core is None or core.normalizer is None:
         return None
-    steps = json.dumps(described(core.normalizer))
+    steps = json.dumps(describe_part(core.normalizer))
     if any(step in steps for step in ("Prepend", "Replace", "Precompiled")):
         return None
     normalize: Callable[[str], str] = core.normalizer.normalize_str
     return normalize
 
 
-def described(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer, as its file describes it."""
+def describe_part(part: Any) -> dict[str, Any]:
+    """A part of a tokenizer, as its tokenizer.json describes it."""
     read: dict[str, Any] = json.loads(part.__getstate__())
     return read

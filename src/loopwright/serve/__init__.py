@@ -1,2 +1,2 @@
-"""What every server of ours is built on: keys, limits, the shape of errors, and child processes. It knows no engine and
-no agent, and loads starlette and uvicorn only in the modules that need them."""
+"""The base of all our servers: keys, limits, the shape of errors, and child processes. It knows no engine and no agent.
+Only the modules that need starlette and uvicorn import them."""

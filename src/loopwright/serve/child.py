@@ -1,7 +1,8 @@
-"""A program that we start, which says in one line of JSON when it is ready, and which dies with us.
+"""Starts a program as a child process. It prints one line of JSON when it is ready, and it dies with us.
 
-It gets an allow-listed environment (S3), a session of its own, so that Ctrl-C reaches only whoever can shut down in
-order, and a log file for all that it says; the end of that file are its last words.
+It gets an allow-listed environment (S3), its own process session, and a log file for its output. Because of the
+session, Ctrl-C reaches only this process, which then shuts down in order. The end of the log file is what errors quote
+as the program's last words.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LAST_WORDS_BYTES = 2000
 
 
 class Child:
-    """A process that is running. `ready` is the line with which it said so."""
+    """A running process. `ready` is the line that it printed when it was ready."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path, log_start: int) -> None:
         self._process = process
@@ -35,7 +36,7 @@ class Child:
         return self._process.pid
 
     async def wait(self) -> str:
-        """Returns when it has ended: how, and its last words."""
+        """Wait for its end. Returns how it ended, and its last words."""
         code = await self._process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"it {how}{self._last_words()}"
@@ -51,7 +52,7 @@ class Child:
             ) from None
 
     async def stop(self) -> None:
-        """Ask it to end, and insist after a while."""
+        """Ask it to end (SIGTERM), and kill it after a while."""
         if self._process.returncode is None:
             self._process.terminate()
             try:
@@ -88,7 +89,7 @@ class Child:
 async def child_process(
     command: Sequence[str], *, env: Mapping[str, str], log: Path, ready_seconds: float
 ) -> AsyncIterator[Child]:
-    """Start a program and wait until it is ready. It is stopped when the context is left."""
+    """Start a program and wait until it is ready. It is stopped when the context ends."""
     with log.open("ab") as words:
         log_start = words.tell()
         process = await asyncio.create_subprocess_exec(

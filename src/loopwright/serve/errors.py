@@ -1,4 +1,4 @@
-"""One shape for every error that leaves a server: what is wrong, of which kind it is, and what to do (S4)."""
+"""One JSON shape for every error that leaves a server: what is wrong, its kind, and what to do (S4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def error_body(error: LoopwrightError) -> Mapping[str, Any]:
 def read_error(
     body: Any, kinds: Mapping[str, type[LoopwrightError]], default: type[LoopwrightError]
 ) -> LoopwrightError:
-    """The error behind a body that `error_body` made, as one of `kinds`; anything else becomes a `default`."""
+    """The error in a body that `error_body` made, as one of `kinds`. Any other body becomes a `default`."""
     said = body.get("error") if isinstance(body, Mapping) else None
     if not isinstance(said, Mapping):
         return default(f"the server answered {str(body)[:200]!r}", remedy=SEE_LOG)

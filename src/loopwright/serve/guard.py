@@ -1,8 +1,8 @@
-"""The door of every server (S3): who may come in, through which name, and with how much.
+"""The access check of every server (S3).
 
-A request needs the right key, if there is one; a Host that we answer to, so that no web page can reach us under a name
-of its own; no Origin, because no browser has anything to ask here; and a body within limits. The path `/health` alone
-is open without a key: it says nothing but that somebody is there.
+A request needs the right key, if the server has one. It needs a Host that the server answers to, so that no web page
+can reach it under another name. It must have no Origin, because no browser should use these servers. Its body must be
+within limits. Only the path `/health` needs no key: it only says that the server is there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ MAX_BODY_BYTES = 64 << 20
 
 
 class Guard:
-    """An ASGI app in front of another. `hosts` None answers to every Host, for servers that are bound to all.
+    """An ASGI app in front of another. With `hosts` None it accepts every Host, for servers that are bound to all
+    addresses.
 
-    `refuse` answers those who may not come in, for apps that have words of their own for it.
+    `refuse` writes the answer to a refused request, for apps with their own error format.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ async def answer_error(send: Send, error: RefusedError) -> None:
 
 
 def _host(header: str) -> str:
-    """Without the port, in lower case; an IPv6 address without its brackets."""
+    """The host in lower case, without the port. An IPv6 address has no brackets."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()

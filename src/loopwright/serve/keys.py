@@ -1,4 +1,5 @@
-"""Keys of servers (S3): made per run, kept in files that only their owner can read, never on a command line."""
+"""Keys of servers (S3). They are made per run, are kept in files that only their owner can read, and are never on a
+command line."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ KEY_BYTES = 32
 
 
 def new_key() -> str:
-    """A key that nobody can guess, that every header can carry, and that texts can be searched for by its form."""
+    """A random key that fits into an HTTP header. Its form is fixed, so it can be found in texts."""
     return OWN_KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def read_key(file: Path) -> str:
-    """The key in a file that nobody else can read."""
+    """Read the key from a file. The file must not be readable by other users."""
     try:
         mode, key = file.stat().st_mode, file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -33,7 +34,7 @@ def read_key(file: Path) -> str:
 
 
 def write_key(file: Path, key: str) -> None:
-    """Keep a key in a new file that nobody else can read."""
+    """Write a key to a new file that other users cannot read."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
@@ -43,7 +44,7 @@ def write_key(file: Path, key: str) -> None:
 
 
 def check_key(key: str, where: str) -> str:
-    """The key as it is, unless no header could carry it."""
+    """The key unchanged. Raises if it does not fit into an HTTP header."""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
             f"{where} holds no usable key",

@@ -1,4 +1,4 @@
-"""Serving an ASGI app for as long as a context is open, on a port that is known from its first moment."""
+"""Serves an ASGI app while a context is open. The port is known from the beginning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRACE_SECONDS = 1
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready. Signals are for whoever runs the process."""
+    """A server that reports when it is ready. It does not handle signals: the process that runs it does."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -45,10 +45,10 @@ async def listening(
     own_keys: bool = False,
     refuse: Refuse | None = None,
 ) -> AsyncIterator[int]:
-    """Serve `app` behind a guard, and give the port: the one asked for, or a free one for 0.
+    """Serve `app` behind a guard, and yield the port: the requested one, or a free one if it is 0.
 
-    `names`: what it is also reached by, as through a proxy; on the loopback no other name is answered to.
-    `own_keys`: the app knows more keys than one, and checks them itself. `refuse`: how the guard's refusals are told.
+    `names`: further names that clients use, for example through a proxy; on the loopback no other names are accepted.
+    `own_keys`: the app has several keys and checks them itself. `refuse`: writes the guard's refusals.
     """
     check_bind(host, key)
     hosts = (*LOOPBACK_NAMES, *names) if is_loopback(host) else None
@@ -60,7 +60,7 @@ async def listening(
         log_level="warning",
         access_log=False,
         server_header=False,
-        # Nobody asks where a request came from.
+        # The address of the client is not used.
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )

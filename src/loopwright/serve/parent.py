@@ -1,7 +1,7 @@
-"""Children die with their parent, however it ends.
+"""Makes child processes die with their parent, no matter how the parent ends.
 
-On Linux the kernel kills the child when its parent is gone. Everywhere, the child also watches the pipe at its standard
-input, of which the parent holds the other end: when it breaks, there is no parent any more.
+On Linux the kernel kills the child when its parent is gone. On all systems the child also watches its standard input, a
+pipe whose other end the parent holds. When the pipe closes, the parent is gone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Called by a child, early. Its standard input must be a pipe from its parent that carries nothing."""
+    """A child calls this when it starts. Its standard input must be a pipe from its parent that carries no data."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that died before the call above is seen here: its end of the pipe is closed.
+    # If the parent died before the call above, this thread notices it: the parent's end of the pipe is closed.
     threading.Thread(target=_watch, args=(sys.stdin.fileno(),), name="loopwright-parent", daemon=True).start()
 
 

@@ -1,7 +1,9 @@
-"""Fakes for faults and speed, shipped for your tests too. Models and tokenizers are in `loopwright.testing.tiny`."""
+"""Fakes that fail on purpose or run fast, shipped for your tests too. Tiny models and tokenizers are in
+`loopwright.testing.tiny`."""
 
 from loopwright.testing.chars import CharRenderer, encode_chars
-from loopwright.testing.flaky import FlakyJudger
+from loopwright.testing.elsewhere import WorkerElsewhere
+from loopwright.testing.flaky import FlakyJudger, score_one
 from loopwright.testing.judge_server import JudgeReply, JudgeRequest, JudgeServer, chat_reply
 from loopwright.testing.scripted import ScriptedEngine
 from loopwright.testing.unhurried import UnhurriedForward
@@ -16,7 +18,9 @@ __all__ = [
     "ScriptedEngine",
     "UnhurriedForward",
     "VirtualTimeLoop",
+    "WorkerElsewhere",
     "chat_reply",
     "encode_chars",
     "run_virtually",
+    "score_one",
 ]

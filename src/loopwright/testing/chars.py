@@ -1,4 +1,4 @@
-"""A renderer whose tokens are the characters themselves: a test can read its token ids, and needs no tokenizer."""
+"""A renderer whose tokens are single characters, so that a test can read its token ids and needs no tokenizer."""
 
 from __future__ import annotations
 

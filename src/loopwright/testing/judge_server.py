@@ -1,6 +1,6 @@
-"""A judge endpoint on the loopback, as bad as a test wants it to be.
+"""A judge endpoint on the loopback that can misbehave as a test needs.
 
-It runs in threads of its own, so that it serves code that blocks as well as code that awaits.
+It runs in its own threads, so it serves code that blocks as well as code that awaits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class JudgeRequest:
-    """What the server was asked. Names of headers are in lower case."""
+    """A request to the server. Names of headers are in lower case."""
 
     path: str
     headers: Mapping[str, str]
@@ -25,7 +25,7 @@ class JudgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReply:
-    """What the server answers: `body` as it is if it is bytes, else as JSON, after `seconds`."""
+    """A reply of the server, sent after `seconds`. A `body` of bytes is sent as it is, any other as JSON."""
 
     body: Any
     status: int = 200
@@ -45,7 +45,7 @@ def chat_reply(text: str | None, finish: str = "stop") -> JudgeReply:
 class JudgeServer:
     """Use it as `with`. `replies` is a function of the request, or a sequence whose last item is repeated.
 
-    `requests` records what it was asked. With a `port` of an earlier one, it comes back where that one was.
+    `requests` records all requests. With the `port` of an earlier server, it serves at the same address.
     """
 
     def __init__(self, replies: Callable[[JudgeRequest], JudgeReply] | Sequence[JudgeReply], *, port: int = 0) -> None:
@@ -82,14 +82,14 @@ class JudgeServer:
         return self._replies[min(len(self.requests), len(self._replies)) - 1]
 
     def wait(self, seconds: float) -> None:
-        """As long as asked for, unless the server closes."""
+        """Wait for `seconds`, or until the server closes."""
         self._closing.wait(seconds)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
 
         class Handler(BaseHTTPRequestHandler):
-            # HTTP/1.0, its default, keeps no connection open: a server that is closed is really gone.
+            # HTTP/1.0, the default, keeps no connections open, so a closed server is really gone.
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 headers = {name.lower(): value for name, value in self.headers.items()}
@@ -102,9 +102,9 @@ class JudgeServer:
                 try:
                     self.wfile.write(reply.content)
                 except (BrokenPipeError, ConnectionResetError):
-                    self.close_connection = True  # the caller lost its patience
+                    self.close_connection = True  # the caller did not wait for the reply
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Tests have their own words."""
+                """Log nothing."""
 
         return Handler

@@ -1,7 +1,7 @@
-"""An engine that says what a test tells it to, and fails where the test wants it to.
+"""An engine with scripted answers and scripted failures.
 
-It keeps the engine's promises: one logprob and one version per token, a cut at `max_new_tokens`, a pause that holds new
-requests back, an abort that returns what was "sampled" so far.
+It keeps the promises of an engine: one logprob and one version per token, a cut at `max_new_tokens`, a pause that holds
+new requests, and an abort that returns what was "sampled" so far.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from loopwright.testing.chars import encode_chars
 from loopwright.types import FinishReason, GenerateRequest, Generation, WeightFile
 
 Answer = str | Sequence[int]
-"""A text, which the engine encodes, or the exact ids."""
+"""The exact ids, or a text that the engine encodes."""
 
 LOGPROB = -0.5
-"""What every scripted token claims as its logprob."""
+"""The logprob of every scripted token."""
 
 
 class ScriptedEngine:
@@ -29,8 +29,8 @@ class ScriptedEngine:
 
     `answers` is a function of the request, or a sequence that is repeated in the order of the calls. `faults` are the
     numbers of the calls (from 0) that raise EngineError. Each token takes `steps` turns of the event loop, so that
-    concurrent requests really overlap; `seconds` says how long the whole answer to a request takes. A request that goes
-    on from earlier tokens gets the rest of its answer. `requests` and `expected` record what the engine was asked.
+    concurrent requests really overlap. `seconds` says how long the whole answer to a request takes. A request that
+    continues earlier tokens gets the rest of its answer. `requests` and `expected` record the calls.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ScriptedEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._live: dict[str, asyncio.Event] = {}
-        """The requests that run, and whether they were aborted."""
+        """The running requests, each with an event that is set when it is aborted."""
         self.requests: list[GenerateRequest] = []
         self.expected: list[int] = []
         self.most_live = 0
@@ -131,7 +131,7 @@ class ScriptedEngine:
         return Generation(script[:count], (LOGPROB,) * count, tuple(versions), finish)
 
     async def _wait(self, pace: float | None, aborted: asyncio.Event) -> None:
-        """One token's time: longer while the engine is frozen, shorter when the request is aborted."""
+        """Wait the time of one token: longer while the engine is frozen, shorter if the request is aborted."""
         for _ in range(self._steps):
             await asyncio.sleep(0)
         if pace is not None:

@@ -1,8 +1,8 @@
-"""A tokenizer and models small enough for unit tests, made on the spot: nothing is downloaded.
+"""A tokenizer and models that are small enough for unit tests. They are made when needed; nothing is downloaded.
 
-The tokenizer is a byte-level BPE with a ChatML template, so any text survives it. The models have random weights from
-a fixed seed and grouped-query attention; they learn nothing useful but compute exactly what their big siblings do.
-Needs the `torch` extra.
+The tokenizer is a byte-level BPE with a ChatML template, so it keeps any text. The models have random weights from a
+fixed seed and grouped-query attention. They learn nothing useful, but compute exactly as large models do. This needs
+the `torch` extra.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHATML = (
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-# Repeated text gives the trainer merges, so that a text has several tokenisations, as with a real tokenizer.
+# The tokenizer's trainer finds merges in repeated text. So a text has several tokenisations, as with a real tokenizer.
 CORPUS = ("What is 12+7? Answer with the number only.", "The answer is 19.", "user assistant system")
 
 MAX_CONTEXT = 1024

@@ -1,7 +1,7 @@
-"""An event loop that does not wait: when nothing can run, its clock jumps to the next timer.
+"""An event loop with a virtual clock: when nothing can run, the clock jumps to the next timer.
 
-Hours of sleeping take milliseconds, always in the same order. Everything has to happen in the loop itself: a result
-that another thread or process is to bring would come too late, and waiting for nothing at all is an error.
+Hours of sleeping take milliseconds, always in the same order. All work must happen in the loop itself: results of other
+threads or processes would come too late. Waiting without any timer is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, in an event loop with a virtual clock that starts at 0."""
+    """Run `work` in an event loop with a virtual clock that starts at 0, and return its result."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)
 
@@ -33,12 +33,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def jump(self, seconds: float) -> None:
-        """Let so much time pass at once."""
+        """Let `seconds` pass at once."""
         self._now += seconds
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Asks its files once, and lets the time pass that it was to wait for them."""
+    """Checks its files once, and advances the clock by the time that it should wait for them."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop

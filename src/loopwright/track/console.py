@@ -1,6 +1,6 @@
-"""A run on the terminal: what it does now as live bars, and one line for good after each step.
+"""Shows a run on the terminal: live bars for the present work, and one permanent line after each step.
 
-On anything but a terminal only the lines are written, each as soon as it is known.
+If the output is no terminal, only the lines are written, each as soon as it is known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from loopwright.track.console_text import EVAL, Tally, eval_line, evaluations, step_line
+from loopwright.track.console_text import EVAL, PhaseTally, eval_line, evaluations, step_line
 from loopwright.track.report_data import RunSummary, duration, edges, mean
 from loopwright.types import Rollout
 
@@ -40,16 +40,16 @@ LABELS = {
 
 
 class _Phase(NamedTuple):
-    """The work under way: its bar, and what it has produced."""
+    """The present work: its bar, and the rollouts that it has produced."""
 
     bar: TaskID
-    tally: Tally
+    tally: PhaseTally
 
 
 class Console:
     """A `Tracker` that draws. Use it as `with Console(...) as console`; `on_rollout` feeds the live reward.
 
-    Without `steps` it only shows what is under way, for work that has no steps and prints its own results.
+    Without `steps` it only shows the present work. This is for commands that have no steps and print their own results.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Console:
 
     @contextmanager
     def span(self, name: str, *, step: int, **facts: Any) -> Iterator[None]:
-        """Show a piece of work while it lasts: a bar if its rollouts are counted, a spinner otherwise."""
+        """Show a piece of work while it runs: a bar if its rollouts are counted, otherwise a spinner."""
         outer = self._phase
         about = [str(facts[key]) for key in ("task_set", "mode") if key in facts]
         expected = {"rollout": self._rollouts_per_step, "evaluate": facts.get("rollouts")}.get(name)
-        tally = Tally()
+        tally = PhaseTally()
         bar = self._bars.add_task(" ".join([LABELS.get(name, name), *about]), total=expected, tally=tally)
         self._phase = _Phase(bar, tally)
         if name in ("rollout", "wait"):
@@ -118,25 +118,25 @@ class Console:
             self._phase = outer
 
     def on_rollout(self, rollout: Rollout) -> None:
-        """Count one finished rollout, scored or failed, for the work that is under way."""
+        """Count one finished rollout, scored or failed, for the present work."""
         if self._phase is not None:
             self._phase.tally.add(rollout)
             self._bars.update(self._phase.bar, completed=len(self._phase.tally.seen))
 
     def _print(self, line: Text) -> None:
-        # A line is one line also where nobody knows the width: a file, a pipe.
+        # A line stays one line also where the width is unknown, as in a file or a pipe.
         self._out.print(line, soft_wrap=not self._out.is_terminal)
 
 
 class _Count(ProgressColumn):
-    """How much of how many, where that is known."""
+    """`done/total`, if the total is known."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.completed:.0f}/{task.total:.0f}" if task.total else "", style="progress.download")
 
 
 class _Detail(ProgressColumn):
-    """What the rollouts of a phase were worth so far; for the whole run, how long it will still take."""
+    """The rewards of a phase so far. For the whole run: the time that is left."""
 
     def render(self, task: Task) -> Text:
         tally = task.fields.get("tally")
@@ -155,7 +155,7 @@ def _bars(out: rich.console.Console) -> Progress:
         _Detail(),
         console=out,
         transient=True,
-        # Drawing must not compete with the work that is drawn, and a step may last minutes.
+        # Drawing must not take CPU time from the run, and a step may take minutes.
         refresh_per_second=4,
         speed_estimate_period=1800.0,
     )
@@ -164,7 +164,8 @@ def _bars(out: rich.console.Console) -> Progress:
 def print_summary(
     run: RunSummary, *, finished: bool = True, command: str = "loopwright", out: rich.console.Console | None = None
 ) -> None:
-    """Print what a run achieved, where its results are, and what to do with them, in terms of `command`."""
+    """Print what a run achieved, where its results are, and the next commands to run. `command` is how the user calls
+    Loopwright."""
     out = out or rich.console.Console(highlight=False)
     if run.evaluations:
         out.print()

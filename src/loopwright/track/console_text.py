@@ -1,4 +1,4 @@
-"""The permanent lines of the console, as pure functions. A metric that is missing leaves a gap, nothing worse."""
+"""The permanent lines of the console, as pure functions. A missing metric is left out of the line."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from loopwright.types import EvalMode, Failed, FailureCause, Rollout
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 TREND = 12
-"""Steps that the trend shows."""
+"""How many steps the trend shows."""
 
 EVAL = "eval/"
 COUNTS = ("tasks", "scored", "failed", "metrics_failed")
-"""What an evaluation counts; all else in it is measured."""
+"""The counts of an evaluation. All its other numbers are measured."""
 
-# No metric has a mode in its name, so that the last one ends the task set's.
+# No metric has a mode in its name, so the last mode in the text ends the name of the task set.
 _EVALUATED = re.compile(rf"{EVAL}(?P<task_set>.+)/(?P<mode>{'|'.join(EvalMode)})/(?P<name>.+)")
 
 
 @dataclass(slots=True)
-class Tally:
-    """The rollouts of one phase so far. Failed attempts are counted apart: they have no reward (R2)."""
+class PhaseTally:
+    """The rollouts of one phase so far. Failed attempts are counted separately, because they have no reward (R2)."""
 
     rewards: list[float] = field(default_factory=list)
     failed: int = 0
     seen: set[tuple[str, int, int]] = field(default_factory=set)
 
     def add(self, rollout: Rollout) -> None:
-        # A retry is another attempt at the same rollout: it does not count twice.
+        # A retry is another attempt at the same rollout, so it is not counted again.
         self.seen.add((rollout.key.task_set, rollout.key.draw, rollout.key.member))
         if rollout.score is not None:
             self.rewards.append(rollout.score)
@@ -46,7 +46,8 @@ class Tally:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One block per value. Values within 0 and 1 are drawn on that scale, so that noise does not look like a trend."""
+    """One block character per value. If all values are between 0 and 1, that is the scale, so that noise does not look
+    like a trend."""
     if not values:
         return ""
     low, high = min(0.0, *values), max(1.0, *values)
@@ -57,7 +58,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def step_line(step: int, steps: int, metrics: Mapping[str, float], rewards: Sequence[float]) -> Text:
-    """One step; `rewards` are those of the last steps, this one included."""
+    """The line of one step. `rewards` are those of the last steps, with this one."""
     width = len(str(steps))
     line = Text.assemble((f"step {step:>{width}}/{steps}", "bold"))
     if "reward/mean" in metrics:
@@ -92,7 +93,7 @@ def _remarks(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 
 def evaluations(metrics: Mapping[str, float]) -> dict[tuple[str, str], dict[str, float]]:
-    """`eval/<task set>/<mode>/<name>`, taken apart. Task sets and metrics may have slashes in their names."""
+    """Split names like `eval/<task set>/<mode>/<name>`. Task sets and metrics may have slashes in their names."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for metric, value in metrics.items():
         if place := _EVALUATED.fullmatch(metric):
@@ -101,7 +102,7 @@ def evaluations(metrics: Mapping[str, float]) -> dict[tuple[str, str], dict[str,
 
 
 def measured(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Of one evaluation, what was measured besides the mean reward, without the counts and errors that go with it."""
+    """The measured numbers of one evaluation besides the mean reward, without counts and standard errors."""
     return {
         name: value
         for name, value in numbers.items()
@@ -110,7 +111,7 @@ def measured(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def eval_line(step: int, place: tuple[str, str], numbers: Mapping[str, float], before: float | None) -> Text:
-    """One evaluation; `before` is the reward of the first one."""
+    """The line of one evaluation. `before` is the reward of the first evaluation."""
     task_set, mode = place
     when = f"after step {step}" if step else "before training"
     line = Text.assemble((f"eval {task_set}, {mode}", "bold magenta"))

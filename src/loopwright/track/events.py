@@ -1,7 +1,7 @@
-"""Spans: what started and ended when, by whom, and whether it worked. docs/events.md is their schema.
+"""Spans: which work started and ended when, in which task, and whether it worked. docs/events.md has their schema.
 
-A duration comes from a clock that never jumps; only the start is taken from the wall clock. So an event never ends
-before it starts, whatever happens to the machine's time.
+A duration is measured with a clock that never jumps. Only the start is read from the wall clock. So an event never ends
+before it starts, even if the machine's time is changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Event:
 
 @contextmanager
 def timed(name: str, step: int, facts: Mapping[str, Any], write: Callable[[Event], None]) -> Iterator[None]:
-    """Run the block, then `write` what happened, also when it raised."""
+    """Run the block, then `write` the event, also if the block raised."""
     who, start, mark = _who(), time.time(), time.monotonic()
 
     def finish(error: str | None) -> None:
@@ -50,7 +50,7 @@ def timed(name: str, step: int, facts: Mapping[str, Any], write: Callable[[Event
 
 
 def _who() -> str:
-    """The asyncio task that runs here, or else the thread."""
+    """The name of the running asyncio task, or of the thread if there is no task."""
     try:
         task = asyncio.current_task()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Several trackers behind one."""
+"""Several trackers behind one tracker."""
 
 from __future__ import annotations
 

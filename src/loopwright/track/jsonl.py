@@ -1,6 +1,6 @@
-"""Metrics and events as JSON lines: complete lines only, in the order in which they were written.
+"""Metrics and events as JSON lines, in the order of writing.
 
-A line that a crash tore is not a line: readers skip it, and the next line that is written takes its place.
+A crash may leave an incomplete last line. Readers skip it, and the next write replaces it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from loopwright.track.events import timed
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
-"""Their names in the folder of a run."""
+"""The names of both files in the folder of a run."""
 
 _CHUNK = 4096
 
 
 class JsonlTracker:
-    """Writes `metrics.jsonl` and `events.jsonl` in `folder`. Each line is on its way to disk when a call returns.
+    """Writes `metrics.jsonl` and `events.jsonl` in `folder`. When a call returns, its line is handed to the system.
 
-    What is known to `redact` is in no event.
+    Secrets that `redact` knows are removed from events.
     """
 
     def __init__(self, folder: Path, redact: Redactor | None = None) -> None:
@@ -45,7 +45,7 @@ class JsonlTracker:
         return timed(name, step, facts, lambda event: self._events.append(self._redact.value(event.record())))
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics of later steps, which a resumed run will write again. Events are history, and stay."""
+        """Drop the metrics of later steps, because a resumed run writes them again. Events are history and stay."""
         self._metrics.keep(lambda record: record["step"] <= step)
 
 
@@ -66,7 +66,7 @@ class JsonlFile:
             raise _cannot_write(self._path, error) from error
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file with the wanted records only. It is either the old file or the new one at any moment."""
+        """Rewrite the file with only the wanted records. At any moment it is either the old file or the new one."""
         if not self._path.exists():
             return
         beside = self._path.with_suffix(".tmp")
@@ -83,7 +83,7 @@ class JsonlFile:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a file that may be growing. A missing file has none; a torn last line is left out."""
+    """The records of a file that may still grow. A missing file has none; an incomplete last line is left out."""
     if not path.exists():
         return []
     *lines, _torn = path.read_bytes().split(b"\n")
@@ -104,7 +104,7 @@ def _drop_torn_line(file: BinaryIO) -> None:
     """Cut the file after its last newline."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
-        start = max(0, end - _CHUNK) if end < size else end - 1  # most files end well: one byte tells
+        start = max(0, end - _CHUNK) if end < size else end - 1  # most files are complete: one byte is enough
         file.seek(start)
         newline = file.read(end - start).rfind(b"\n")
         if newline >= 0:
@@ -116,7 +116,7 @@ def _drop_torn_line(file: BinaryIO) -> None:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """The number, or None for NaN and infinity, which JSON does not have."""
     number = float(value)
     return number if math.isfinite(number) else None
 

@@ -1,6 +1,6 @@
-"""Small charts as SVG text: no script, no font, no network. Colours come from the page's style sheet.
+"""Small charts as SVG text, without scripts, fonts or network. Colours come from the page's style sheet.
 
-Every chart carries a title and a description for those who do not see it, and every text in it is escaped.
+Every chart has a title and a description for readers who cannot see it. All text in it is escaped.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from html import escape
 Point = tuple[float, float]
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 30
-"""Margins around the plotted area, in which the ticks are labelled."""
+"""The margins around the plotted area. The labels of the ticks are in them."""
 
 
 SMALLEST_RANGE = 1e-12
-"""Values that differ by less are drawn as equal: no tick could tell them apart."""
+"""Values that differ by less than this are drawn as equal, because no tick could distinguish them."""
 
 
 class Mark(StrEnum):
-    """How a line is drawn; the style sheet knows these names."""
+    """How a line is drawn. The style sheet uses these names."""
 
     LINE = "line"
     FAINT = "faint"
     POINTS = "points"
-    """Points joined by a dashed line: few and far between."""
+    """Points joined by a dashed line, for few values with long distances."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """Values to draw. `tone` is the number of a colour in the style sheet."""
 
     label: str
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Maps values to places in the picture."""
+    """Maps values to positions in the picture."""
 
     width: int
     height: int
@@ -63,14 +63,14 @@ class Frame:
 
 def line_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[PlotLine],
     *,
     width: int = 720,
     height: int = 280,
     x_label: str = "train step",
     y_range: tuple[float, float] | None = None,
 ) -> str:
-    """Lines over train steps. Empty when there is nothing to draw."""
+    """A chart of lines over train steps. Empty text if there is nothing to draw."""
     points = [point for line in lines for point in line.points]
     if not points:
         return ""
@@ -83,7 +83,7 @@ def line_chart(
 
 
 def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]], *, width: int = 720, height: int = 22) -> str:
-    """One bar of parts, each with a label, a size and the size in words."""
+    """One bar with several parts. Each part has a label, a size, and the size as text."""
     whole = sum(size for _, size, _ in parts)
     if whole <= 0:
         return ""
@@ -103,7 +103,8 @@ def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]], *, width: i
 
 
 def smoothed(points: Sequence[Point], window: int) -> tuple[Point, ...]:
-    """Each value as the mean of those around it, `window` at most; it does not lag behind what it smooths."""
+    """Each value replaced by the mean of the values around it, at most `window` of them. The window is centred, so the
+    result does not lag."""
     half = window // 2
     around = [points[max(0, i - half) : i + half + 1] for i in range(len(points))]
     return tuple((x, math.fsum(y for _, y in near) / len(near)) for (x, _), near in zip(points, around, strict=True))
@@ -120,7 +121,7 @@ def ticks(low: float, high: float, count: int = 4, *, whole: bool = False) -> tu
 
 
 def _spread(values: Iterator[float]) -> tuple[float, float]:
-    """The range of the values, never empty."""
+    """The range of the values. It is never empty."""
     found = list(values)
     low, high = min(found), max(found)
     if high - low > SMALLEST_RANGE:
@@ -130,7 +131,7 @@ def _spread(values: Iterator[float]) -> tuple[float, float]:
 
 
 def _from_zero(values: Iterator[float]) -> tuple[float, float]:
-    """The range with some air above; it starts at 0 unless there are negative values."""
+    """The range with some space above. It starts at 0 unless there are negative values."""
     found = list(values)
     low, high = _spread(iter([*found, 0.0]))
     air = 0.08 * (high - low)
@@ -149,7 +150,7 @@ def _grid(frame: Frame, x_label: str) -> Iterator[str]:
     yield f'<text class="tick" x="{right}" y="{frame.height - 2}" text-anchor="end">{escape(x_label)}</text>'
 
 
-def _draw(line: Line, frame: Frame) -> str:
+def _draw(line: PlotLine, frame: Frame) -> str:
     places = [frame.place(point) for point in line.points]
     path = "M" + "L".join(f"{x} {y}" for x, y in places)
     drawn = f'<path class="{line.mark} tone-{line.tone}" d="{path}"/>' if len(places) > 1 else ""
@@ -164,7 +165,7 @@ def _draw(line: Line, frame: Frame) -> str:
     return drawn + "".join(dots)
 
 
-def _described(lines: Sequence[Line]) -> str:
+def _described(lines: Sequence[PlotLine]) -> str:
     told = []
     for line in lines:
         if line.points:

@@ -1,6 +1,6 @@
-"""The report: a run as one HTML file that needs nothing else, not even a network.
+"""The report: a run as one HTML file that needs no other files and no network.
 
-What the run does not have is left out or said in a sentence; what a user or a model wrote is escaped.
+Parts that the run does not have are left out, or a sentence says so. All text of users and models is escaped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from importlib.resources import files
 from string import Template
 
 from loopwright.track import report_trajectories as trajectories
-from loopwright.track.plot import Line, Mark, line_chart, smoothed, stacked_bar
+from loopwright.track.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar
 from loopwright.track.report_data import Progress, ReportData, RunSummary, duration, edges, mean
-from loopwright.track.report_drift import drift
+from loopwright.track.report_drift import drift_paragraph
 from loopwright.types import FailureCause
 
 
@@ -36,7 +36,7 @@ def _sections(data: ReportData) -> Iterator[str]:
     yield _section("Along the way", _multiples(run))
     samples = trajectories.samples(data.samples) if data.samples else ""
     yield _section("While it learned", samples and f"<p>The first rollouts of some train steps.</p>{samples}")
-    yield _section("Tokens kept exact", drift(run, data.first_diff))
+    yield _section("Tokens kept exact", drift_paragraph(run, data.first_diff))
     yield _section("Failures", _failures(run))
     yield _section("Time", _time(run))
     yield _section("Config", f"<details><summary>All settings</summary><pre>{escape(data.config)}</pre></details>")
@@ -80,9 +80,9 @@ def _card(label: str, before: str, after: str, small: str) -> str:
 def _reward(run: RunSummary) -> str:
     rewards = run.series("reward/mean")
     window = max(3, len(rewards) // 8)
-    lines = [Line("mean reward of the step", rewards, 1, Mark.FAINT)]
+    lines = [PlotLine("mean reward of the step", rewards, 1, Mark.FAINT)]
     if len(rewards) > window:
-        lines.append(Line("smoothed", smoothed(rewards, window), 1))
+        lines.append(PlotLine("smoothed", smoothed(rewards, window), 1))
     places = dict.fromkeys((one.task_set, one.mode) for one in run.evaluations)
     for tone, (task_set, mode) in enumerate(places, start=2):
         points = [
@@ -90,14 +90,14 @@ def _reward(run: RunSummary) -> str:
             for one in run.evaluations
             if (one.task_set, one.mode) == (task_set, mode) and one.reward is not None
         ]
-        lines.append(Line(f"{task_set}, {mode}", points, tone, Mark.POINTS))
+        lines.append(PlotLine(f"{task_set}, {mode}", points, tone, Mark.POINTS))
     values = [value for line in lines for _, value in line.points]
     unit = all(0 <= value <= 1 for value in values)
     chart = line_chart("Reward over train steps", lines, y_range=(0, 1) if unit else None)
     return chart and f"<figure>{chart}{_legend(lines)}</figure>"
 
 
-def _legend(lines: Sequence[Line]) -> str:
+def _legend(lines: Sequence[PlotLine]) -> str:
     items = (
         f'<li><i class="swatch {line.mark} tone-{line.tone}"></i>{escape(line.label)}</li>'
         for line in lines
@@ -122,7 +122,7 @@ MULTIPLES = (
 def _multiples(run: RunSummary) -> str:
     figures = []
     for title, metrics in MULTIPLES:
-        lines = [Line(label, run.series(name), tone) for tone, (label, name) in enumerate(metrics, start=1)]
+        lines = [PlotLine(label, run.series(name), tone) for tone, (label, name) in enumerate(metrics, start=1)]
         if chart := line_chart(title, lines, width=340, height=170):
             figures.append(f"<figure><figcaption>{escape(title)}</figcaption>{chart}{_legend(lines)}</figure>")
     return (figures and f'<div class="multiples">{"".join(figures)}</div>') or ""

@@ -1,4 +1,4 @@
-"""What a run has to show, as plain values. The closing summary and the report are drawn from these alone.
+"""The results of a run as plain values. The final summary and the report are made from these values only.
 
 A score that does not exist is None, never 0 (R2).
 """
@@ -17,14 +17,14 @@ Series = tuple[tuple[int, float], ...]
 """Values by train step, in order."""
 
 PHASES = ("rollout", "wait", "train", "sync", "evaluate", "checkpoint", "export")
-"""The spans that follow one another in a run, so that their times add up."""
+"""The spans that never overlap in a run, so their times can be added."""
 
 
 class Measure(StrEnum):
-    """What a mean of rewards says."""
+    """What a mean of rewards means."""
 
     ACCURACY = "accuracy"
-    """Every reward is 0 or 1: their mean is the share of right answers."""
+    """All rewards are 0 or 1, so the mean is the share of correct answers."""
     REWARD = "reward"
 
     def shown(self, value: float | None) -> str:
@@ -41,7 +41,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One evaluation in numbers: after which train step (0 is before training), of what, sampled how."""
+    """The numbers of one evaluation, with its train step (0 is before training), its task set and its mode."""
 
     step: int
     task_set: str
@@ -92,22 +92,23 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same held-out tasks before and after. Tasks that failed on either side are in none of the counts."""
+    """The same held-out tasks before and after training. Tasks that failed in one of the evaluations are not
+    counted."""
 
     task_set: str
     mode: str
     before: int
     after: int
-    """The train steps after which the two evaluations were."""
+    """`before` and `after` are the train steps of the two evaluations."""
     better: int
     worse: int
     same: int
     pairs: tuple[tuple[Rollout, Rollout], ...]
-    """A few of the tasks that got better: the worst sample before, the best one after."""
+    """A few tasks that improved: the worst sample before, and the best sample after."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StepRollouts:
     """A few rollouts of one train step, chosen without looking at their rewards."""
 
     step: int
@@ -116,19 +117,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """All that the report shows. `facts` are the settings worth naming; `config` is the whole config as text.
-    `first_diff` is the first token that a naive re-tokenisation would have got wrong."""
+    """Everything that the report shows. `facts` are the important settings; `config` is the whole config as text.
+    `first_diff` is the first token that would be wrong if the text were tokenised again."""
 
     summary: RunSummary
     facts: Mapping[str, str]
     config: str
     comparisons: tuple[Comparison, ...] = ()
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[StepRollouts, ...] = ()
     first_diff: TokenDiff | None = None
 
 
 def edges(series: Series, most: int = 5) -> tuple[Series, Series]:
-    """The first and the last steps of a series, equally many and at most `most` of each, without overlap."""
+    """The first and the last steps of a series: the same number of each, at most `most`, without overlap."""
     count = min(most, len(series) // 2)
     return (series[:count], series[-count:]) if count else (series, ())
 

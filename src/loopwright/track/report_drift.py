@@ -1,4 +1,5 @@
-"""Drift in the report: what the gateway has recorded, and what tokenising its text again would have got wrong."""
+"""The report's part on drift: what the gateway recorded, and which tokens would be wrong if its text were tokenised
+again."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from loopwright.track.report_data import RunSummary
 from loopwright.types import ChainStart, TokenDiff
 
 
-def drift(run: RunSummary, first: TokenDiff | None) -> str:
-    """Nothing, if no agent of the run talks to the gateway."""
+def drift_paragraph(run: RunSummary, first: TokenDiff | None) -> str:
+    """The paragraph as HTML. It is empty if no agent of the run uses the gateway."""
     if not run.series("drift/tokens"):
         return ""
     chains, trained = run.total("chains/recorded"), run.total("chains/trained")

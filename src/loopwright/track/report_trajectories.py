@@ -1,4 +1,5 @@
-"""Trajectories in the report: who said what, and what it was worth. Models say anything, so all of it is escaped."""
+"""The report's part on trajectories: the messages and their rewards. Models may write anything, so all text is
+escaped."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from loopwright.track.report_data import Comparison, Sample
+from loopwright.track.report_data import Comparison, StepRollouts
 from loopwright.types import Failed, Message, Rollout, Scored
 
 LONGEST = 4000
-"""Characters of one message that are shown; `loopwright show` has the rest."""
+"""How many characters of one message are shown. `loopwright show` shows the rest."""
 
 
 def comparisons(found: Sequence[Comparison]) -> str:
@@ -19,7 +20,7 @@ def comparisons(found: Sequence[Comparison]) -> str:
     return "".join(_comparison(one) for one in found)
 
 
-def samples(found: Sequence[Sample]) -> str:
+def samples(found: Sequence[StepRollouts]) -> str:
     """Rollouts of a few train steps, in the order of training."""
     columns = "".join(
         f"<div><h3>Step {sample.step}</h3>{''.join(_trajectory(rollout) for rollout in sample.rollouts)}</div>"
@@ -55,10 +56,10 @@ def _heading(rollout: Rollout) -> str:
 
 
 def _answer(rollout: Rollout) -> str:
-    """What was said after the prompt."""
+    """The messages after the prompt, as HTML."""
     said = rollout.episode.messages if rollout.episode else ()
     asked = len(rollout.task.messages)
-    # An agent may return a transcript that does not begin with the task; then all of it is shown.
+    # An agent may return a transcript that does not begin with the task's messages. Then all of it is shown.
     own = said[asked:] if said[:asked] == rollout.task.messages else said
     return "".join(_message(message) for message in own)
 
@@ -71,7 +72,7 @@ def _message(message: Message) -> str:
 
 
 def _lines(message: Message) -> Iterator[str]:
-    """The content, then whatever else the message carries, such as tool calls."""
+    """The content, then the other fields of the message, such as tool calls."""
     for key, value in message.items():
         if value and key != "role":
             yield _text(value) if key == "content" else f"{key}: {_text(value)}"

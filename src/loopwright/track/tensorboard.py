@@ -1,8 +1,8 @@
 """Metrics as TensorBoard event files: every metric of `metrics.jsonl` as a scalar, and nothing else.
 
-The JSON lines are the truth. Whenever a run is opened, the events are written anew from them, so steps that a resumed
-run does again are never there twice, and a run that switches TensorBoard on late still has its beginning. A TensorBoard
-that is looking on meanwhile is told to forget what it has seen.
+The JSON lines are the truth. Whenever a run is opened, the event file is written again from them. So steps that a
+resumed run repeats are not there twice, and a run that switches TensorBoard on late still has its first steps. A
+TensorBoard that is open at that time is told to forget what it has read.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from loopwright.config.extras import require
 from loopwright.errors import RunError
 
 FOLDER = "tensorboard"
-"""Its name in the folder of a run."""
+"""The name of its folder in the folder of a run."""
 
 FILE_VERSION = "brain.Event:2"
 
 
 class TensorboardTracker:
-    """Writes one event file in `folder`, beginning with `records`, as `read_jsonl` gives them."""
+    """Writes one event file in `folder`. The file begins with `records`, which `read_jsonl` returned."""
 
     def __init__(self, folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
         require("tensorboard")
-        # Named by the time, as TensorBoard expects: it reads a folder's files in the order of their names.
+        # The name contains the time, as TensorBoard expects: it reads the files of a folder in the order of their
+        # names.
         self._path = folder / f"events.out.tfevents.{time.time_ns()}"
         draft = folder / "unfinished"
         try:
@@ -37,7 +38,7 @@ class TensorboardTracker:
             older = sorted(folder.glob("events.out.tfevents.*"))
             draft.write_bytes(_beginning() + b"".join(_scalars_of(record) for record in records))
             os.replace(draft, self._path)
-            # The last one stays: a TensorBoard that is reading it goes on from there, and not from a file that is gone.
+            # Keep the last file: a TensorBoard that is reading it can continue from there to the new file.
             for path in older[:-1]:
                 path.unlink()
         except OSError as error:
@@ -51,7 +52,7 @@ class TensorboardTracker:
             raise self._cannot_write(error) from error
 
     def span(self, name: str, *, step: int, **facts: Any) -> AbstractContextManager[None]:
-        """TensorBoard has no place for events; `events.jsonl` has them."""
+        """Do nothing: TensorBoard cannot show spans. They are in `events.jsonl`."""
         return nullcontext()
 
     def _cannot_write(self, error: OSError) -> RunError:
@@ -63,7 +64,7 @@ class TensorboardTracker:
 
 
 def _beginning() -> bytes:
-    """What opens every event file; then a restart at step 0, which makes a reader drop all that it knew."""
+    """The first record of every event file, then a restart at step 0, which makes readers drop all earlier steps."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     restart = SessionLog(status=SessionLog.START)
@@ -73,7 +74,7 @@ def _beginning() -> bytes:
 
 
 def _scalars_of(record: Mapping[str, Any]) -> bytes:
-    """The metrics of one line of `metrics.jsonl`. Its nulls are numbers that were not finite."""
+    """The metrics of one line of `metrics.jsonl`. A null there is a number that was not finite."""
     numbers = {name: value for name, value in record.items() if name not in ("step", "time")}
     return _scalars(record["step"], record["time"], {name: math.nan if v is None else v for name, v in numbers.items()})
 

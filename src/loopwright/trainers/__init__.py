@@ -1,1 +1,1 @@
-"""Trainers: short functions over the ports that can be read aloud."""
+"""Trainers: the training loop as short functions over the ports. Also evaluation, checkpoints and the run folder."""

@@ -1,7 +1,7 @@
-"""Checkpoints that are complete or not there (D2).
+"""Checkpoints. A checkpoint is complete or does not exist (D2).
 
-A checkpoint is filled under another name, forced to disk and then renamed, so a folder called `step-…` is whole.
-Deleting goes the other way round: renamed first, then removed.
+It is written under another name, flushed to disk and then renamed, so a folder named `step-…` is complete. To delete
+one, it is renamed first and then removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNFINISHED = ".unfinished-"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: the folder that its writer filled, and the state that was saved with it."""
+    """A complete checkpoint: its folder, and the state that was saved with it."""
 
     step: int
     path: Path
@@ -35,16 +35,17 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, of which the newest `keep` stay."""
+    """The checkpoints in `folder`. Only the newest `keep` are kept."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
 
     async def write(self, step: int, writer: Callable[[Path], Awaitable[None]], state: Mapping[str, Any]) -> Checkpoint:
-        """Let `writer` fill a folder, save `state` (plain JSON) beside it, and make both the checkpoint of `step`.
+        """Let `writer` fill a folder, save `state` (plain JSON) in it, and make it the checkpoint of `step`.
 
-        A step that has a checkpoint keeps it: a run that is back at a step is in the state that was saved there.
+        If the step already has a checkpoint, that one is kept: a run that is back at a step has the state that was
+        saved there.
         """
         target = self._folder / f"step-{step:06d}"
         if target.exists():
@@ -67,7 +68,7 @@ class Checkpoints:
         return Checkpoint(step, target, dict(state))
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None. Only reads, so anyone may ask while a run is writing."""
+        """The newest checkpoint, or None. This only reads, so any process may call it while a run is writing."""
         found = self._found()
         if not found:
             return None
@@ -75,7 +76,7 @@ class Checkpoints:
         return _read(path, step, fallback=older[0][1].name if older else None)
 
     def newest(self, before: int) -> Checkpoint | None:
-        """The newest checkpoint of a step below `before`, or None. Only reads."""
+        """The newest checkpoint of a step below `before`, or None. This only reads."""
         older = [(step, path) for step, path in self._found() if step < before]
         return _read(older[-1][1], older[-1][0], fallback=None) if older else None
 
@@ -84,7 +85,7 @@ class Checkpoints:
         return tuple(step for step, _ in self._found())
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint of `step`. Only reads."""
+        """The checkpoint of `step`. This only reads."""
         found = dict(self._found())
         if step not in found:
             known = ", ".join(map(str, found)) or "none"
@@ -95,7 +96,7 @@ class Checkpoints:
         return _read(found[step], step, fallback=None)
 
     def clear_unfinished(self) -> None:
-        """Remove what a crash left. Only for the process that holds the run's lock."""
+        """Remove what a crash left. Only the process that holds the run's lock may call this."""
         for leftover in self._folder.glob(f"{_UNFINISHED}*"):
             _discard(leftover)
 
@@ -111,7 +112,7 @@ class Checkpoints:
         for step, path in found[: max(0, len(found) - self._keep)]:
             if step == spare:
                 continue
-            # Half a checkpoint must not keep the name of a whole one.
+            # An incomplete checkpoint must not keep the name of a complete one.
             doomed = path.rename(path.with_name(f"{_UNFINISHED}{path.name}"))
             _discard(doomed)
 

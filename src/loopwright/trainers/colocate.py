@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from loopwright.errors import BudgetError, RunError, StalledError
-from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
+from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.step import Step
@@ -22,9 +22,10 @@ from loopwright.types import PauseMode
 
 
 class ColocateTrainer:
-    """Trains up to step `intervals.steps`, from wherever the learner is. A run that is to stop ends with a checkpoint.
+    """Trains from the learner's present step up to step `intervals.steps`. A run that is stopped ends with a
+    checkpoint.
 
-    `owes_evaluation`: the weights that the learner has now are to be evaluated before it goes on.
+    `owes_evaluation`: the learner's present weights must be evaluated before training continues.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class ColocateTrainer:
         manager: AgentLoopManager,
         engine: Engine,
         learner: Learner,
-        weights: CheckpointEngine,
+        weights: WeightPublisher,
         upkeep: Upkeep,
         tracker: Tracker,
         intervals: Intervals,
@@ -49,7 +50,7 @@ class ColocateTrainer:
         self._intervals = intervals
         self._watchdog = watchdog
         self._owes_evaluation = owes_evaluation
-        # As of the learner's latest step: a batch that is stopped half-way has drawn more already.
+        # These are the draws at the learner's latest step. A batch that is stopped half-way has already drawn more.
         self._next_draws = manager.next_draws
         self._is_mid_step = False
         self._is_broken = False
@@ -60,7 +61,7 @@ class ColocateTrainer:
         return self._learner.version >= self._intervals.steps and not self._owes_evaluation
 
     async def train(self) -> bool:
-        """Train. True when the last step was reached, False when the run was to stop before."""
+        """Train. True if the last step was reached, False if the run was stopped before."""
         while (step := await self.advance()) is not None and not step.is_last:
             pass
         return self.is_finished
@@ -120,7 +121,7 @@ class ColocateTrainer:
         return Step(step, metrics, is_last=step == self._intervals.steps)
 
     async def _roll_out(self, step: int) -> Batch | None:
-        """A batch for the step, or None when the run is to stop. Finished rollouts are stored either way."""
+        """A batch for the step, or None if the run must stop. Finished rollouts are stored in both cases."""
         started = time.monotonic()
         try:
             with self._tracker.span("rollout", step=step):
@@ -128,7 +129,7 @@ class ColocateTrainer:
                     f"the rollouts of step {step}", self._manager.produce_batch(step, self._learner.version)
                 )
         except (BudgetError, StalledError):
-            # What these weights sampled can be judged when the cause is mended, if the next run still has them.
+            # Save the weights: their rollouts can be judged when the cause is fixed, if the next run has these weights.
             await self._checkpoint()
             raise
         if batch is None:
@@ -136,8 +137,8 @@ class ColocateTrainer:
         return Batch(batch.groups, {**batch.metrics, "time/rollout": time.monotonic() - started})
 
     async def _learn(self, step: int, batch: Batch) -> Mapping[str, float]:
-        # The parameters are shared: nothing may be sampled while they change. What is still in flight is for the next
-        # step, and is not waited for.
+        # The engine shares the parameters, so nothing may be sampled while they change. Rollouts that are still running
+        # belong to the next step, and are not waited for.
         await self._engine.pause(PauseMode.ABORT)
         started = time.monotonic()
         # A checkpoint in between would hold half an update, or groups that the ledger would give out once more.
@@ -156,7 +157,7 @@ class ColocateTrainer:
 
     def _require_sound(self) -> None:
         if self._is_broken or self._is_mid_step:
-            raise RunError("the run cannot go on: a step broke", remedy="mend the cause, then open the run again")
+            raise RunError("the run cannot go on: a step broke", remedy="fix the cause, then open the run again")
 
     async def _checkpoint(self) -> None:
         await self._upkeep.checkpoint({"next_draws": self._next_draws})

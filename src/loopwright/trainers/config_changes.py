@@ -1,4 +1,4 @@
-"""Whether a run may go on under another config: it may, if the difference changes nothing that was learned."""
+"""Decides whether a run may continue with a changed config. It may if the changes do not affect what is learned."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ FREE = (
     "trainer.run_dir",
     "trainer.export",
     "trainer.stall_seconds",
+    "rollout.worker_silence_seconds",
     "produce.max_attempts",
     "produce.judge_attempts",
     "produce.failure_budget",
@@ -23,8 +24,8 @@ FREE = (
     "buffer.archive",
     "track.",
 )
-"""Settings that may differ when a run goes on; one that ends in a dot stands for all below it. Those of `produce` are
-what the error of a spent budget tells the user to look at."""
+"""Settings that may differ when a run continues. A name that ends in a dot stands for all settings below it. Those of
+`produce` are the ones that the error of a used-up failure budget mentions."""
 
 STEPS, SCHEDULE = "trainer.steps", "learner.schedule"
 
@@ -32,8 +33,8 @@ _UNSET = object()
 
 
 def config_changes(previous: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """What stands in the way of going on, as `key: old -> new`. Free settings do not, and neither do more steps, unless
-    the learning rate falls towards the last one."""
+    """The changes that forbid continuing, as `key: old -> new`. Free settings may change. More steps are allowed too,
+    unless the learning rate falls towards the last step."""
     old, new = _flat(_completed(previous)), _flat(config)
     changed = [key for key in {**old, **new} if old.get(key, _UNSET) != new.get(key, _UNSET)]
     falling = new.get(SCHEDULE, Schedule.CONSTANT) != Schedule.CONSTANT
@@ -46,7 +47,8 @@ def config_changes(previous: Mapping[str, Any], config: Mapping[str, Any]) -> li
 
 
 def _completed(previous: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the settings that an earlier version did not know yet: at their defaults, nothing has changed."""
+    """The old config, completed with the defaults of settings that an earlier version did not have. At its default,
+    such a setting counts as unchanged."""
     try:
         return RunConfig.model_validate(previous).model_dump(mode="json")
     except ValidationError:
@@ -64,7 +66,7 @@ def _shown(value: Any) -> str:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by their dotted path. An empty list or mapping is a leaf."""
+    """All leaves by their dotted path. An empty list or mapping is a leaf."""
     if isinstance(value, Mapping) and value:
         pairs = [(str(key), inner) for key, inner in value.items()]
     elif isinstance(value, list) and value:

@@ -1,4 +1,4 @@
-"""The user's own metric, behind the boundary that user code gets (R1): it yields finite numbers or a MetricError."""
+"""The user's own metric, behind the boundary around user code (R1). It gives finite numbers or a MetricError."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SIGNATURE = "`def metric(tasks: Sequence[TaskResult]) -> float | Mapping[str, fl
 
 
 class UserMetric:
-    """The function that `spec` names, sync or async, as a metric of its own name.
+    """The function that `spec` names, sync or async, as a metric under its own name.
 
-    Each call starts a worker process of its own: evaluations are rare, and in between nothing is held.
+    Each call starts its own worker process: evaluations are rare, and no process is kept in between.
     """
 
     def __init__(self, spec: CustomMetric, base: Path, timeout_seconds: float) -> None:
@@ -42,7 +42,7 @@ class UserMetric:
 
 @dataclass(frozen=True, slots=True)
 class _Blame:
-    """What is said of a metric."""
+    """The error texts about a metric."""
 
     name: str
     path: str
@@ -50,7 +50,7 @@ class _Blame:
     def raised(self, error: BaseException, function: Callable[..., Any]) -> MetricError:
         return MetricError(
             f"metric {self.name!r} raised {blame(error, function)}",
-            remedy="mend that line; a task whose samples all failed has no scores",
+            remedy="fix that line; a task whose samples all failed has no scores",
         )
 
     def late(self, seconds: float) -> MetricError:
@@ -67,7 +67,7 @@ class _Blame:
 
 
 def _named(name: str, value: Any) -> dict[str, float]:
-    """One number under the metric's name, or several below it."""
+    """One number under the metric's name, or several numbers under `<name>/<key>`."""
     if not isinstance(value, Mapping):
         return {name: _number(name, value)}
     for key in value:

@@ -1,14 +1,14 @@
-"""Disaggregated training: engines sample in processes of their own while the learner trains in this one.
+"""Disaggregated training: engines sample in their own processes while the learner trains in this one.
 
     take a batch ──► train on it ──► new weights due? ──no──► (next step)
          ▲                                  │ yes
          │                                  ▼
          └── continue ◄── checkpoint? ◄── evaluate? ◄── publish ◄── pause
 
-Production goes on beside all this, and stands still from pause to continue. The learner waits for production in
-`take`; production waits for the learner at its gate, when it is as far ahead as staleness allows. They never wait for
-each other: an empty batch says that only newer weights open the gate, so they are published, and the same step is asked
-for again.
+Production runs at the same time, and stands still from pause to continue. The learner waits for production in `take`.
+Production waits for the learner at its gate, when it is as far ahead as staleness allows. They never wait for each
+other at the same time: an empty batch means that only newer weights open the gate. Then the weights are published, and
+the same step is asked for again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
 from loopwright.errors import CheckpointError, RunError
-from loopwright.ports import CheckpointEngine, Engine, Learner, Tracker
+from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
 from loopwright.trainers.step import Step
@@ -39,10 +39,11 @@ class _State(StrEnum):
 
 
 class DisaggregatedTrainer:
-    """Trains up to step `intervals.steps`, from wherever the learner is. A run that is to stop ends with a checkpoint.
+    """Trains from the learner's present step up to step `intervals.steps`. A run that is stopped ends with a
+    checkpoint.
 
-    `owes_evaluation`: the weights that the learner has now are to be evaluated before it goes on. `restarts` counts how
-    often an engine had to be started again.
+    `owes_evaluation`: the learner's present weights must be evaluated before training continues. `restarts` returns how
+    often an engine was started again.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class DisaggregatedTrainer:
         manager: AgentLoopManager,
         engine: Engine,
         learner: Learner,
-        weights: CheckpointEngine,
+        weights: WeightPublisher,
         upkeep: Upkeep,
         tracker: Tracker,
         intervals: Intervals,
@@ -87,7 +88,7 @@ class DisaggregatedTrainer:
         return self._learner.version >= self._intervals.steps and not self._owes_evaluation and not self._is_stopped
 
     async def train(self) -> bool:
-        """Train. True when the last step was reached, False when the run was to stop before."""
+        """Train. True if the last step was reached, False if the run was stopped before."""
         while (step := await self.advance()) is not None and not step.is_last:
             pass
         return self.is_finished
@@ -164,7 +165,8 @@ class DisaggregatedTrainer:
 
     @asynccontextmanager
     async def _produced_beside(self) -> AsyncIterator[None]:
-        """Have groups made until the block ends. What is under way then is stored, and goes on in the next run."""
+        """Produce groups until the block ends. Groups that are unfinished then are stored, and continue in the next
+        run."""
         producing = asyncio.create_task(self._manager.produce_loop(), name="production")
         try:
             yield
@@ -173,7 +175,7 @@ class DisaggregatedTrainer:
                 await self._manager.shutdown()
             finally:
                 (broken,) = await asyncio.gather(producing, return_exceptions=True)
-        # If the block has failed, that was first, or the same: what breaks production is raised by `take`, too.
+        # If the block itself failed, its error came first, or is the same: `take` also raises production's error.
         if broken is not None:
             raise broken
 
@@ -206,7 +208,7 @@ class DisaggregatedTrainer:
         return Step(step, metrics, is_last=self._is_stopped or step == self._intervals.steps)
 
     async def _take(self, step: int) -> Batch | None:
-        """The batch of the step, or None when the run is to stop. A producer that broke ends it with its own error."""
+        """The batch of the step, or None if the run must stop. If production failed, its own error is raised."""
         waited = 0.0
         while True:
             started = self._now()
@@ -223,7 +225,7 @@ class DisaggregatedTrainer:
 
     async def _learn(self, step: int, batch: Batch) -> dict[str, float]:
         started = self._now()
-        # A checkpoint in between would hold half an update, or groups that the ledger would give out once more.
+        # A checkpoint at this point would hold half an update, or its groups would be handed out a second time.
         self._is_mid_step = True
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
@@ -262,7 +264,7 @@ class DisaggregatedTrainer:
         return metrics
 
     async def _renew(self) -> bool:
-        """Stop production and give the engines the newest weights. False when the run is to stop."""
+        """Pause production and give the engines the newest weights. False if the run must stop."""
         started = self._now()
         with self._tracker.span("sync", step=self._learner.version):
             self._is_paused = True
@@ -284,8 +286,8 @@ class DisaggregatedTrainer:
     async def _evaluate(self) -> Mapping[str, float] | None:
         """While production is paused. None when the run is to stop.
 
-        The engines answer again, so rollouts that the pause holds (`keep`, and agents that cannot be interrupted) go on
-        beside the evaluation.
+        The engines answer again, so rollouts that were held by the pause (`keep`, and agents that cannot be
+        interrupted) continue during the evaluation.
         """
         await self._watchdog.wait("the engines to resume", self._engine.resume())
         return await self._measure()
@@ -300,7 +302,8 @@ class DisaggregatedTrainer:
         await self._watchdog.wait("production to go on", self._manager.continue_(self._learner.version))
 
     async def _checkpoint_after(self, error: Exception) -> None:
-        """A full disk, say, breaks this too. What broke first is the cause, and stays the error that is told."""
+        """Write a checkpoint after `error`. If this fails too, for example because the disk is full, `error` stays the
+        one that is raised, because it came first."""
         try:
             await self._checkpoint()
         except CheckpointError as another:

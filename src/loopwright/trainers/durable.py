@@ -1,4 +1,4 @@
-"""Files that are whole or not there: what a rename reveals has reached the disk before."""
+"""Writes files that are complete or do not exist: data is flushed to disk before the file gets its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put `text` at `path` in one step: a crash leaves the old file or the new one."""
+    """Write `text` to `path` atomically: after a crash there is the old file or the new one."""
     draft = draft_of(path)
     draft.write_text(text, encoding="utf-8")
     flush(draft)
@@ -16,12 +16,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def draft_of(path: Path) -> Path:
-    """Where a file waits until it is whole. A crash may leave it there."""
+    """The temporary name of a file that is not complete yet. A crash may leave it there."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def flush_tree(folder: Path) -> None:
-    """Force every file and folder below `folder`, and the folder itself, to disk."""
+    """Flush every file and folder below `folder`, and the folder itself, to disk."""
     for parent, _, files in os.walk(folder, topdown=False):
         for name in files:
             flush(Path(parent, name))
@@ -29,7 +29,7 @@ def flush_tree(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Force one file, or the entries of one folder, to disk."""
+    """Flush one file, or the entries of one folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """Evaluation: metrics of a fixed task set, greedy and at the training temperature.
 
-Every task is run equally often, with the same seeds each time, so that evaluations can be compared task by task. A
-rollout that fails is counted apart and told of; it is neither a 0 nor replaced by another task. A metric that cannot be
-computed is missing and counted; the others, and the trajectories, are there.
+Every task is run the same number of times, with the same seeds in each evaluation, so evaluations can be compared task
+by task. A failed rollout is counted separately and reported. It is not a 0, and no other task replaces it. A metric
+that cannot be computed is missing, and is counted; the other metrics and the trajectories are kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from loopwright.core.evaluation import Metric
 from loopwright.errors import MetricError
 from loopwright.ports import Storage, Tracker
 from loopwright.produce import FirstFailures, Job, RolloutRunner, TaskSetRuntime
-from loopwright.types import EvalMode, Rollout, RolloutKey, TaskResult
+from loopwright.types import EvalMode, Rollout, RolloutKey, Split, TaskResult
 
 log = logging.getLogger("loopwright")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One way of evaluating: how often each task is sampled, and what is measured then."""
+class EvalPlan:
+    """One way of evaluating: how often each task is sampled, and which metrics are computed."""
 
     mode: EvalMode
     samples: int
@@ -32,19 +32,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """Numbers under names like `eval/<task set>/<mode>/reward`, and why some of the metrics are not among them."""
+    """Numbers under names like `eval/<task set>/<mode>/reward`, and the errors of metrics that are missing."""
 
     metrics: Mapping[str, float]
     errors: tuple[MetricError, ...] = ()
 
 
 class Evaluator:
-    """Runs every task of its task sets as each plan says, stores the rollouts, and measures them."""
+    """Runs every task of its task sets as each plan says, stores the rollouts, and computes the metrics."""
 
     def __init__(
         self,
         task_sets: Sequence[TaskSetRuntime],
-        plans: Sequence[Plan],
+        plans: Sequence[EvalPlan],
         runner: RolloutRunner,
         storage: Storage,
         tracker: Tracker,
@@ -74,11 +74,12 @@ class Evaluator:
                     log.warning("%s after step %d: all rollouts failed, so there is no reward", prefix, step)
         return EvalReport(metrics, tuple(errors))
 
-    async def _results(self, step: int, task_set: TaskSetRuntime, plan: Plan) -> list[TaskResult]:
+    async def _results(self, step: int, task_set: TaskSetRuntime, plan: EvalPlan) -> list[TaskResult]:
         jobs = _jobs(task_set, plan)
         facts = {"task_set": task_set.name, "mode": plan.mode, "tasks": len(task_set.sampler), "rollouts": len(jobs)}
         with self._tracker.span("evaluate", step=step, **facts):
-            rollouts = await self._runner.run(jobs, self._saw)
+            # Without slots of somebody else's, no job is turned away.
+            rollouts = [one for one in await self._runner.run(jobs, self._saw) if one is not None]
             await self._storage.put_eval(step, task_set.name, plan.mode, rollouts)
         return [
             TaskResult(jobs[first].task, tuple(rollouts[first : first + plan.samples]))
@@ -94,7 +95,7 @@ class Evaluator:
 async def _measure(
     results: Sequence[TaskResult], metrics: Sequence[Metric]
 ) -> tuple[dict[str, float], list[MetricError]]:
-    """All metrics that can be computed, the counts that belong to them, and what kept the others."""
+    """All metrics that can be computed, with their counts, and the errors of the others."""
     numbers = {
         "tasks": float(len(results)),
         "scored": float(sum(len(result.scored) for result in results)),
@@ -114,13 +115,14 @@ def _placed(prefix: str, error: MetricError) -> MetricError:
     return MetricError(f"{prefix}: {error.message}", remedy=error.remedy)
 
 
-def _jobs(task_set: TaskSetRuntime, plan: Plan) -> list[Job]:
-    """The samples of each task, next to each other."""
+def _jobs(task_set: TaskSetRuntime, plan: EvalPlan) -> list[Job]:
+    """All samples. The samples of one task are neighbours."""
+    sampling = task_set.sampling
     if plan.mode is EvalMode.GREEDY:
-        task_set = replace(task_set, sampling=replace(task_set.sampling, temperature=0.0, top_k=0, top_p=1.0))
+        sampling = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
     tasks = [task_set.sampler.task(index) for index in range(len(task_set.sampler))]
     return [
-        Job(RolloutKey(task_set.name, index, sample), task, task_set, split=f"eval/{plan.mode}")
+        Job(RolloutKey(task_set.name, index, sample), task, sampling, task_set.judger, Split.EVAL, plan.mode)
         for index, task in enumerate(tasks)
         for sample in range(plan.samples)
     ]

@@ -1,4 +1,4 @@
-"""What `loopwright rollout` has gathered in a folder, in numbers and as one file."""
+"""What `loopwright rollout` has collected in a folder: as numbers, and as one JSON lines file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from loopwright.types import Failed, GroupStatus
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """`reward` is None without a score. Failures are counted by cause over all attempts, also those made good later."""
+    """`reward` is None if there is no score. Failures are counted by cause over all attempts, also if a later attempt
+    succeeded."""
 
     groups: int
     failed_groups: int
@@ -28,7 +29,7 @@ class Gathered:
 
 
 def gathered(folder: RunFolder) -> Gathered:
-    """All that is in the folder's database."""
+    """The numbers of everything in the folder's database."""
     stored = StoredRun(folder.rollouts)
     scores: list[float] = []
     failures: Counter[str] = Counter()
@@ -49,7 +50,7 @@ def gathered(folder: RunFolder) -> Gathered:
 
 
 def write_lines(folder: RunFolder, path: Path) -> None:
-    """Every attempt as one line of `path`, which is either the old file or the whole new one."""
+    """Write every attempt as one line to `path`. The file is either the old one or the complete new one."""
     draft = draft_of(path)
     try:
         with draft.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""After which train steps of a run something is due."""
+"""Says after which train steps of a run an evaluation, a checkpoint or a weight update is due."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """How many steps to train, and after how many of them to do what. 0 is never; the last step counts always.
+    """How many steps to train, and how many steps lie between two evaluations, checkpoints or weight updates. 0 means
+    never; after the last step everything is due.
 
-    With `on_demand`, the engines get new weights earlier when production stands still for want of them.
+    With `on_demand`, the engines get new weights earlier if production cannot continue without them.
     """
 
     steps: int
@@ -19,14 +20,14 @@ class Intervals:
     on_demand: bool = False
 
     def evaluates(self, step: int) -> bool:
-        """Whether the weights after `step` are evaluated; 0 is before training."""
+        """Whether the weights after `step` are evaluated. Step 0 is before training."""
         return step == 0 or self._due(step, self.evaluate)
 
     def checkpoints(self, step: int) -> bool:
         return self._due(step, self.checkpoint)
 
     def syncs(self, step: int, *, wanted: bool) -> bool:
-        """Whether the engines get the weights after `step`; `wanted` says that production stands still without them."""
+        """Whether the engines get the weights after `step`. `wanted`: production cannot continue without them."""
         return self._due(step, self.sync) or (self.on_demand and wanted)
 
     def _due(self, step: int, interval: int) -> bool:

@@ -1,4 +1,5 @@
-"""The weights that a run has kept: its export, or one of its checkpoints. Only reads, so a run may be under way."""
+"""Finds the weights that a run has kept: its export, or one of its checkpoints. It only reads, so the run may be
+active."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """`path` is what `model.path` takes, `name` fits into a file's name, and `step` is the last train step in them."""
+    """`path` can be used as `model.path`, `name` can be part of a file name, and `step` is their last train step."""
 
     path: str
     name: str
@@ -23,7 +24,7 @@ class Weights:
 
 
 def newest_weights(folder: RunFolder) -> Weights:
-    """The exported model, or that of the latest checkpoint."""
+    """The exported model, or the model of the latest checkpoint."""
     latest = _checkpoints(folder).latest()
     if (folder.export / "config.json").exists():
         return Weights(str(folder.export.resolve()), "export", latest.step if latest else 0)
@@ -31,7 +32,7 @@ def newest_weights(folder: RunFolder) -> Weights:
 
 
 def checkpoint_weights(folder: RunFolder, which: str) -> Weights:
-    """Those of one step, or of the `latest` checkpoint."""
+    """The weights of one step, or of the `latest` checkpoint."""
     if which == LATEST:
         return _of(folder, _checkpoints(folder).latest())
     if not which.isdecimal():
@@ -40,7 +41,7 @@ def checkpoint_weights(folder: RunFolder, which: str) -> Weights:
 
 
 def named_weights(path: str) -> Weights:
-    """Those of any model, whoever made it."""
+    """The weights of any model, also one that Loopwright did not make."""
     return Weights(path, re.sub(r"[^A-Za-z0-9._-]+", "-", Path(path).name))
 
 

@@ -1,6 +1,6 @@
-"""Doing a recorded train step again: the same groups, from the same weights, give the same numbers (D3).
+"""Repeats a recorded train step: the same groups, from the same weights, give the same numbers (D3).
 
-Only reads, so a run may be under way.
+It only reads, so the run may be active.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ COMPARED = ("loss", "grad_norm")
 """The numbers of a step that depend on every weight and every token."""
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
-"""How far a number may be off when the run was not deterministic: threads sum in an order of their own. The loss of
-groups whose advantages cancel is near 0, where only the absolute bound says anything."""
+"""How much a number may differ if the run was not deterministic, because threads add numbers in any order. If the
+advantages of groups cancel, the loss is near 0, and only the absolute bound is useful."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One number of a step, as it was recorded and as it came out again."""
+class ReplayedNumber:
+    """One number of a step: the recorded value and the repeated one."""
 
     name: str
     recorded: float
@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def tolerance(self) -> float:
-        """How far off it may be: not at all when `exact`."""
+        """How much the two may differ. It is 0 if `exact`."""
         return 0.0 if self.exact else max(RELATIVE * abs(self.recorded), ABSOLUTE)
 
     @property
@@ -48,11 +48,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A step that was done again, from the weights after step `start`."""
+    """A step that was repeated, starting from the weights after step `start`."""
 
     step: int
     start: int
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ReplayedNumber, ...]
 
     @property
     def equal(self) -> bool:
@@ -68,7 +68,7 @@ class RecordedSteps:
         self._numbers = dict(_recorded(read_jsonl(folder.metrics)))
 
     def numbers(self, step: int) -> Mapping[str, float]:
-        """Loss and gradient norm of a step, or an error that says which steps there are."""
+        """Loss and gradient norm of a step. If the step was not recorded, the error names the recorded steps."""
         if step not in self._numbers:
             raise RunError(
                 f"{self._folder.path} has not recorded a train step {step}",
@@ -79,7 +79,7 @@ class RecordedSteps:
         return self._numbers[step]
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """What a step was trained on, in the order in which the learner was given it."""
+        """The groups that a step was trained on, in the order in which the learner got them."""
         groups = self._stored.trained(step)
         if not groups:
             raise RunError(
@@ -89,22 +89,22 @@ class RecordedSteps:
         return groups
 
     def after(self, step: int) -> str:
-        """The recorded steps after `step`, for people."""
+        """The recorded steps after `step`, as text for people."""
         return spans(number for number in self._numbers if number > step)
 
 
 async def replay(learner: Learner, recorded: RecordedSteps, step: int, *, exact: bool) -> Replay:
-    """Bring the learner from where it is to the weights after `step`, and compare what that step gave."""
+    """Train the learner from its present step up to `step`, and compare the numbers of that step."""
     expected, start = recorded.numbers(step), learner.version
     for number in range(start + 1, step + 1):
         report = await learner.step(recorded.groups(number))
     return Replay(
-        step, start, tuple(Comparison(name, expected[name], report.metrics[name], exact) for name in COMPARED)
+        step, start, tuple(ReplayedNumber(name, expected[name], report.metrics[name], exact) for name in COMPARED)
     )
 
 
 def spans(steps: Iterable[int]) -> str:
-    """`1-4, 6`: numbers in order, those without a gap as one."""
+    """Numbers as text, such as `1-4, 6`. Numbers without a gap become one range."""
     runs: list[list[int]] = []
     for step in sorted(steps):
         if runs and step == runs[-1][-1] + 1:

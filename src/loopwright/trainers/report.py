@@ -1,4 +1,4 @@
-"""From a run folder to its report. It only reads the run, so it works beside it, and after a crash as well."""
+"""Makes the report of a run folder. It only reads the run, so it works while the run is active, and after a crash."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from loopwright.errors import RunError
 from loopwright.track.console_text import evaluations
 from loopwright.track.jsonl import read_jsonl
 from loopwright.track.report import render_report
-from loopwright.track.report_data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, Sample
+from loopwright.track.report_data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
 from loopwright.trainers.durable import write_whole
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Rollout, TokenDiff
 
 PAIRS = 4
-"""Tasks shown before and after, for each task set and mode."""
+"""How many tasks are shown before and after training, for each task set and mode."""
 SAMPLED = 3
-"""Rollouts shown of one train step."""
+"""How many rollouts of one train step are shown."""
 
 Record = Mapping[str, Any]
 Metrics = Mapping[int, Mapping[str, float]]
@@ -29,7 +29,8 @@ Metrics = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedTwice:
-    """The rollouts of the first and the last evaluation of one task set in one mode; there may be only one."""
+    """The rollouts of the first and the last evaluation of one task set in one mode. There may be only one
+    evaluation."""
 
     task_set: str
     mode: str
@@ -40,26 +41,26 @@ class EvaluatedTwice:
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Write `report.html` in one step, and return where it is."""
+    """Write `report.html` atomically, and return its path."""
     write_whole(folder.report, render_report(gather_report(folder)))
     return folder.report
 
 
-def gather(folder: RunFolder) -> RunSummary:
-    """Read a run's numbers. A run that has only begun has few, which is no error."""
+def summarise(folder: RunFolder) -> RunSummary:
+    """Read a run's numbers. A run that has just begun has few of them; this is no error."""
     _config(folder)
     return _summary(folder, _evaluated_twice(folder))
 
 
 def gather_report(folder: RunFolder) -> ReportData:
-    """Read all that the report shows: numbers, settings and a few trajectories."""
+    """Read everything that the report shows: numbers, settings and a few trajectories."""
     config, evaluated = _config(folder), _evaluated_twice(folder)
     summary = _summary(folder, evaluated)
     return ReportData(
         summary,
         _facts(config),
         folder.config.read_text("utf-8"),
-        comparisons=tuple(compare(one) for one in evaluated if one.after > one.before),
+        comparisons=tuple(compare_evaluations(one) for one in evaluated if one.after > one.before),
         samples=tuple(_samples(folder)),
         first_diff=_first_diff(folder, summary),
     )
@@ -86,7 +87,7 @@ def _summary(folder: RunFolder, evaluated: Iterable[EvaluatedTwice]) -> RunSumma
 
 
 def metrics_by_step(records: Iterable[Record]) -> Metrics:
-    """The finite numbers of each step, whichever line they were on."""
+    """The finite numbers of each step. They may be on several lines."""
     found: dict[int, dict[str, float]] = {}
     for record in records:
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
@@ -95,13 +96,13 @@ def metrics_by_step(records: Iterable[Record]) -> Metrics:
 
 
 def measure_of(rollouts: Iterable[Rollout]) -> Measure:
-    """Accuracy if every score is 0 or 1, and there is one at all."""
+    """Accuracy if there are scores and all of them are 0 or 1."""
     scores = {rollout.score for rollout in rollouts} - {None}
     return Measure.ACCURACY if scores and scores <= {0.0, 1.0} else Measure.REWARD
 
 
-def compare(one: EvaluatedTwice) -> Comparison:
-    """Match the same tasks by the mean of their samples; those with the largest gain are shown."""
+def compare_evaluations(one: EvaluatedTwice) -> Comparison:
+    """Compare each task's mean over its samples before and after. The tasks with the largest gain are shown."""
     earlier, later = _scored_by_task(one.old), _scored_by_task(one.new)
     gains = [
         (_mean(new) - _mean(old), min(old, key=_score), max(new, key=_score))
@@ -155,15 +156,15 @@ def _evaluated_twice(folder: RunFolder) -> list[EvaluatedTwice]:
     ]
 
 
-def _samples(folder: RunFolder) -> Iterator[Sample]:
-    """Early, middle and late: the first member of the first groups, whatever its reward."""
+def _samples(folder: RunFolder) -> Iterator[StepRollouts]:
+    """Rollouts of an early, a middle and a late step: the first member of the first groups, no matter its reward."""
     stored = StoredRun(folder.rollouts)
     steps = stored.steps() if folder.rollouts.is_file() else ()
     for step in dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1]) if steps else ()):
         firsts: dict[tuple[str, int], Rollout] = {}
         for rollout in stored.rollouts(step):
             firsts.setdefault((rollout.key.task_set, rollout.key.draw), rollout)
-        yield Sample(step, tuple(firsts.values())[:SAMPLED])
+        yield StepRollouts(step, tuple(firsts.values())[:SAMPLED])
 
 
 def _first_diff(folder: RunFolder, summary: RunSummary) -> TokenDiff | None:
@@ -187,7 +188,7 @@ def _scores(metrics: Metrics) -> tuple[Evaluated, ...]:
 
 
 def _phases(events: Iterable[Record]) -> dict[str, float]:
-    """Seconds by kind of work, those of steps that were done again included: they were spent."""
+    """Seconds by kind of work. Steps that were repeated count each time, because the time was spent."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for event in events:
         if event["name"] in seconds:
@@ -196,7 +197,7 @@ def _phases(events: Iterable[Record]) -> dict[str, float]:
 
 
 def _facts(config: Record) -> dict[str, str]:
-    """The settings that a reader asks for first."""
+    """The most important settings."""
     model, rollout, learner, trainer = (config.get(name) or {} for name in ("model", "rollout", "learner", "trainer"))
     groups, samples = trainer.get("groups_per_step"), rollout.get("samples_per_task")
     facts = {

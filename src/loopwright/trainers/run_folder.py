@@ -1,6 +1,6 @@
 """The folder of a run: its layout, its lock, and the config that it belongs to. docs/run-folder.md describes it.
 
-At most one process uses a run folder, and a folder that is not a run is never written to or emptied.
+At most one process uses a run folder. A folder that is not a run is never written to or emptied.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from loopwright.config.migration import with_new_names
 from loopwright.errors import ConfigChangedError, RunError, RunLockedError
 from loopwright.track.jsonl import EVENTS, METRICS
 from loopwright.track.tensorboard import FOLDER as TENSORBOARD
@@ -24,14 +25,14 @@ from loopwright.trainers.durable import draft_of, write_whole
 
 HEADER = "# The config of this Loopwright run. Written by Loopwright; edit your own config file instead.\n"
 
-# libyaml, where PyYAML was built with it: ten times as fast as Python.
+# Use libyaml if PyYAML was built with it: it is ten times as fast as the Python code.
 _FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FastDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run keeps what. Naming a path does not make it."""
+    """The paths in a run's folder. Getting a path does not create it."""
 
     path: Path
 
@@ -61,7 +62,7 @@ class RunFolder:
 
     @property
     def engine_log(self) -> Path:
-        """What an engine in a process of its own has said."""
+        """The log of an engine that runs in its own process."""
         return self.path / "engine.log"
 
     @property
@@ -82,12 +83,12 @@ class RunFolder:
 
     @property
     def evals(self) -> Path:
-        """Evaluations that `loopwright eval` made, each a folder like this one."""
+        """The evaluations of `loopwright eval`. Each is a folder like this one."""
         return self.path / "evals"
 
     @property
     def samples(self) -> Path:
-        """What `loopwright rollout` sampled, each a folder like this one."""
+        """The rollouts of `loopwright rollout`. Each call has a folder like this one."""
         return self.path / "samples"
 
     @property
@@ -99,10 +100,10 @@ class RunFolder:
     def open(
         path: Path, config_snapshot: Mapping[str, Any], *, fresh: bool = False, allow_config_change: bool = False
     ) -> Iterator[RunFolder]:
-        """Hold the folder for a new run or for one that goes on, until the block ends.
+        """Lock the folder until the block ends, for a new run or for one that continues.
 
-        `fresh` empties it first. Otherwise a config that differs from the run's raises ConfigChangedError, unless
-        only free settings differ or `allow_config_change` is set; `adopt` then makes it the run's.
+        `fresh` empties it first. Otherwise a config that differs from the run's config raises ConfigChangedError,
+        unless only free settings differ or `allow_config_change` is set. `adopt` then stores it as the run's config.
         """
         folder = RunFolder(path)
         config = _plain(config_snapshot)
@@ -117,16 +118,16 @@ class RunFolder:
             yield folder
 
     def adopt(self, config_snapshot: Mapping[str, Any], base: Path | None = None) -> None:
-        """Make this the config of the run: for one that goes on, when it is known that it can.
+        """Store this as the config of the run. A run that continues calls it when it is certain that it can.
 
-        `base` is where its relative paths start.
+        `base` is the folder that relative paths in the config start from.
         """
         write_whole(self.config, HEADER + yaml.safe_dump(_plain(config_snapshot), sort_keys=False))
         if base is not None:
             write_whole(self.base, f"{base}\n")
 
     def stored_base(self) -> Path:
-        """Where the relative paths of the run's config start."""
+        """The folder that relative paths in the run's config start from."""
         if not self.base.is_file():
             raise RunError(
                 f"{self.path} does not say where the paths in its config start",
@@ -135,7 +136,7 @@ class RunFolder:
         return Path(self.base.read_text("utf-8").rstrip("\n"))
 
     def stored_config(self) -> dict[str, Any] | None:
-        """The config of the run in this folder, or None when there is no run yet."""
+        """The config of the run in this folder, under today's names, or None when there is no run yet."""
         if not self.config.is_file():
             return None
         try:
@@ -145,11 +146,11 @@ class RunFolder:
                 f"{self.config} cannot be read: {error}",
                 remedy="restore it from your config file, or start over with --fresh",
             ) from error
-        return config if isinstance(config, dict) else None
+        return with_new_names(config) if isinstance(config, dict) else None
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as it will be read back, so that a tuple and a list compare equal."""
+    """The config as it is after storing and reading, so that a tuple and a list compare equal."""
     text = yaml.dump(dict(config), Dumper=_FastDumper, sort_keys=False)
     return dict(yaml.load(text, Loader=_FastLoader))
 
@@ -159,7 +160,7 @@ def _require_run_or_empty(folder: RunFolder) -> None:
         raise RunError(f"{folder.path} is not a folder", remedy="choose another trainer.run_dir")
     if not folder.path.exists() or _is_run(folder):
         return
-    # What a run leaves that died while it began, and what was made beside it before.
+    # A run that died while it started leaves the first two. `loopwright eval` and `rollout` make the others.
     ours = {folder.lock, draft_of(folder.config), folder.evals, folder.samples}
     strangers = sorted(entry.name for entry in folder.path.iterdir() if entry not in ours)
     if strangers:
@@ -177,10 +178,10 @@ def _is_run(folder: RunFolder) -> bool:
 
 
 def _empty(folder: RunFolder, spare: Collection[Path]) -> None:
-    """Remove everything but the lock that we hold, and `spare`.
+    """Remove everything except for the lock that we hold, and `spare`.
 
-    The config loses its content first and its place last: if we are interrupted, what is left is still known as a
-    run, and as one that was to be removed.
+    The config file is emptied first and removed last. If this is interrupted, the folder is still recognised as a run
+    that must be removed.
     """
     if folder.config.exists():
         write_whole(folder.config, HEADER)
@@ -195,14 +196,14 @@ def _empty(folder: RunFolder, spare: Collection[Path]) -> None:
 
 @contextmanager
 def _locked(folder: RunFolder) -> Iterator[None]:
-    """Hold the folder's lock. The kernel lets go of it when the process dies, however that happens."""
+    """Hold the folder's lock. The kernel releases it when the process dies in any way."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         file = folder.lock.open("a+")
     except OSError as error:
         raise RunError(
             f"{folder.path} cannot be written: {error}",
-            remedy="choose another trainer.run_dir, or mend its permissions",
+            remedy="choose another trainer.run_dir, or change its permissions",
         ) from error
     with file:
         try:

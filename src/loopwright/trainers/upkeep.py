@@ -1,4 +1,4 @@
-"""What is done with new weights besides sampling from them: evaluation and checkpoints, the same in every trainer."""
+"""Evaluation and checkpoints of new weights. All trainers use this."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger("loopwright")
 
 
 class Upkeep:
-    """Evaluates and saves the learner's weights. When that is due is for the trainer to say.
+    """Evaluates and saves the learner's weights. The trainer decides when.
 
-    What `storage` knows of a checkpoint's steps is on disk before the checkpoint is. If it `archives`, what was trained
-    moves out of the way then.
+    Before a checkpoint is written, the storage's records of its steps are flushed to disk. With `archives`, trained
+    payloads are then moved out of the database.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Upkeep:
         return report.metrics
 
     async def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Save the learner after its latest step, with `state`. Before the first step there is nothing to save."""
+        """Save the learner after its latest step, with `state`. Before the first step nothing is saved."""
         step = self._learner.version
         if step > 0:
             self._tried_to_save = step
@@ -71,7 +71,7 @@ class Upkeep:
                     await self._storage.archive(step)
 
     async def _save(self, folder: Path) -> None:
-        # Here, so that no checkpoint appears when this fails, and nobody tries again: a disk that has failed to take
-        # something may say afterwards that it has it.
+        # Flush here, so that no checkpoint appears if it fails. Do not retry: after a failed flush, a second one may
+        # report success although the data is lost.
         await self._storage.flush()
         await self._learner.save(folder)

@@ -1,6 +1,6 @@
-"""Every wait of a trainer has an end: the work is done, the run is to stop, or nothing has moved for too long (R4).
+"""Every wait of a trainer ends: the work is done, the run must stop, or nothing has progressed for too long (R4).
 
-A train step is no wait: the learner works. All else that a trainer does is waiting for somebody.
+A train step is not a wait, because the learner is working. Everything else that a trainer does is waiting.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from loopwright.errors import StalledError
 T = TypeVar("T")
 
 LOOKS = 20
-"""How often a wait looks round before it gives up."""
+"""How often a wait checks the progress before it gives up."""
 
 
 class Watchdog:
-    """Waits for others on behalf of a trainer.
+    """Waits for other parts on behalf of a trainer.
 
-    `progress` is anything that changes whenever something moves: a token, a rollout, a step. When it stays the same for
-    `seconds`, the wait ends with StalledError; `describe` says then who waits on whom. `stop` is set when the run is
-    to end.
+    `progress` returns a value that changes with every token, rollout or step. If it stays the same for `seconds`, the
+    wait ends with StalledError, and `describe` says who waits for whom. `stop` is set when the run must end.
     """
 
     def __init__(
@@ -41,13 +40,13 @@ class Watchdog:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the run must end."""
         return self._stop.is_set()
 
     async def wait(self, what: str, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. When nothing moves, it is cancelled; `what` names in the error what was waited for.
+        """Return what `work` returns. If nothing progresses, `work` is cancelled; `what` names it in the error.
 
-        What goes wrong while it is cancelled is told, too: a disk that is full, say, when it stores what it has.
+        An exception during the cancellation is reported too, for example a full disk when `work` stores its state.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -63,7 +62,7 @@ class Watchdog:
         return task.result()
 
     async def wait_or_stop(self, what: str, work: Coroutine[Any, Any, T]) -> T | None:
-        """The same, or None when the run is to end first: then `work` is cancelled, and waited for."""
+        """The same, or None if the run must end first. Then `work` is cancelled and awaited."""
         task, stopped = asyncio.create_task(self.wait(what, work)), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +73,7 @@ class Watchdog:
         return None if task.cancelled() else task.result()
 
     async def _watch(self, task: asyncio.Future[Any], what: str) -> None:
-        """Returns when the task is done, and raises when nothing has moved for too long."""
+        """Return when the task is done. Raise if nothing has progressed for too long."""
         clock = asyncio.get_running_loop().time
         seen, since = self._progress(), clock()
         while not task.done():

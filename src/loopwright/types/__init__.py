@@ -1,5 +1,5 @@
-"""Frozen values that flow through the rooms. Standard library and numpy only; no behaviour beyond their own
-consistency: an impossible value cannot be built."""
+"""Frozen values that the rooms pass to one another. They need the standard library and numpy only. They have no
+behaviour except to check themselves: a value that cannot be true cannot be built."""
 
 from loopwright.types.choices import (
     Aggregate,
@@ -38,6 +38,7 @@ from loopwright.types.parsed import (
 from loopwright.types.recorded_chain import RecordedChain
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
+from loopwright.types.rollout_request import RolloutRequest, Split
 from loopwright.types.sampling import NOTHING_YET, FinishReason, GenerateRequest, Generation, Sampling
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import ChainStart, TokenChain, Turn
@@ -74,9 +75,11 @@ __all__ = [
     "Reward",
     "Rollout",
     "RolloutKey",
+    "RolloutRequest",
     "Sampling",
     "Schedule",
     "Scored",
+    "Split",
     "Stale",
     "StopReason",
     "SyncKind",

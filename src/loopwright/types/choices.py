@@ -1,4 +1,4 @@
-"""Closed sets of choices that the config offers and the core acts on."""
+"""Closed sets of choices: the config offers them, and other rooms act on them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ OnAgentError = Literal["fail", "grade"] | float
 fixed reward."""
 
 TailBatch = Literal["off", "immediate"] | int
-"""When expired groups are made again: never (they are masked), among the others as soon as there are any, or, from
-that many on, in a step of their own."""
+"""When expired groups are made again: `off` is never (their old tokens are masked), `immediate` is at once, among the
+other groups, and a number N is in a step of their own, as soon as N of them wait."""
 
 
 class Schedule(StrEnum):
@@ -25,20 +25,20 @@ class Schedule(StrEnum):
 
 
 class Aggregate(StrEnum):
-    """How token losses become one number. A rollout with ten chains is still one rollout (T6): with `sequence` it
-    weighs as much as any other, with the others by its tokens."""
+    """How token losses become one number. A rollout with ten chains is still one rollout (T6). With `sequence` all
+    rollouts weigh the same; with the other two a rollout weighs as much as its tokens."""
 
     SEQUENCE = "sequence"
     """The mean over each rollout's tokens, then over rollouts: every rollout counts the same."""
     TOKEN = "token"
     """The mean over all tokens of the mini-batch: every token counts the same."""
     CONSTANT = "constant"
-    """The sum over each rollout's tokens over one fixed length, then the mean over rollouts (Dr. GRPO): a token counts
-    the same in a short and in a long rollout, and in every batch."""
+    """The sum over each rollout's tokens, divided by one fixed length, then the mean over rollouts (Dr. GRPO). A token
+    counts the same in a short and in a long rollout, and in every batch."""
 
 
 class Level(StrEnum):
-    """What a ratio of probabilities is taken of."""
+    """What a ratio of probabilities is computed for: each token, or a whole chain."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
@@ -57,7 +57,7 @@ class ImportanceKind(StrEnum):
 
 
 class KlKind(StrEnum):
-    """Estimators of the divergence from a reference, from one sampled token (Schulman's names)."""
+    """Estimators of the divergence from a reference model, each computed from one sampled token (Schulman's names)."""
 
     K1 = "k1"
     """log p/q. Unbiased as a number; as a loss, its gradient is zero on average."""
@@ -76,7 +76,7 @@ class EvalMode(StrEnum):
 
 
 class MetricKind(StrEnum):
-    """What an evaluation can measure by itself."""
+    """The built-in metrics of an evaluation."""
 
     MEAN = "mean"
     ACCURACY = "accuracy"
@@ -109,9 +109,9 @@ class SyncKind(StrEnum):
     """When the engines of a disaggregated run get new weights."""
 
     INTERVAL = "interval"
-    """After every so many train steps, and when only newer weights let production go on."""
+    """After every `sync_interval` train steps, and whenever production cannot go on without newer weights."""
     ON_DEMAND = "on_demand"
-    """Also after a step that finds slots empty because production is as far ahead as it may be."""
+    """Also after a step that finds empty slots because production is as far ahead as it may be."""
 
 
 class PauseMode(StrEnum):
@@ -126,14 +126,15 @@ class PauseMode(StrEnum):
 
 
 class Stale(StrEnum):
-    """What becomes of a group that has tokens too old for the step that could train it. It is never dropped (R5)."""
+    """What happens to a group with tokens that are too old for the step that could train it. It is never dropped
+    (R5)."""
 
     MASK = "mask"
     """Those tokens are not trained on; the others are."""
     WAIT = "wait"
-    """It does not come to that: the step that could still use the group waits for it."""
+    """No group gets too old: the last step that can still use the group waits for it."""
     RETRY = "retry"
-    """It is made again, within a limit; beyond that it is masked."""
+    """It is made again, at most `max_expiries` times; after that it is masked."""
 
 
 class BufferKind(StrEnum):
@@ -141,20 +142,20 @@ class BufferKind(StrEnum):
 
     SQLITE = "sqlite"
     MEMORY = "memory"
-    """Gone with the process: a run that is killed goes on from its checkpoint, without what came after it."""
+    """In memory only. A run that was killed goes on from its checkpoint and has lost all later groups."""
 
 
 class Thinking(StrEnum):
-    """What becomes of the thoughts of earlier turns when a conversation goes on."""
+    """What happens to the thoughts of earlier turns when a conversation continues."""
 
     KEEP = "keep"
-    """They stay in the model's context as they were sampled, so that one conversation is one chain."""
+    """They stay in the model's context exactly as they were sampled, so one conversation is one chain."""
     TEMPLATE = "template"
-    """What the model's chat template does. Most drop them at the next question, and then a new chain begins."""
+    """The model's chat template decides. Most templates drop them at the next question; then a new chain begins."""
 
 
 class ToolScope(StrEnum):
-    """How long a server of tools lives."""
+    """How long a tool server lives."""
 
     ROLLOUT = "rollout"
     """Every rollout has its own, so that none sees what another did."""

@@ -1,4 +1,4 @@
-"""What tokenising an episode's text again would have got wrong, as it is kept with the episode."""
+"""Which tokens would be wrong if an episode's text were tokenised again. This is stored with the episode."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenDiff:
-    """Where two spellings of one text part for the first time, in the texts of tokens: what both have before, and how
-    each goes on."""
+    """The first difference between two tokenisations of one text, as texts of tokens: what both have before it, and how
+    each continues."""
 
     place: int
     before: tuple[str, ...]
@@ -18,8 +18,8 @@ class TokenDiff:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDrift:
-    """Of `tokens` recorded ones, from each chain's first reply on, `lost` would be missing, and `invented` ones would
-    stand there that never were."""
+    """`tokens` counts the recorded tokens from each chain's first reply on. If the text were tokenised again, `lost` of
+    them would be missing, and `invented` tokens would appear that were never sampled."""
 
     tokens: int
     lost: int
@@ -28,5 +28,5 @@ class EpisodeDrift:
 
     @property
     def wrong(self) -> int:
-        """How many tokens would be wrong; one that became another counts once."""
+        """How many tokens would be wrong. A token that was replaced by another counts once."""
         return max(self.lost, self.invented)

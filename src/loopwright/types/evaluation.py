@@ -1,4 +1,4 @@
-"""What an evaluation has found out about one task: what metrics are computed from, yours included."""
+"""The result of an evaluation for one task. All metrics are computed from such results, also the user's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to say of a chain besides its tokens, for whoever decides whether it is trained."""
+"""What is known of a chain besides its tokens. The user's function that chooses the trained chains sees this."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from loopwright.types.tokens import ChainStart
 
 @dataclass(frozen=True, slots=True)
 class RecordedChain:
-    """A chain of a rollout: why it began, and the conversation up to its last reply with the tools it had then.
+    """A chain of a rollout: why it began, and the conversation up to its last reply, with the tools offered then.
 
-    Chains of one `conversation` grew from one another: by going back, by compaction, by other tools. `is_main`: it
-    belongs to the conversation that is the agent's work, and not to a sub-agent or a question beside it. `turns` and
-    `sampled_tokens` are the chain's own.
+    Chains with the same `conversation` grew from one another: the agent went back, compacted the history or changed the
+    tools. `is_main` is true if the chain belongs to the agent's main conversation, and not to a sub-agent or to a
+    separate question. `turns` and `sampled_tokens` count this chain only.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""A reward is scored, failed or unscored (R2). Being a sum type, a failure cannot be read as the number 0."""
+"""A reward is scored, failed or unscored (R2). These are three types, so a failure cannot be read as the number 0."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from loopwright.errors import JudgeError
 
 
 class FailureCause(StrEnum):
-    """Whose fault it was; the remedy differs."""
+    """What caused the failure. Each cause has its own remedy."""
 
     INFRA = "infra"
     """Engine, network or sandbox: the rollout was retried and still failed."""
     TASK = "task"
-    """The task's own prompt does not fit the model's context; another attempt would meet the same."""
+    """The task's own prompt does not fit the model's context, so another attempt would fail too."""
     AGENT = "agent"
     """The user's agent loop raised."""
     JUDGE = "judge"
     """The judger raised, timed out or gave no number; the rollout itself is sound."""
     FILTER = "filter"
-    """The user's filter raised, or did not say yes or no: a failure of a whole group."""
+    """The user's filter raised, or did not return true or false. The whole group failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     """A finite number from a judger.
 
-    `parts` holds named components when the judger has several; `answer` is what it read as the episode's answer, in
-    canonical spelling, so that equal answers can be counted (majority@k).
+    `parts` holds named components if the judger has several. `answer` is what the judger read as the episode's answer,
+    in a canonical form, so that equal answers can be counted (majority@k).
     """
 
     value: float
@@ -46,7 +46,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No score, and why: `error` is the exception's type, `detail` what a reader needs to mend it."""
+    """There is no score. `error` is the exception's type; `detail` is what a reader needs to repair the cause."""
 
     cause: FailureCause
     error: str

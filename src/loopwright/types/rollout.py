@@ -18,9 +18,9 @@ class StopReason(StrEnum):
     DONE = "done"
     """The agent finished by itself."""
     BUDGET = "budget"
-    """It ran out of its own budget of tokens, turns or time. It is graded all the same (R2)."""
+    """The agent used up its own budget of tokens, turns or time. The episode is graded anyway (R2)."""
     ABORTED = "aborted"
-    """It was interrupted, and goes on from its tokens."""
+    """The agent was interrupted, and will continue from its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Episode:
 
     @property
     def trained_tokens(self) -> int:
-        """By which the rollout is weighed: chains that are not trained change nothing (T6)."""
+        """Sampled tokens in trained chains. The rollout's weight depends on these only (T6)."""
         return sum(chain.sampled for chain in self.trained_chains)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RolloutKey:
-    """Names one rollout of a run: which member of which drawn group, and which attempt at it (0 is the first)."""
+    """Names one rollout of a run: the group's draw, the member, and the attempt (0 is the first)."""
 
     task_set: str
     draw: int
@@ -97,24 +97,24 @@ class Rollout:
 
     @property
     def is_partial(self) -> bool:
-        """Whether its agent was interrupted, and goes on from the tokens that are here."""
+        """Whether its agent was interrupted, and will continue from the tokens stored here."""
         return self.episode is not None and self.episode.stop is StopReason.ABORTED
 
     @property
     def awaits_judge(self) -> bool:
-        """Whether there is a whole episode without a score: it was not judged yet, or its judge failed."""
+        """Whether the episode is whole but has no score: it was not judged yet, or the judger failed."""
         judge_failed = isinstance(self.reward, Failed) and self.reward.cause is FailureCause.JUDGE
         whole = self.episode is not None and not self.is_partial
         return whole and (judge_failed or isinstance(self.reward, Unscored))
 
     def judged(self, reward: Reward, seconds: float) -> Rollout:
-        """The rollout with the word of its judge, who took so long."""
+        """The same rollout with the judger's `reward`; judging took `seconds`."""
         timing = Timing(self.timing.started, self.timing.agent_seconds, seconds)
         return Rollout(self.key, self.task, self.episode, reward, timing)
 
     @property
     def oldest_version(self) -> int | None:
-        """The version of the oldest sampled token that is to be trained."""
+        """The version of the oldest sampled token that will be trained."""
         chains = self.episode.chains if self.episode else ()
         versions = [chain.oldest_version for chain in chains if chain.trained]
         return min((version for version in versions if version is not None), default=None)

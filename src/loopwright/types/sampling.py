@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from loopwright.errors import ConfigError
@@ -47,18 +47,20 @@ class Sampling:
 
 
 PART_TOKENS = 64
-"""Showing tokens early costs time for each part, so that who only wants to keep them hears of many at once. An engine
-that dies takes no more of an answer with it."""
+"""How many tokens an engine reports at a time to a caller that only wants to keep them: each report costs time. When an
+engine dies, at most this many tokens of an answer are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Token ids in. `id` names the request for `abort` and, in lockstep, orders it among its peers.
+    """Token ids in. `id` names the request for `abort`; in lockstep, requests are ordered by it.
 
-    `resumable`: whoever asks can go on from a partial answer. For all others, who runs the engine does it: when a pause
-    cut the answer short, they see one slower call. `sampled_before`: so many of the prompt's last ids are the answer's
-    own beginning, sampled by an earlier call; a stop string may have begun in them. `part_tokens`: who listens while it
-    is sampled hears of so many tokens at a time.
+    `resumable`: the caller can continue from a partial answer by itself. For other callers the controller continues the
+    answer after a pause, and they see one slower call. `sampled_before`: how many of the prompt's last ids are the
+    beginning of this answer, sampled by an earlier call; a stop string may begin in them. `part_tokens`: how many
+    tokens are reported at a time while the answer is sampled. `seconds`: the caller's remaining time; None means no
+    limit. The side that holds the engines counts it, but not while the call is held, and ends the call with
+    OutOfTimeError.
     """
 
     id: str
@@ -67,6 +69,7 @@ class GenerateRequest:
     resumable: bool = False
     sampled_before: int = 0
     part_tokens: int = PART_TOKENS
+    seconds: float | None = None
 
     def after(self, part: Generation) -> GenerateRequest:
         """The request for what is still to be sampled after `part`."""
@@ -83,22 +86,21 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Token ids out, with the logprob and the weight version of each, and why sampling ended."""
+    """Token ids out, with the logprob and the weight version of each, and why sampling ended.
+
+    `held` tells how long the call was held, as while weights are exchanged: two readings of the clock that counts held
+    seconds, when the call began and when it ended. It is None where nobody counts, and no part of the value.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish: FinishReason
+    held: tuple[float, float] | None = field(default=None, compare=False)
 
     def since(self, count: int) -> Generation:
-        """What there is of it after the first `count` tokens."""
+        """The part after the first `count` tokens."""
         return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish)
-
-    def then(self, rest: Generation) -> Generation:
-        """This one, which was cut short, and the rest of it: each token keeps its logprob and its version."""
-        return Generation(
-            (*self.ids, *rest.ids), (*self.logprobs, *rest.logprobs), (*self.versions, *rest.versions), rest.finish
-        )
 
 
 NOTHING_YET = Generation((), (), (), FinishReason.ABORT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def frozen_array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """A private, read-only, one-dimensional copy: a value that has been handed on can no longer change."""
+    """A private, read-only, one-dimensional copy, so that nobody can change a value after it was passed on."""
     array = np.array(values, dtype=dtype)
     if array.ndim != 1:
         raise ChainError(
@@ -39,9 +40,9 @@ class ChainStart(StrEnum):
     BRANCH = "branch"
     """The prompt went back to an earlier point of a chain and continued differently."""
     SEPARATE = "separate"
-    """Another conversation, such as that of a sub-agent: no more than a system message is shared."""
+    """Another conversation, such as a sub-agent's: it shares at most a system message with the recorded ones."""
     COMPACTED = "compacted"
-    """The history was replaced by a summary of it, which the model had written."""
+    """The history was replaced by a summary that the model wrote."""
     TOOLS = "tools"
     """The history is a recorded one, but the model is offered other tools."""
     TEMPLATE = "template"
@@ -67,7 +68,7 @@ class TokenChain:
     """One linear training sequence (T2, T3).
 
     `mask` is 1 exactly where the token was sampled; elsewhere `logprobs` is 0.0 and `versions` is -1. A chain that is
-    not `trained` is only recorded.
+    not `trained` is only recorded. Chains are equal if all of that is equal; like an array, a chain has no hash.
     """
 
     ids: IntArray
@@ -95,13 +96,29 @@ class TokenChain:
         if (oldest is not None and oldest < 0) or np.count_nonzero(self.versions != -1) != len(sampled):
             raise ChainError(
                 "versions must be >= 0 where the mask is 1, and -1 elsewhere",
-                remedy="stamp each token's version where it is sampled",
+                remedy="let the engine stamp each token with the version of its weights when it samples it",
             )
         object.__setattr__(self, "sampled", len(sampled))
         object.__setattr__(self, "oldest_version", oldest)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenChain):
+            return NotImplemented
+        return self is other or (
+            self.start is other.start
+            and self.trained == other.trained
+            and np.array_equal(self.ids, other.ids)
+            and np.array_equal(self.mask, other.mask)
+            and np.array_equal(self.logprobs, other.logprobs)
+            and np.array_equal(self.versions, other.versions)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # numpy restores arrays as writeable ones; the constructor makes them read-only and checks them again.
+        return type(self), (self.ids, self.mask, self.logprobs, self.versions, self.start, self.trained)
 
 
 def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:

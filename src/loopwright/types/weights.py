@@ -16,7 +16,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """The manifest of weights in a safetensors file: where they are, and how to know that they are whole.
+    """The manifest of weights in a safetensors file: where they are, and how to check that they are complete.
 
     Size and checksum are of the whole file. A reader verifies both before it changes anything.
     """

@@ -1,1 +1,1 @@
-"""How weights get from the learner to the engines."""
+"""Moves weights from the learner to the engines."""

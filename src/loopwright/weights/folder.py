@@ -1,7 +1,7 @@
-"""The folder in shared memory through which the weights of a run go. At most one process has it, and holds its lock.
+"""The folder in shared memory for the weights of a run. At most one process uses it, and that process holds its lock.
 
-The kernel lets go of the lock when the process dies, however that happens: a folder that nobody holds was left behind.
-Nothing heavy is imported here: `loopwright doctor` looks for such folders.
+The kernel releases the lock when the process dies in any way. So a folder without a lock was left by a dead process.
+Nothing heavy is imported here, because `loopwright doctor` looks for such folders.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pathlib import Path
 from loopwright.errors import WeightsError
 
 SHARED_MEMORY = Path("/dev/shm")
-"""A folder in memory on Linux. Elsewhere the run folder does."""
+"""A folder in memory on Linux. On other systems the run folder is used."""
 
 
 @contextmanager
 def weights_folder(run_folder: Path, shared_memory: Path = SHARED_MEMORY) -> Iterator[Path]:
-    """A private folder for the weights of the run in `run_folder`, in memory if there is any.
+    """A private folder for the weights of the run in `run_folder`, in shared memory if there is any.
 
-    It is the same for every start of the run, which must be locked: what a killed one left in memory is freed.
+    Every start of the run uses the same folder, so what a killed process left in memory is freed. The run folder must
+    be locked.
     """
     folder = run_folder / "weights"
     if os.access(shared_memory, os.W_OK | os.X_OK):
@@ -34,7 +35,7 @@ def weights_folder(run_folder: Path, shared_memory: Path = SHARED_MEMORY) -> Ite
         _remove(folder)
         folder.mkdir(mode=0o700)
         held = os.open(folder, os.O_RDONLY)
-        # It is new, so this waits for nobody but a glance of `left_behind`.
+        # The folder is new, so this can only wait for a short check by `left_behind`.
         fcntl.flock(held, fcntl.LOCK_EX)
     except OSError as error:
         raise WeightsError(
@@ -49,14 +50,14 @@ def weights_folder(run_folder: Path, shared_memory: Path = SHARED_MEMORY) -> Ite
 
 
 def left_behind(shared_memory: Path = SHARED_MEMORY) -> dict[Path, int]:
-    """The folders of this user's runs that died, with their sizes in bytes. The next start of such a run frees its own,
-    but it may never come."""
+    """The folders of this user's dead runs, with their sizes in bytes. The next start of such a run frees its folder,
+    but the run may never be started again."""
     sizes = {folder: _size_if_left(folder) for folder in sorted(shared_memory.glob(f"{_prefix()}*"))}
     return {folder: size for folder, size in sizes.items() if size is not None}
 
 
 def _size_if_left(folder: Path) -> int | None:
-    """None when somebody holds it, or has removed it meanwhile, or when it is no folder."""
+    """The folder's size, or None if a process holds it, if it was removed, or if it is no folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

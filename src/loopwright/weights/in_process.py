@@ -1,4 +1,4 @@
-"""Learner and engine in one process, on the same parameters: publishing copies nothing."""
+"""Learner and engine in one process with the same parameters. Publishing copies nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from loopwright.ports import Engine
 
 
 class SharedWeights:
-    """The learner has already changed the engine's parameters; only their version has to be told."""
+    """The learner has already changed the engine's parameters, so only the new version is reported."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

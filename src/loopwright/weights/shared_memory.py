@@ -1,7 +1,7 @@
-"""Learner and engines in processes of their own, on one machine: weights go through a file in shared memory.
+"""Learner and engines in separate processes on one machine. Weights travel through a file in shared memory.
 
-The file of the version that the engines have stays until they have a newer one: an engine that has to be started again
-loads it. A weight update that fails leaves the engines as they are, and this file where it is.
+The file of the engines' present version stays until they have a newer one, because an engine that is started again
+loads it. If an update fails, the engines keep their weights, and this file stays.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The user's own function, called so that it can harm nobody.
+"""Calls the user's own function so that it cannot damage the run.
 
-A sync function runs in a pool of worker processes: it cannot block the event loop, and past its deadline the worker is
-killed. A sync function that has no import path runs in a thread of this process: past its deadline nobody waits for it.
-An async function runs in the event loop. Either way the caller gets what `read` makes of the returned value, or
-an error that says who is to blame, never anything else, and a cancelled call leaves nothing running.
+A sync function runs in a pool of worker processes: it cannot block the event loop, and after its deadline the worker is
+killed. A sync function without an import path runs in a thread of this process: after its deadline nobody waits for
+it. An async function runs in the event loop. In all cases the caller gets what `read` makes of the returned value, or
+an error that names the function. A cancelled call leaves no worker and no task running.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loopwright.workers.own_thread import in_own_thread
 T = TypeVar("T")
 
 START_SECONDS = 60.0
-"""How long a worker may take to start, beyond the function's own deadline."""
+"""How long a worker may take to start, in addition to the function's own deadline."""
 
 WHY_WORKERS_DIE = (
     "look for os._exit, a crash in native code, or too little memory; if your own script starts the run, put that "
@@ -39,30 +39,31 @@ WHY_WORKERS_DIE = (
 
 
 class Blame(Protocol):
-    """What is said of a function that went wrong. It travels to the worker, so it must survive pickling."""
+    """Makes the errors about a function that failed. It is sent to the worker, so it must be picklable."""
 
     @property
     def path(self) -> str:
-        """Where the function is found."""
+        """The import path of the function."""
         ...
 
     def raised(self, error: BaseException, function: Callable[..., Any]) -> LoopwrightError:
-        """It raised `error`. To be called by the frame that called `function`: the traceback starts below it."""
+        """The error if it raised `error`. The frame that called `function` must call this, because the traceback starts
+        below that frame."""
         ...
 
     def late(self, seconds: float) -> LoopwrightError:
-        """It was stopped after so long."""
+        """The error if it was stopped after `seconds`."""
         ...
 
     def died(self, how: BaseException) -> LoopwrightError:
-        """It took its worker process down."""
+        """The error if its worker process died."""
         ...
 
 
 class UserFunction:
     """The function that `blame` names, relative to `base`. Use it as `async with`.
 
-    Its workers see of our environment what is harmless, and the variables that `env` names. `given` is the function
+    Its workers see the harmless part of our environment, and the variables that `env` names. `given` is the function
     itself, if only this process has it.
     """
 
@@ -81,7 +82,7 @@ class UserFunction:
         self._base = base
         self._timeout = timeout_seconds
         self._workers = workers
-        # No more calls enter the pool than it has workers, so a deadline never counts time spent in its queue.
+        # At most as many calls enter the pool as it has workers, so a deadline does not include time in its queue.
         self._slots = asyncio.Semaphore(workers)
         self._pool: ProcessPool | None = None
         self._awaited: Callable[..., Any] | None = None
@@ -101,7 +102,7 @@ class UserFunction:
             await self._close(self._pool)
 
     async def call(self, read: Callable[[Any], T], *args: Any) -> T:
-        """`read(function(*args))`. Both run where the function does, so `read` must survive pickling."""
+        """Return `read(function(*args))`. `read` runs in the same process as the function, so it must be picklable."""
         if self._awaited is not None:
             return await self._await(partial(self._awaited, *args), read, self._awaited)
         async with self._slots:
@@ -129,7 +130,7 @@ class UserFunction:
         pool = await self._started_pool()
         call = pool.schedule(call_in_worker, args=(self._blame, self._base, read, args), timeout=self._timeout)
         try:
-            # Cancelling this await cancels the call, and pebble then kills its worker.
+            # If this await is cancelled, the call is cancelled too, and pebble kills its worker.
             async with asyncio.timeout(self._timeout + START_SECONDS):
                 value: T = await asyncio.wrap_future(call)
                 return value
@@ -142,10 +143,10 @@ class UserFunction:
 
     async def _started_pool(self) -> ProcessPool:
         if self._pool is not None and not self._pool.active:
-            # It broke as a whole, as when an idle worker was killed, and takes no more calls.
+            # The whole pool is broken, for example because an idle worker was killed. It accepts no more calls.
             await self._close(self._pool)
         if self._pool is None:
-            # Spawned, not forked: a fork would copy the engine's threads and torch's state into the worker.
+            # Workers are spawned, not forked: a fork would copy the engine's threads and torch's state.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPool(
                 max_workers=self._workers,
@@ -163,7 +164,7 @@ class UserFunction:
 
 
 class FunctionHolder:
-    """Whatever is made of the user's function, open as long as that is. Use it as `async with`."""
+    """The base of objects that hold a user's function: it is open as long as they are. Use it as `async with`."""
 
     def __init__(self, function: UserFunction) -> None:
         self._function = function
@@ -190,10 +191,10 @@ def load_function(path: str, base: Path) -> Callable[..., Any]:
 
 
 def start_worker(path: str, base: Path, env: Sequence[str]) -> None:
-    """Runs in the worker as it starts. Importing what the function needs is not part of its first call's time.
+    """Runs in the worker when it starts. So the first call's deadline does not include the function's imports.
 
-    The worker has inherited our environment: what it shall not see is gone before the user's code is loaded (S3). A run
-    that was killed must leave no judge behind, not even a hanging one: the worker ends with its parent.
+    The worker has inherited our environment. Variables that it may not see are removed before the user's code is loaded
+    (S3). The worker ends with its parent, so a killed run leaves no judger behind, not even one that hangs.
     """
     for name in os.environ.keys() - child_environment(os.environ, env).keys():
         del os.environ[name]
@@ -209,20 +210,20 @@ def _exit_after_parent() -> None:
 
 
 def call_in_worker(blame: Blame, base: Path, read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
-    """Runs in the worker: whatever the user's code does, what travels back can be pickled."""
+    """Runs in the worker. Whatever the user's code does, the result or the error that is sent back can be pickled."""
     function = load_function(blame.path, base)
     try:
         value = function(*args)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # A cancellation, too: nobody can cancel what a worker does, so it is of the function's own making.
+        # This includes a cancellation: nobody can cancel work in a worker, so the function itself raised it.
         raise blame.raised(error, function) from None
     return _read(value, read, blame, function)
 
 
 def _read(value: Any, read: Callable[[Any], T], blame: Blame, function: Callable[..., Any]) -> T:
-    """What `read` makes of it. A value may have code of its own, which may fail like the function itself."""
+    """Call `read` on the value. The value may have its own code, which may fail like the function itself."""
     try:
         return read(value)
     except LoopwrightError:
@@ -232,8 +233,8 @@ def _read(value: Any, read: Callable[[Any], T], blame: Blame, function: Callable
 
 
 def _stops_the_caller(error: BaseException) -> bool:
-    """Whether it is meant for the task that awaits the function. A cancellation that nobody asked this task for came
-    from something that the function awaited, and is a failure like any other."""
+    """Whether the error must end the task that awaits the function. If nobody cancelled this task, a CancelledError
+    came from something that the function awaited, and is a failure like any other."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is None or task.cancelling() > 0

@@ -1,1 +1,1 @@
-"""Whether a run has lost, doubled or trained anything that it should not have. Only reads."""
+"""Checks whether a run lost a group, counted one twice, or trained one that it should not have. It only reads."""

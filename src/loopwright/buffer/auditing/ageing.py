@@ -1,4 +1,4 @@
-"""What was trained, held against the tokens and the staleness policy that was in force."""
+"""Compares what was trained with the stored tokens and with the staleness policy that applied then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loopwright.types import Group, Scored, Stale
 def check_trained(
     db: sqlite3.Connection, archive: Archive, rows: Mapping[GroupKey, LedgerRow], lives: Mapping[GroupKey, Life]
 ) -> Iterator[Finding]:
-    """The tokens of every group that was trained, step by step, because they are read from one file per step."""
+    """Check the tokens of every trained group. It goes step by step, because there is one file per step."""
     policies = _policies(db)
     consumed = sorted((row.step, group) for group, row in rows.items() if row.step is not None)
     for step, group in consumed:
@@ -40,7 +40,7 @@ def check_trained(
 
 
 def check_untrained(db: sqlite3.Connection, archive: Archive) -> Iterator[Finding]:
-    """That what was moved although it was not trained can be read, file by file."""
+    """Check, file by file, that the payloads of archived groups that were not trained can be read."""
     found = db.execute(
         "SELECT task_set, draw, round, task, archived FROM groups WHERE archived IS NOT NULL ORDER BY archived, 1, 2, 3"
     ).fetchall()
@@ -58,7 +58,7 @@ def _policies(db: sqlite3.Connection) -> dict[int, StalePolicy]:
 
 
 def _aged(group: Group, step: int, policy: StalePolicy, expiries: int, life: Life) -> Iterator[tuple[FindingKind, str]]:
-    """What is wrong with a group that was trained at `step`, for the age of its tokens."""
+    """What is wrong with the age of the tokens of a group that was trained at `step`."""
     if not group.rollouts:
         yield FindingKind.LOST, f"it was trained at step {step}, and has no scored rollout"
     chains = (chain for one in group.rollouts if one.episode for chain in one.episode.trained_chains)

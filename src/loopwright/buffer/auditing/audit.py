@@ -1,4 +1,4 @@
-"""The audit of a run (R3, D1). Everything is read in one snapshot, so the run may be writing meanwhile."""
+"""The audit of a run (R3, D1). Everything is read in one snapshot, so the run may write at the same time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOWHERE = dict.fromkeys(GroupStatus, Count(0, 0))
 
 @dataclass(frozen=True, slots=True)
 class Conservation:
-    """One task set: what was sampled by the trail, and where all of it stands by the ledger."""
+    """One task set: how many groups were drawn according to the trail, and their statuses according to the ledger."""
 
     sampled: Count
     standing: Mapping[GroupStatus, Count]
@@ -45,7 +45,7 @@ class Conservation:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What an audit saw. `lineages` counts how often the run was opened."""
+    """The result of an audit. `lineages` counts how often the run was opened."""
 
     task_sets: Mapping[str, Conservation]
     lineages: int

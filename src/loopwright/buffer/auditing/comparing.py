@@ -1,6 +1,6 @@
-"""The ledger held against the trail: every group and every rollout is in both, and stands where the other says.
+"""Compares the ledger with the trail: every group and every rollout must be in both, with the same status.
 
-Every number was drawn, of a draw that was made again only the last round counts, and every train step has its groups.
+Also, every number must have been drawn, only the last round of a draw may count, and every train step must have groups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loopwright.types import StopReason
 
 
 class LedgerRow(NamedTuple):
-    """A group by the ledger, whatever somebody may have written into it."""
+    """A group as the ledger has it. The values are not trusted: somebody may have changed the file."""
 
     status: str
     step: int | None
@@ -68,7 +68,7 @@ def compare_rollouts(
 
 
 def compare_draws(rows: Mapping[GroupKey, LedgerRow]) -> Iterator[Finding]:
-    """Every number was drawn, and only the last round of a draw can still count."""
+    """Check that every number was drawn, and that only the last round of a draw counts."""
     last: dict[str, int] = {}
     latest: dict[tuple[str, int], GroupKey] = {}
     for group, row in rows.items():
@@ -84,8 +84,8 @@ def compare_draws(rows: Mapping[GroupKey, LedgerRow]) -> Iterator[Finding]:
 
 
 def compare_steps(rows: Mapping[GroupKey, LedgerRow], opened_at: Sequence[int]) -> Iterator[Finding]:
-    """Every step has groups, from the checkpoint with which the database began. `opened_at` are those that the run was
-    opened at, in order: all steps up to the last of them were trained."""
+    """Check that every step has groups, from the checkpoint with which the database began. `opened_at` are the steps of
+    the checkpoints at which the run was opened, in order. All steps up to the last of them were trained."""
     consumed = {row.step for row in rows.values() if row.step is not None}
     first, last = (opened_at[0], opened_at[-1]) if opened_at else (0, 0)
     for step in range(first + 1, max(last, *consumed, 0) + 1):

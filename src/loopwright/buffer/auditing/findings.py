@@ -10,9 +10,9 @@ from loopwright.buffer.archive import GroupKey
 
 class FindingKind(StrEnum):
     LOST = "lost"
-    """Something that was drawn or stored is gone, or nobody will ever work on it; a train step has no groups."""
+    """A group or rollout is gone, or will never be worked on, or a train step has no groups."""
     DOUBLED = "doubled"
-    """Something counts twice in the lineage that survives: a group trained twice, or a rollout stored twice."""
+    """Something counts twice in the present lineage: a group was trained twice, or a rollout was stored twice."""
     STALE = "stale"
     """Trained against the staleness policy that the run had."""
     DAMAGED = "damaged"
@@ -28,6 +28,6 @@ class Finding(NamedTuple):
 
 
 def group_name(group: GroupKey) -> str:
-    """As in `loopwright show`; a draw that was made again has its round behind it."""
+    """The name as in `loopwright show`. The round is added if the draw was made again."""
     task_set, draw, round = group
     return f"{task_set}/{draw:06d}" + (f" (round {round})" if round else "")

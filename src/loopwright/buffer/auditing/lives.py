@@ -1,6 +1,6 @@
-"""What became of every group and rollout according to the trail alone, and which of its rows cannot follow each other.
+"""What happened to every group and rollout according to the trail alone, and which rows cannot follow one another.
 
-This does not look at the ledger, so that the two can be held against each other.
+This does not read the ledger, so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIVE = frozenset({P, A, C, E, GroupStatus.FILTERED, GroupStatus.FAILED})
 
 
 class Move(NamedTuple):
-    """From which statuses an event may come, and which it leads to; None stands before the draw."""
+    """The statuses in which an event may happen, and the status after it. None is the status before the draw."""
 
     sources: frozenset[GroupStatus | None]
     target: GroupStatus
@@ -27,9 +27,9 @@ class Move(NamedTuple):
 
 MOVES = {
     TrailEvent.DRAWN: Move(frozenset({None}), P),
-    # Also from PENDING: whoever took it up was stopped before they heard of it.
+    # Also from PENDING: the caller was stopped after the commit, before it got the answer, and took it up again.
     TrailEvent.TAKEN_UP: Move(frozenset({A, E, P}), P),
-    # Also from COMPLETED: whoever completed it was stopped before they heard of it.
+    # Also from COMPLETED: the caller was stopped after the commit, before it got the answer.
     TrailEvent.ABORTED: Move(frozenset({P, C}), A),
     TrailEvent.COMPLETED: Move(frozenset({P}), C),
     TrailEvent.FILTERED: Move(frozenset({P}), GroupStatus.FILTERED),
@@ -61,7 +61,7 @@ class TrailRow(NamedTuple):
 
 @dataclass(slots=True)
 class Life:
-    """One group by its trail. `trained` is the version of the oldest token that counted when it was consumed."""
+    """One group according to its trail. `trained` is the version of its oldest trained token when it was consumed."""
 
     status: GroupStatus | None = None
     step: int | None = None
@@ -69,12 +69,12 @@ class Life:
     trained: int | None = None
     expiries: int = 0
     whole: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """For each member and attempt that was stored, whether it was whole."""
+    """For each stored member and attempt: whether it was whole, not partial."""
 
 
 @dataclass(slots=True)
 class Lives:
-    """All groups that the trail knows."""
+    """All groups in the trail."""
 
     groups: dict[GroupKey, Life] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)

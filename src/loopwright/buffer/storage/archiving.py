@@ -1,7 +1,8 @@
-"""What leaves the database for the archive, and what comes back: each is one transaction, and loses nothing.
+"""Moves payloads from the database to the archive and back. Each move is one transaction and loses nothing.
 
-A group that was trained goes into the file of its train step. One that is over without having been trained is addressed
-to the file of a checkpoint first, so that what is copied and what the database lets go of are the same groups.
+A group that was trained goes into the file of its train step. A group that ended without being trained is first
+assigned to the file of a checkpoint, so that the groups that are copied and those that the database deletes are the
+same.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from loopwright.buffer.archive import Archive, Parcel, ParcelKind, Payload
 from loopwright.errors import RunError
 
 _COLUMN = {ParcelKind.TRAINED: "step", ParcelKind.UNTRAINED: "archived"}
-"""Which column of a group names its file."""
+"""The column of a group that names its file."""
 _IS_UNTRAINED = "status IN ('filtered', 'failed', 'rolled_back', 'discarded')"
 _IS_IN_DATABASE = "chains IS NOT NULL"
 _IS_IN_ARCHIVE = "stop IS NOT NULL AND chains IS NULL"
 
 
 def address_untrained(db: sqlite3.Connection, step: int) -> None:
-    """Say which groups that are over without having been trained go into the file of checkpoint `step`.
+    """Assign groups that ended without being trained to the file of checkpoint `step`.
 
-    Of each task set those that were drawn before the last one that was trained: a later one may have failed for want of
-    a judge, and is reopened when the run goes on. A file is not added to: what is over since then waits for the next.
+    In each task set these are the groups drawn before the last trained one. A later one may have failed because its
+    judger was away, and is reopened when the run continues. Nothing is added to an existing file: groups that end
+    later wait for the next checkpoint.
     """
     if db.execute("SELECT 1 FROM groups WHERE archived = ?", (step,)).fetchone():
         return
@@ -53,13 +55,13 @@ def copy_out(db: sqlite3.Connection, parcel: Parcel, archive: Archive) -> None:
 
 
 def let_go(db: sqlite3.Connection, parcel: Parcel) -> None:
-    """Free the pages of what the archive has; later rollouts use them again."""
+    """Delete from the database what the archive has. Later rollouts use the freed pages."""
     db.execute(f"UPDATE rollouts SET messages = NULL, chains = NULL WHERE {_is_of(parcel)}", (parcel.step,))
 
 
 def bring_back(db: sqlite3.Connection, after: int, archive: Archive) -> None:
-    """Put the payloads of all files after step `after` back into the database: what was trained is to be trained again,
-    maybe at another step, and those files will be written anew."""
+    """Put the payloads of all files after step `after` back into the database. Their groups will be trained again,
+    maybe at another step, and these files will be written again."""
     for parcel in _parcels(db, after, _IS_IN_ARCHIVE):
         payloads = archive.read(parcel).values()
         db.executemany(
@@ -79,7 +81,7 @@ def bring_back(db: sqlite3.Connection, after: int, archive: Archive) -> None:
 
 
 def _parcels(db: sqlite3.Connection, after: int, where: str) -> list[Parcel]:
-    """The files after step `after` of which some payload is `where` this says, oldest first."""
+    """The files after step `after` that have a payload for which the SQL condition `where` holds, oldest first."""
     found = [
         Parcel(kind, step)
         for kind, column in _COLUMN.items()
@@ -93,6 +95,6 @@ def _parcels(db: sqlite3.Connection, after: int, where: str) -> list[Parcel]:
 
 
 def _is_of(parcel: Parcel) -> str:
-    """SQL with the parcel's step as its parameter."""
+    """An SQL condition with the parcel's step as its parameter."""
     chosen = f"SELECT task_set, draw, round FROM groups WHERE {_COLUMN[parcel.kind]} = ?"
     return f"(task_set, draw, round) IN ({chosen})"

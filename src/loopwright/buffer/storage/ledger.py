@@ -1,8 +1,8 @@
 """The ledger in SQL: what each operation of the storage port does inside a transaction.
 
-The last round of a draw is its current one; all earlier ones were rolled back or discarded, because only such a draw
-can be drawn again. So every (task set, draw, round) has exactly one status at any moment (R3), and each change of it is
-a row of the trail.
+The last round of a draw is its current one. All earlier rounds were rolled back or discarded, because only such a draw
+can be drawn again. So every (task set, draw, round) has exactly one status at any moment (R3). Each change of a status
+is a row of the trail.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INTO_ROLLOUTS = f"INTO rollouts (task_set, draw, round, expiries, {ROLLOUT_COLU
 
 
 def draw_group(db: sqlite3.Connection, task_set: str, draw: int, task_json: str, version: int) -> int:
-    """Record a new round of the draw; returns its number."""
+    """Record a new round of the draw, and return its number."""
     last = db.execute(
         "SELECT round, status FROM groups WHERE task_set = ? AND draw = ? ORDER BY round DESC LIMIT 1", (task_set, draw)
     ).fetchone()
@@ -123,7 +123,7 @@ def _move(db: sqlite3.Connection, group: GroupKey, status: GroupStatus, step: in
 
 
 def _current_round(db: sqlite3.Connection, task_set: str, draw: int) -> int:
-    """-1 for a draw that was never made, which no group has."""
+    """The current round of a draw. It is -1, which no group has, if the draw was never made."""
     (round,) = db.execute(
         "SELECT coalesce(max(round), -1) FROM groups WHERE task_set = ? AND draw = ?", (task_set, draw)
     ).fetchone()
@@ -151,7 +151,7 @@ def members_of(
     *,
     in_time: bool = False,
 ) -> tuple[Rollout, ...]:
-    """The latest attempt of each stored member of one group; `parcel` is where its payloads are moved to.
+    """The latest attempt of each stored member of one group. `parcel` is the file that its payloads were moved to.
 
     With `in_time`, members that were made before the group expired are left out.
     """
@@ -165,7 +165,7 @@ def members_of(
 
 
 def current_members(db: sqlite3.Connection, archive: Archive, task_set: str, draw: int) -> tuple[Rollout, ...]:
-    """Those of the draw's current round that are in time."""
+    """The members of the draw's current round that were made since the group last expired."""
     group = db.execute(
         "SELECT round, task, step, archived FROM groups WHERE task_set = ? AND draw = ? ORDER BY round DESC LIMIT 1",
         (task_set, draw),

@@ -1,7 +1,7 @@
-"""Storage that lives and dies with the process, for tests and throw-away runs.
+"""Storage in memory, for tests and short runs. It is lost when the process ends.
 
-It keeps the same encoded rows as the database does, so what it returns, and what it refuses, is the same. It has no
-trail: there is nobody who could read it afterwards.
+It keeps the same encoded rows as the database, so it returns and refuses the same. It has no trail, because nobody
+could read the trail afterwards.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class MemoryStorage:
         return table
 
     async def flush(self) -> None:
-        """Nothing to do: it dies with the process."""
+        """Do nothing: this storage is lost with the process anyway."""
 
     async def archive(self, step: int) -> None:
-        """Nothing to do: memory has no place that is further out of the way."""
+        """Do nothing: there is no archive for a storage in memory."""
 
     def eval_rollouts(self, step: int, task_set: str, mode: str) -> tuple[Rollout, ...]:
-        """The rollouts of one evaluation, as `StoredRun.eval_rollouts` gives them for a database."""
+        """The rollouts of one evaluation, as `StoredRun.eval_rollouts` returns them for a database."""
         rows = sorted(self._evals.get((step, task_set, mode), []), key=lambda row: (row[0], row[2][:2]))
         return tuple(from_row(columns, task_set, draw, decode_task(task)) for draw, task, columns in rows)
 

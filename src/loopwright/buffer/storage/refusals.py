@@ -1,6 +1,7 @@
-"""What no adapter stores, said in the same words by all of them.
+"""What every storage adapter refuses, with the same error texts.
 
-Each of these would break the ledger: a group in two states, a rollout without a group, or one rollout over another.
+Each of these would break the ledger: a group with two statuses, a rollout without a group, or a rollout that replaces
+another.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from loopwright.ports import GroupRow
 from loopwright.types import GroupStatus, Rollout
 
 DRAWN_AGAIN = frozenset({GroupStatus.ROLLED_BACK, GroupStatus.DISCARDED})
-"""Only a draw whose last round ended so may be drawn again."""
+"""Only a draw whose last round has one of these statuses may be drawn again."""
 
 
 MARKABLE = frozenset(

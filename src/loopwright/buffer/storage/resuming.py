@@ -1,7 +1,7 @@
-"""Bringing the ledger back to a checkpoint, in one transaction, and saying what is left to do (D1, D3).
+"""Brings the ledger back to a checkpoint, in one transaction, and says what is left to do (D1, D3).
 
-Nothing is deleted but evaluations of lost weights: a group that cannot be used any more is rolled back or discarded,
-and the trail says so.
+Only evaluations of lost weights are deleted. A group that can no longer be used is rolled back or discarded, and the
+trail records it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def resume_at(
 
 
 def _undo(db: sqlite3.Connection, step: int, again_from: Mapping[str, int]) -> None:
-    """In all task sets, also in those that the config has no more: a step that is trained again has no old groups."""
+    """Undo it in all task sets, also in those that are no longer in the config: a step that is trained again must not
+    keep old groups."""
     _move_all(db, TrailEvent.RETURNED, GroupStatus.COMPLETED, "status = 'consumed' AND step > ?", (step,))
     for drawn_from in again_from.items():
         drawn_later = "task_set = ? AND draw >= ? AND status NOT IN ('rolled_back', 'discarded')"
@@ -56,7 +57,7 @@ def _undo(db: sqlite3.Connection, step: int, again_from: Mapping[str, int]) -> N
 
 
 def _reopen(db: sqlite3.Connection, archive: Archive, task_set: str) -> None:
-    """Groups that failed for want of a judge since the last one that was consumed."""
+    """Reopen groups that failed because their judger was away, since the last consumed group."""
     failed = db.execute(
         "SELECT draw, round, task FROM groups WHERE task_set = ?1 AND status = 'failed' AND draw > ("
         " SELECT coalesce(max(draw), -1) FROM groups WHERE task_set = ?1 AND status = 'consumed')",
@@ -72,7 +73,7 @@ def _reopen(db: sqlite3.Connection, archive: Archive, task_set: str) -> None:
 def _move_all(
     db: sqlite3.Connection, event: TrailEvent, status: GroupStatus, chosen: str, values: tuple[Any, ...]
 ) -> None:
-    """Move the groups that `chosen` selects, and note it."""
+    """Give a new status to the groups that `chosen` selects, and record it in the trail."""
     note_all(db, event, chosen, values)
     db.execute(f"UPDATE groups SET status = ?, step = NULL WHERE {chosen}", (status.value, *values))
 
@@ -96,7 +97,7 @@ def _plan(db: sqlite3.Connection, task_set: str, next_draw: int | None) -> Resum
 
 
 def _filtered_in_a_row(db: sqlite3.Connection, task_set: str) -> int:
-    """Groups that were filtered since the last one that was kept."""
+    """How many groups were filtered since the last group that was kept."""
     (count,) = db.execute(
         "SELECT count(*) FROM groups WHERE task_set = ?1 AND status = 'filtered' AND draw > ("
         " SELECT coalesce(max(draw), -1) FROM groups"

@@ -1,4 +1,4 @@
-"""The groups of storage in memory, and what resuming makes of them: the counterpart of the database's tables."""
+"""The groups of the storage in memory, and how a resume changes them. This corresponds to the database's tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopwright.types import GroupStatus, Rollout, Scored
 
 @dataclass(frozen=True, slots=True)
 class StoredRollout:
-    """One attempt at a member; `expiries` are those of its group when it was made."""
+    """One attempt at a member. `expiries` is its group's count when it was made."""
 
     columns: RolloutRow
     expiries: int
@@ -25,7 +25,8 @@ class StoredRollout:
 
 @dataclass(slots=True)
 class Round:
-    """One round of a draw: its ledger row, the newest weights behind it, and its rollouts by member and attempt."""
+    """One round of a draw: its ledger row, the newest weights that sampled for it, and its rollouts by member and
+    attempt."""
 
     row: GroupRow
     newest: int
@@ -44,7 +45,7 @@ class Round:
         return list({member: stored for (member, _), stored in sorted(self.rollouts.items())}.values())
 
     def members(self) -> tuple[Rollout, ...]:
-        """The same as rollouts, without those that were made before the group expired."""
+        """The latest attempts as rollouts, without those that were made before the group expired."""
         row = self.row
         in_time = (stored for stored in self.latest() if stored.expiries == row.expiries)
         return tuple(from_row(stored.columns, row.task_set, row.draw, row.task) for stored in in_time)
@@ -68,7 +69,7 @@ class Round:
 
 
 def undo(group: Round, step: int, next_draw: int | None) -> None:
-    """Bring one group back to where it can stand at checkpoint `step`."""
+    """Bring one group back to a status that it can have at checkpoint `step`."""
     row = group.row
     if row.status is GroupStatus.CONSUMED and row.step is not None and row.step > step:
         group.move(GroupStatus.COMPLETED)
@@ -81,7 +82,7 @@ def undo(group: Round, step: int, next_draw: int | None) -> None:
 
 
 def reopen(current: Iterable[Round]) -> None:
-    """Groups that failed for want of a judge since the last one that was consumed."""
+    """Reopen groups that failed because their judger was away, since the last consumed group."""
     consumed = max((group.row.draw for group in _with_status(current, GroupStatus.CONSUMED)), default=-1)
     for group in _with_status(current, GroupStatus.FAILED):
         if group.row.draw > consumed and group.awaits_judge():
@@ -89,7 +90,7 @@ def reopen(current: Iterable[Round]) -> None:
 
 
 def plan_of(current: Sequence[Round], next_draw: int | None) -> ResumePlan:
-    """What is left to do with the last round of each draw, which come in the order of the draws."""
+    """What is left to do. `current` holds the last round of each draw, in the order of the draws."""
     if next_draw is None:
         next_draw = max((group.row.draw + 1 for group in current), default=0)
     held = _with_status(current, GroupStatus.ABORTED, GroupStatus.EXPIRED, GroupStatus.COMPLETED)
@@ -102,7 +103,7 @@ def plan_of(current: Sequence[Round], next_draw: int | None) -> ResumePlan:
 
 
 def _filtered_in_a_row(current: Iterable[Round]) -> int:
-    """Groups that were filtered since the last one that was kept."""
+    """How many groups were filtered since the last group that was kept."""
     kept = _with_status(current, GroupStatus.COMPLETED, GroupStatus.EXPIRED, GroupStatus.CONSUMED)
     last = max((group.row.draw for group in kept), default=-1)
     return sum(group.row.draw > last for group in _with_status(current, GroupStatus.FILTERED))

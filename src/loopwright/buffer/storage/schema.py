@@ -1,6 +1,7 @@
-"""The tables of a run's database, and the two ways to open it.
+"""The tables of a run's database, and the two ways to open it: for writing and for reading.
 
-One of an earlier version is read as if it had what it lacks; one that cannot be is refused, never guessed at.
+A database of an earlier version is read as if it had the columns that it lacks. A database that cannot be read in this
+way is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from loopwright.buffer.storage.upgrading import OLDEST, VERSION, bring_up_to_dat
 from loopwright.errors import RunError
 
 CHECKPOINT_PAGES = 4000
-"""The log is folded into the database when it has so many pages (16 MB). With SQLite's own 1,000, a run of large
-rollouts waits for the disk ten times a second."""
+"""SQLite moves its log into the database when the log has this many pages (16 MB). With SQLite's default of 1,000, a
+run with large rollouts waits for the disk ten times a second."""
 
 ROLLOUT_COLUMNS = ", ".join(RolloutRow._fields)
 
@@ -106,7 +107,7 @@ CREATE INDEX IF NOT EXISTS trail_of_steps ON trail (step) WHERE event = 'consume
 
 @contextmanager
 def writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """The connection that may write: write-ahead log, so that readers never wait and a kill loses no commit."""
+    """The connection that may write. It uses the write-ahead log, so readers never wait and a kill loses no commit."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
@@ -126,7 +127,7 @@ def writing(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that can only read, also while another process writes."""
+    """A connection that can only read. It works while another process writes."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
         read_as_present(connection, _known_version(connection, path))
@@ -135,7 +136,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def snapshot(path: Path) -> Iterator[sqlite3.Connection]:
-    """A run as it is at this moment: a run that commits meanwhile cannot make an answer disagree with itself."""
+    """A consistent view of a run at this moment. Commits that happen later do not change it."""
     if not path.is_file():
         raise RunError(f"there are no rollouts at {path}", remedy="name the folder of a run that has started")
     try:
@@ -147,8 +148,9 @@ def snapshot(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def force_to_disk(path: Path) -> None:
-    """Let all that is committed survive a power cut. SQLite itself waits for the disk only when it folds its log in."""
-    # Closing a file gives up the locks that its process has on it; SQLite has none on its log.
+    """Make all commits survive a power cut. SQLite itself waits for the disk only when it moves its log into the
+    database."""
+    # Closing a file releases all locks of this process on it. That is safe here: SQLite holds no locks on its log.
     try:
         descriptor = os.open(f"{path}-wal", os.O_RDONLY)
         try:
@@ -171,7 +173,7 @@ def _known_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def storage_error(error: sqlite3.Error, path: Path) -> RunError:
-    """What SQLite says, with what to do about it."""
+    """SQLite's message with a remedy."""
     return _unusable(path, error, full=getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL)
 
 

@@ -1,7 +1,7 @@
 """Storage in one SQLite file: the truth for what was drawn and produced (D1).
 
-Whatever has returned is committed, and survives `kill -9`; after `flush`, also a power cut. One thread writes, another
-reads, and the event loop does neither.
+When a method has returned, its change is committed and survives `kill -9`; after `flush` it also survives a power cut.
+One thread writes, another thread reads, and the event loop does neither.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SqliteStorage:
 
     async def __aenter__(self) -> SqliteStorage:
         async with AsyncExitStack() as opening:
-            # The writer first: it makes the tables that the reader checks.
+            # The writer starts first: it creates the tables that the reader checks.
             for thread in (self._writer, self._reader):
                 opening.push_async_callback(thread.stop)
                 await thread.start()
@@ -89,7 +89,7 @@ class SqliteStorage:
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
-        # One of its own: an archive keeps what it read last, and the reader's is at home in another thread.
+        # This needs its own Archive: an Archive caches files, and the reader's belongs to another thread.
         archive, self._archived = Archive.beside(self._path), 0
         return await self._writer.do(lambda db: resume_at(db, archive, task_sets, step, next_draws, policy))
 
@@ -105,7 +105,7 @@ class SqliteStorage:
     async def archive(self, step: int) -> None:
         if not Archive.is_possible():
             if not self._archived:
-                log.warning("without pyarrow, the tokens of groups that are over stay in the database: %s", REMEDY)
+                log.warning("without pyarrow, the tokens of finished groups stay in the database: %s", REMEDY)
         else:
             await self._writer.do(lambda db: archiving.address_untrained(db, step))
             for parcel in await self._reader.do(lambda db: archiving.parcels_to_move(db, self._archived, step)):

@@ -1,10 +1,9 @@
-"""A SQLite connection that lives in a thread of its own, with group commit.
+"""A SQLite connection in a thread of its own, with group commit.
 
-Work that was asked for is done, whether or not its caller still waits. What one turn of the event loop asks for goes
-into one transaction, with all else that waits when the thread comes round, and nobody hears of success before that
-transaction is committed. When it cannot be committed, everyone in it is told so, nothing of it is stored, and the
-thread goes on. When even that fails, the connection is of no use any more: everyone from then on is told why, so that
-nobody waits for ever.
+Submitted work is done even if its caller no longer waits. All work that is waiting when the thread is free goes into
+one transaction, and a caller gets its result only after the commit. If the commit fails, all callers in it get the
+error, nothing is stored, and the thread continues. If even that fails, the connection is unusable: all later callers
+get the error, so that nobody waits forever.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ Opener = Callable[[Path], AbstractContextManager[sqlite3.Connection]]
 
 @dataclass(frozen=True, slots=True)
 class _Job(Generic[T]):
-    """Work, and the future of its caller, who may be gone by the time that it is done."""
+    """Work, and the future of its caller. The caller may be gone before the work is done."""
 
     work: Work[T]
     future: asyncio.Future[T]
 
 
 Outcome = Callable[[asyncio.Future[T]], None]
-"""Ends a caller's future."""
+"""Sets the result or the exception of a caller's future."""
 
 
 class SqliteThread:
-    """Runs work on one connection, in the order in which it was asked for, in the event loop that started it."""
+    """Runs work on one connection in the order of submission. It belongs to the event loop that started it."""
 
     def __init__(self, name: str, path: Path, opener: Opener) -> None:
         self._path = path
@@ -53,21 +52,21 @@ class SqliteThread:
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     async def start(self) -> None:
-        """Open the connection; returns when it is usable, or raises."""
+        """Open the connection. It returns when the connection is usable, or raises."""
         self._opened.set_running_or_notify_cancel()
         self._thread.start()
         await asyncio.wrap_future(self._opened)
         self._accepting = True
 
     async def stop(self) -> None:
-        """Finish what was asked for, and close."""
+        """Finish the submitted work, and close."""
         self._accepting = False
         self._submit()
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def do(self, work: Work[T]) -> T:
-        """The work's result, once it is committed."""
+        """Return the work's result after it is committed."""
         if not self._accepting:
             raise RunError(f"{self._path} is not open", remedy="use the storage inside its `async with` block")
         loop = asyncio.get_running_loop()
@@ -78,8 +77,8 @@ class SqliteThread:
         return await future
 
     def _submit(self) -> None:
-        """Hand over what one turn of the event loop has asked for, at once: a thread that woke up in between would take
-        the interpreter from those who are still to ask, and commit for each of them."""
+        """Submit all work of one turn of the event loop at once. If the thread woke up for each piece, it would take
+        the interpreter lock from callers that have not submitted yet, and commit for each of them."""
         if self._arrived:
             self._jobs.put(self._arrived)
             self._arrived = []
@@ -96,7 +95,7 @@ class SqliteThread:
             self._serve(connection)
 
     def _serve(self, connection: sqlite3.Connection) -> None:
-        """Do what is submitted until the thread is to end."""
+        """Do submitted work until the thread must end."""
         broken: Exception | None = None
         while batch := self._next_batch():
             try:
@@ -107,7 +106,7 @@ class SqliteThread:
             _tell(batch, outcomes)
 
     def _next_batch(self) -> list[_Job[Any]]:
-        """All jobs that wait, at least one; empty when the thread is to end."""
+        """All waiting jobs, at least one. Empty if the thread must end."""
         batch: list[_Job[Any]] = []
         jobs = self._jobs.get()
         while jobs is not None:
@@ -138,12 +137,12 @@ class SqliteThread:
 
 
 def _tell(batch: Sequence[_Job[Any]], outcomes: Sequence[Outcome[Any]]) -> None:
-    """Wake every event loop once, not once per caller: that would cost more than the work."""
+    """Wake each event loop once, not once per caller: that would cost more than the work itself."""
     waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Outcome[Any]]]] = {}
     for job, outcome in zip(batch, outcomes, strict=True):
         waiting.setdefault(job.future.get_loop(), []).append((job.future, outcome))
     for loop, pairs in waiting.items():
-        # A loop that has ended has nobody who waits.
+        # In a loop that has ended nobody waits.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_end, pairs)
 
@@ -159,9 +158,9 @@ def _refuse(error: Exception) -> Outcome[Any]:
 
 
 def _attempt(connection: sqlite3.Connection, job: _Job[T]) -> Outcome[T]:
-    """Do one job inside the transaction, and say how its future is to end after the commit.
+    """Do one job inside the transaction, and return how its future must end after the commit.
 
-    A job that is refused leaves no trace and does not disturb the others; trouble with the database ends them all.
+    A refused job changes nothing and does not affect the others. A database error fails all of them.
     """
     connection.execute("SAVEPOINT job")
     try:

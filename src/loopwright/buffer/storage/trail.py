@@ -1,7 +1,7 @@
-"""The trail: one row for everything that happened to a group or to one of its members, in the order in which it did.
+"""The trail: one row for each event of a group or of one of its members, in order.
 
-A row is appended in the transaction of the change that it records, so the trail and the ledger never disagree, unless
-one of them was damaged: `loopwright audit` compares them.
+A row is appended in the same transaction as the change that it records. So the trail and the ledger agree unless one of
+them was damaged. `loopwright audit` compares them.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from loopwright.ports import StalePolicy
 
 
 class TrailEvent(StrEnum):
-    """What happened. `version` and `step` say which weights and which train step it was about, where there are any."""
+    """What happened. `version` and `step` are the weights and the train step that the event is about, if any."""
 
     DRAWN = "drawn"
     """A group was drawn; `version` samples it."""
     TAKEN_UP = "taken_up"
-    """A group that was aborted or had expired goes on; `version` samples it."""
+    """An aborted or expired group continues; `version` samples it."""
     STORED = "stored"
-    """One attempt at a member was stored; `version` is that of its oldest token."""
+    """One attempt at a member was stored; `version` is the version of its oldest token."""
     INTERRUPTED = "interrupted"
-    """The tokens of an attempt that goes on later were stored."""
+    """The tokens of an interrupted attempt, which will continue later, were stored."""
     JUDGED = "judged"
-    """An attempt that was stored before got its reward, or its judge failed."""
+    """A stored attempt got its reward, or its judger failed."""
     ABORTED = "aborted"
     COMPLETED = "completed"
     FILTERED = "filtered"
     FAILED = "failed"
     EXPIRED = "expired"
     CONSUMED = "consumed"
-    """Trained at `step`; `version` is that of the oldest token that counted, none if all were too old."""
+    """Trained at `step`; `version` is the version of the oldest trained token, or none if all tokens were too old."""
     RETURNED = "returned"
-    """Its consumption at `step` was undone, because the run went on from an earlier checkpoint."""
+    """Its consumption at `step` was undone, because the run continued from an earlier checkpoint."""
     REOPENED = "reopened"
-    """It had failed for want of a judge, who is asked again."""
+    """It had failed because its judger was away; the judger is asked again."""
     ROLLED_BACK = "rolled_back"
     DISCARDED = "discarded"
 
@@ -56,7 +56,7 @@ def note(
     version: int | None = None,
     step: int | None = None,
 ) -> None:
-    """Append one row about the group of that (task set, draw, round)."""
+    """Append one row about the group with this (task set, draw, round)."""
     db.execute(
         f"INSERT INTO trail ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, {_LINEAGE}, ?)",
         (*group, member, attempt, event.value, version, step, time.time()),
@@ -64,7 +64,7 @@ def note(
 
 
 def note_all(db: sqlite3.Connection, event: TrailEvent, chosen: str, values: tuple[Any, ...]) -> None:
-    """Append one row about each of the groups that `chosen`, SQL with parameters, selects."""
+    """Append one row about each group that `chosen` selects. `chosen` is SQL with parameters."""
     db.execute(
         f"INSERT INTO trail ({_COLUMNS}) SELECT task_set, draw, round, NULL, NULL, ?, NULL, step, {_LINEAGE}, ?"
         f" FROM groups WHERE {chosen} ORDER BY task_set, draw",
@@ -73,7 +73,7 @@ def note_all(db: sqlite3.Connection, event: TrailEvent, chosen: str, values: tup
 
 
 def begin_lineage(db: sqlite3.Connection, step: int, policy: StalePolicy) -> None:
-    """From here on, all rows belong to the run as it went on from checkpoint `step`."""
+    """Begin a new lineage: all later rows belong to the run as it continues from checkpoint `step`."""
     db.execute(
         "INSERT INTO lineages SELECT coalesce(max(lineage) + 1, 0), ?, ?, ?, ?, ? FROM lineages",
         (step, policy.stale.value, policy.horizon, policy.max_expiries, time.time()),

@@ -1,7 +1,7 @@
 """Databases of earlier versions.
 
-What a version has more than the one before are columns, empty in what was stored until then. So an old database is
-brought up to date when a run goes on in it, and is read as if it were when it is only read.
+Each version only adds columns, which are empty in older rows. When a run continues, its old database is upgraded. When
+an old database is only read, views add the missing columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OLDEST, VERSION = 2, 3
 
 
 class Column(NamedTuple):
-    """A column, and the version that began to have it."""
+    """A column, and the first version that has it."""
 
     version: int
     table: str
@@ -26,7 +26,7 @@ ADDED = (Column(3, "groups", "archived", "INTEGER"),)
 
 
 def bring_up_to_date(db: sqlite3.Connection, found: int) -> None:
-    """Add what version `found` lacks, at once or not at all."""
+    """Add the columns that version `found` lacks, in one transaction."""
     if found == VERSION:
         return
     lacking = "".join(f"ALTER TABLE {one.table} ADD COLUMN {one.name} {one.type};" for one in _lacking(found))
@@ -34,7 +34,7 @@ def bring_up_to_date(db: sqlite3.Connection, found: int) -> None:
 
 
 def read_as_present(db: sqlite3.Connection, found: int) -> None:
-    """For this connection alone, put a view before each table that lacks something in version `found`."""
+    """For this connection only, put a view in front of each table that lacks columns in version `found`."""
     tables: dict[str, list[str]] = {}
     for one in _lacking(found):
         tables.setdefault(one.table, []).append(f"NULL AS {one.name}")

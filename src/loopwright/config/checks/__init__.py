@@ -1,5 +1,6 @@
 """Checks across fields: each is a generator over a config that is valid field by field.
 
+What one section can tell from its own settings is a method of that section (`config/base.py`).
 Problems keep a run from starting; warnings are settings that are legal but probably not meant.
 """
 
@@ -7,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loopwright.config.checks import evaluating, judging, learning, producing, running, sampling, served, tasks, tools
+from loopwright.config.base import sections
+from loopwright.config.checks import agents, evaluating, judging, learning, producing, running, sampling, tasks
 from loopwright.config.checks.idle import idle_settings
 from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
 
-SUBJECTS = (tasks, judging, sampling, producing, learning, evaluating, tools, served)
+SUBJECTS = (tasks, judging, sampling, producing, learning, evaluating, agents)
 PROBLEMS = tuple(subject.problems for subject in SUBJECTS)
 WARNINGS = tuple(subject.warnings for subject in SUBJECTS)
 IDLE = tuple(rule for subject in (*SUBJECTS, running) for rule in subject.IDLE)
@@ -20,12 +22,16 @@ IDLE = tuple(rule for subject in (*SUBJECTS, running) for rule in subject.IDLE)
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     """Everything that cannot work."""
+    for place, section in sections(config):
+        yield from (problem.below(place) for problem in section.problems())
     for check in PROBLEMS:
         yield from check(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
     """Everything that works, but not as somebody may expect, and every setting without effect."""
+    for place, section in sections(config):
+        yield from (warning.below(place) for warning in section.warnings())
     for check in WARNINGS:
         yield from check(config)
     yield from idle_settings(config, IDLE)

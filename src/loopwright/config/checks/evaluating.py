@@ -25,12 +25,8 @@ def _counts_right_answers(evaluation: EvalConfig) -> bool:
     return bool(kinds & {MetricKind.ACCURACY, MetricKind.PASS})
 
 
-def _has_own_metric(evaluation: EvalConfig) -> bool:
-    return any(isinstance(spec, CustomMetric) for spec in evaluation.specs())
-
-
 IDLE = (
-    Idle("eval.metric_timeout_seconds", lambda _, evaluation: not _has_own_metric(evaluation), "no metric is your own"),
+    Idle("eval.metric_timeout_seconds", lambda _, evaluation: not evaluation.own_metrics(), "no metric is your own"),
     Idle(
         "eval.samples",
         lambda _, evaluation: not evaluation.sampled,

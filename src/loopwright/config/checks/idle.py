@@ -1,4 +1,4 @@
-"""Settings without effect: each is a rule that names a field and when nothing reads it.
+"""Settings without effect: those that their section tells of, and rules that name a field and when nothing reads it.
 
 Only a field that differs from its default is reported: a config that spells out every default says nothing odd.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.config.base import Section
-from loopwright.config.problems import KeyPath, Problem
+from loopwright.config.base import Section, sections
+from loopwright.config.problems import Key, KeyPath, Problem
 from loopwright.config.schema import RunConfig
 
 
@@ -28,14 +28,18 @@ class Idle:
 
 
 def idle_settings(config: RunConfig, rules: Iterable[Idle]) -> Iterator[Problem]:
+    for place, section in sections(config):
+        for path, because in section.idle():
+            if _is_changed(_at(section, path[:-1]), str(path[-1])):
+                yield Problem((*place, *path), f"has no effect: {because}", "remove it")
     for rule in rules:
         *way, field = rule.name.split(".")
-        for path, section in _sections(config, (), way):
+        for path, section in _matching(config, (), way):
             if _is_changed(section, field) and rule.when(config, section):
                 yield Problem((*path, field), f"has no effect: {rule.because}", rule.remedy)
 
 
-def _sections(value: Any, path: KeyPath, way: list[str]) -> Iterator[tuple[KeyPath, Section]]:
+def _matching(value: Any, path: KeyPath, way: list[str]) -> Iterator[tuple[KeyPath, Section]]:
     """The sections that a way of names and stars leads to, as far as they are there."""
     if not way:
         if isinstance(value, Section):
@@ -43,10 +47,17 @@ def _sections(value: Any, path: KeyPath, way: list[str]) -> Iterator[tuple[KeyPa
         return
     name, rest = way[0], way[1:]
     if name != "*":
-        yield from _sections(getattr(value, name, None), (*path, name), rest)
+        yield from _matching(getattr(value, name, None), (*path, name), rest)
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value or ()):
-        yield from _sections(item, (*path, key), rest)
+        yield from _matching(item, (*path, key), rest)
+
+
+def _at(section: Section, way: Iterable[Key]) -> Any:
+    value: Any = section
+    for key in way:
+        value = getattr(value, str(key)) if isinstance(value, Section) else value[key]
+    return value
 
 
 def _is_changed(section: Section, field: str) -> bool:

@@ -78,6 +78,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _in_flight(config)
     yield from _retries(config)
     yield from _intervals(config)
+    yield from _silence(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
@@ -116,6 +117,17 @@ def _deterministic(config: RunConfig) -> Iterator[Problem]:
                 f"switch it off, or set {dotted(path)} to {needed}",
                 also=(path,),
             )
+
+
+def _silence(config: RunConfig) -> Iterator[Problem]:
+    silence, stall = config.rollout.worker_silence_seconds, config.trainer.stall_seconds
+    if "worker_silence_seconds" in config.rollout.model_fields_set and silence >= stall:
+        yield Problem(
+            ("rollout", "worker_silence_seconds"),
+            f"is {silence:g}, but trainer.stall_seconds is {stall:g}: it would end before a lost worker is noticed",
+            "set it below trainer.stall_seconds",
+            also=(("trainer", "stall_seconds"),),
+        )
 
 
 def _in_flight(config: RunConfig) -> Iterator[Problem]:

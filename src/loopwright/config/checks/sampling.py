@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from loopwright.config.checks.idle import Idle
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import Dtype, RolloutConfig, RunConfig
-from loopwright.config.task_sets import SamplingOverrides, SingleTurnAgent
+from loopwright.config.task_sets import SamplingOverrides
 from loopwright.types import ProduceKind, TrainerKind
 
 SAMPLED = ("max_new_tokens", "top_k", "top_p", "stop")
@@ -33,7 +33,7 @@ def _in_flight(config: RunConfig) -> int | None:
 
 
 def _one_call_each(config: RunConfig) -> bool:
-    return all(isinstance(task_set.agent, SingleTurnAgent) for _, task_set in config.all_task_sets())
+    return all(task_set.agent.call_limit == 1 for _, task_set in config.all_task_sets())
 
 
 IDLE = (

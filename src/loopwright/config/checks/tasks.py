@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
-from loopwright.config.data import DataConfig, ReasoningGymData
 from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.schema import RunConfig
-from loopwright.config.task_sets import FILTERS, TRAINED, CallableAgent, PythonAgent
+from loopwright.config.task_sets import FILTERS
 
 
 def _filters(config: RunConfig) -> bool:
@@ -25,21 +24,14 @@ IDLE = (
     Idle("produce.filter", lambda config, _: not _inherits(config), "every task set has its own"),
     Idle("produce.filter_budget", lambda config, _: not _filters(config), "nothing is filtered"),
     Idle("produce.filter_timeout_seconds", lambda config, _: not _has_own_filter(config), "no filter is your own"),
-    *(
-        Idle(f"{sets}.*.data.columns", lambda _, data: data.map is not None, "map makes the task of the whole row")
-        for sets in ("task_sets", "eval.task_sets")
-    ),
 )
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _task_sets(config)
-    yield from _generated(config)
     yield from _filter_name(("produce", "filter"), config.produce.filter)
     for place, task_set in config.all_task_sets():
         yield from _filter_name((*place, "filter"), task_set.filter or "none")
-        if isinstance(task_set.agent, PythonAgent | CallableAgent):
-            yield from _trained_name((*place, "agent", "train"), task_set.agent.train)
     yield from _lone_members(config)
 
 
@@ -47,20 +39,9 @@ def warnings(config: RunConfig) -> Iterator[Problem]:
     """An evaluation on what is trained measures memory; that may be meant, but is easily a slip."""
     for index, held_out in enumerate(config.eval.task_sets if config.eval else ()):
         for trained in config.task_sets:
-            if remedy := _overlap(held_out.data, trained.data):
+            if remedy := held_out.data.overlap(trained.data):
                 path = ("eval", "task_sets", index, "data")
                 yield Problem(path, f"has tasks that task set {trained.name!r} trains on", remedy)
-
-
-def _overlap(held_out: DataConfig, trained: DataConfig) -> str | None:
-    """What to do about tasks that are in both; None if there are none, as far as the config says."""
-    if isinstance(held_out, ReasoningGymData) and isinstance(trained, ReasoningGymData):
-        # The n-th task is made from the seed plus n: neighbouring seeds share nearly all of their tasks.
-        apart = held_out.seed >= trained.seed + trained.size or trained.seed >= held_out.seed + held_out.size
-        same = (held_out.family, held_out.config) == (trained.family, trained.config)
-        return f"set its seed to {trained.seed + trained.size} or more" if same and not apart else None
-    order = {"shuffle"}
-    return "hold some tasks out" if held_out.model_dump(exclude=order) == trained.model_dump(exclude=order) else None
 
 
 def _task_sets(config: RunConfig) -> Iterator[Problem]:
@@ -73,25 +54,10 @@ def _task_sets(config: RunConfig) -> Iterator[Problem]:
                 yield Problem((*split, "task_sets"), f"{count} are named {name!r}", "give each a name of its own")
 
 
-def _generated(config: RunConfig) -> Iterator[Problem]:
-    for place, task_set in config.all_task_sets():
-        if isinstance(task_set.data, ReasoningGymData):
-            for name in ("size", "seed"):
-                if name in task_set.data.config:
-                    path = (*place, "data", "config", name)
-                    yield Problem(path, f"stands beside data.{name}", f"write it as data.{name}")
-
-
 def _filter_name(path: KeyPath, name: str) -> Iterator[Problem]:
     if name not in FILTERS and ":" not in name:
         remedy = suggest(name, FILTERS, "write file.py:name for a function of yours; known filters")
         yield Problem(path, f"there is no filter {name!r}", remedy)
-
-
-def _trained_name(path: KeyPath, name: str) -> Iterator[Problem]:
-    if name not in TRAINED and ":" not in name:
-        remedy = suggest(name, TRAINED, "write file.py:name for a function of yours; known choices")
-        yield Problem(path, f"there is no choice of chains {name!r}", remedy)
 
 
 def _lone_members(config: RunConfig) -> Iterator[Problem]:
@@ -114,7 +80,7 @@ def no_signal_places(config: RunConfig) -> list[KeyPath]:
 def _has_own_filter(config: RunConfig) -> bool:
     """One of groups, or one of chains."""
     return any(
-        ":" in (task_set.filter or config.produce.filter) or ":" in getattr(task_set.agent, "train", "")
+        ":" in (task_set.filter or config.produce.filter) or ":" in task_set.agent.chain_choice
         for task_set in config.task_sets
     )
 

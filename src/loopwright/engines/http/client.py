@@ -1,8 +1,9 @@
 """An engine that runs somewhere else, behind HTTP.
 
-Every wait has a deadline: an engine that says nothing for too long is asked whether it is well, and is lost if it does
-not answer that either. What cannot be reached is an EngineLostError, and what the server says is wrong comes back as
-the error that it is. Cancelling a call closes its connection, which the server takes as the end of the request.
+Every wait has a deadline: if an engine sends nothing for too long, its `/health` is asked, and the engine counts as
+lost if it does not answer that either. An engine that cannot be reached raises EngineLostError. An error that the
+server reports is raised here as the same error. Cancelling a call closes its connection, and the server then ends the
+request.
 """
 
 from __future__ import annotations
@@ -13,29 +14,30 @@ from typing import Any, Self
 
 import orjson
 
-from loopwright.engines.http.connection import Answer, Connections, LostError, Patience
+from loopwright.core.partial_answer import joined
+from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, generation_from_json, request_to_json, weights_to_json
 from loopwright.errors import EngineError, EngineLostError, LoopwrightError, RefusedError, WeightsError
 from loopwright.ports import OnPart
 from loopwright.serve.errors import SEE_LOG, read_error
-from loopwright.types import NOTHING_YET, GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
 
 SILENCE_SECONDS = 60.0
-"""How long an engine may say nothing at all before it is asked whether it is well."""
+"""How long an engine may send nothing at all before its `/health` is asked."""
 HEALTH_SECONDS = 10.0
 COMMAND_SECONDS = 600.0
 """How long a pause (which may have to drain) or a load may take."""
 OK = 200
 NOT_THERE = frozenset({502, 503, 504})
-"""What a proxy says while the engine behind it is away."""
+"""The statuses with which a proxy answers while the engine behind it is away."""
 
 KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError}
 MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
 
 
 class HttpEngine:
-    """An `Engine`, and one that shows its tokens early. Made by `connect`."""
+    """A `StreamingEngine` over HTTP. `connect` makes it."""
 
     def __init__(self, connections: Connections, version: int, silence_seconds: float = SILENCE_SECONDS) -> None:
         self._connections = connections
@@ -54,7 +56,7 @@ class HttpEngine:
         try:
             engine = cls(connections, 0, silence_seconds)
             version = (await engine._command("GET", "/version"))["version"]
-            # vLLM says there which release it is; the weights that it was started with are version 0.
+            # vLLM reports its release here instead. The weights that it was started with are version 0.
             engine._keeps_seeds = isinstance(version, int)
             engine._version = version if isinstance(version, int) else 0
             yield engine
@@ -66,8 +68,8 @@ class HttpEngine:
         return self._version
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        """Who does not listen gets the answer in one piece, which costs both sides less."""
-        # What vLLM samples depends on its batch, with a seed too; and its build for CPUs dies of several seeds.
+        """Without `on_part` the answer comes in one piece, which costs both sides less."""
+        # What vLLM samples depends on its batch even with a seed, and its CPU build dies of several seeded requests.
         body = {**request_to_json(request, seeded=self._keeps_seeds), "stream": on_part is not None}
         if on_part is None:
             return _generation(await self._asked("POST", GENERATE, body, self._patience))[0]
@@ -103,13 +105,14 @@ class HttpEngine:
         return await self._asked(method, path, body, Patience(COMMAND_SECONDS))
 
     async def _check_health(self) -> None:
-        """An engine that is paused, or has much to do, may be silent for long; one that is gone does not say so."""
+        """Ask `/health`. An engine that is paused or busy may be silent for long, and one that is gone is silent
+        too."""
         status, _ = await self._connections.whole("GET", "/health", b"", self._little_patience)
         if status != OK:
             raise LostError(f"it is not well: /health is answered with {status}")
 
     async def _asked(self, method: str, path: str, body: Any, patience: Patience) -> Any:
-        """What the engine answers, read to its end."""
+        """The engine's whole answer."""
         sent = b"" if body is None else orjson.dumps(body)
         try:
             status, text = await self._connections.whole(method, path, sent, patience)
@@ -125,20 +128,22 @@ class HttpEngine:
         )
 
 
-async def _streamed(answer: Answer, on_part: OnPart) -> Generation:
-    whole = NOTHING_YET
+async def _streamed(answer: ResponseConnection, on_part: OnPart) -> Generation:
+    parts: list[Generation] = []
+    tokens = 0
     async for event in _events(answer):
         if "error" in event:
             raise read_error(event, KINDS, EngineError)
-        part, ended = _generation(event, before=len(whole.ids))
-        whole = whole.then(part)
+        part, ended = _generation(event, before=tokens)
+        parts.append(part)
+        tokens += len(part.ids)
         if ended:
-            return whole
+            return joined(parts)
         on_part(part)
     raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
 
 
-async def _events(answer: Answer) -> AsyncIterator[Any]:
+async def _events(answer: ResponseConnection) -> AsyncIterator[Any]:
     """Server-sent events, as they come."""
     begun = b""
     while more := await answer.more():
@@ -152,7 +157,7 @@ def _generation(body: Any, before: int = 0) -> tuple[Generation, bool]:
     try:
         return generation_from_json(body, before=before)
     except RefusedError as error:
-        # It is the engine that has spoken badly, and not whoever asked it.
+        # The engine's answer is wrong, not the caller's request.
         raise EngineError(f"the engine's answer cannot be read: {error.message}", remedy=error.remedy) from error
 
 
@@ -164,7 +169,7 @@ def _read(text: bytes) -> Any:
 
 
 def _check(status: int, text: bytes) -> None:
-    """Raise what an answer that is no success says."""
+    """Raise the error that an unsuccessful answer reports."""
     if status in NOT_THERE:
         raise EngineLostError(f"the engine is not there: status {status}", remedy="see whether its process is running")
     if status != OK:

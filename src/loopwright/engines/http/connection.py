@@ -1,7 +1,8 @@
-"""HTTP to one server, over connections that are kept: the little of it that asking an engine needs, and no more.
+"""A small HTTP client for one server, with connections that are kept open. It has only what an engine's client needs.
 
-A connection carries one request at a time. One whose answer was not read to its end, because nobody waits for it or
-because it broke off, is closed, which a server takes as the end of the request; any other is used again.
+A connection carries one request at a time. If its answer was not read to the end, because the caller left or because
+the answer broke off, the connection is closed, and the server then ends the request. Any other connection is used
+again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from httptools import HttpParserError, HttpResponseParser
 
 CONNECT_SECONDS = 10.0
 TRIES = 3
-"""A connection that was kept may have been reset meanwhile: the same is asked again on a fresh one."""
+"""How often a request is sent. A kept connection may have been reset, so the request is sent again on a new one."""
 PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""After so many silent seconds, so often, and so many times, the system asks whether a connection has another end."""
+"""The system probes a silent connection after this many seconds, at this interval, and this many times."""
 
 
 class LostError(Exception):
@@ -29,7 +30,7 @@ class LostError(Exception):
 
 
 class ResetError(LostError):
-    """It went before it had said anything: whoever asked may ask again."""
+    """The connection closed before any answer, so the caller may ask again."""
 
 
 async def give_up() -> None:
@@ -38,14 +39,14 @@ async def give_up() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How many seconds of silence are borne, and what is done then: who returns from `after` goes on waiting."""
+    """How many seconds of silence are allowed, and what is called then. If `after` returns, the wait continues."""
 
     seconds: float
     after: Callable[[], Awaitable[None]] = give_up
 
 
-class Answer(asyncio.Protocol):
-    """A connection, and what arrives on it. `status` is there once `begun` has returned."""
+class ResponseConnection(asyncio.Protocol):
+    """A connection, and what arrives on it. `status` is set when `begun` has returned."""
 
     def __init__(self) -> None:
         self._transport: asyncio.WriteTransport | None = None
@@ -64,7 +65,7 @@ class Answer(asyncio.Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether another request may follow."""
+        """Whether another request may use it."""
         return self._lost is None and self._whole and self._kept
 
     def ask(self, request: bytes, patience: Patience) -> None:
@@ -90,7 +91,7 @@ class Answer(asyncio.Protocol):
         return self._taken()
 
     async def more(self) -> bytes:
-        """What has arrived of the body since the last time; nothing at its end."""
+        """The part of the body that has arrived since the last call. Empty at the end of the body."""
         while not self._pieces and not self._whole:
             await self._wait()
         return self._taken()
@@ -117,13 +118,13 @@ class Answer(asyncio.Protocol):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(heard)
 
-    # What the transport calls.
+    # The transport calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asked what it is: an event loop may have a class of its own for it, as uvloop does.
+        # Its class is not checked: an event loop may have its own class for it, as uvloop does.
         self._transport = cast(asyncio.WriteTransport, transport)
-        # A server may be well and know nothing of this connection: one that was started again, or behind a firewall
-        # that has forgotten it. Nobody would ever answer on it.
+        # A server may be healthy and not know this connection: it was started again, or a firewall has forgotten the
+        # connection. Nobody would ever answer on it, so the system probes it.
         end = transport.get_extra_info("socket")
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in PROBES.items():
@@ -143,7 +144,7 @@ class Answer(asyncio.Protocol):
         self._lost = self._lost or LostError(str(exc) if exc else "it closed the connection")
         self._wake()
 
-    # What the parser calls.
+    # The parser calls these.
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -152,13 +153,13 @@ class Answer(asyncio.Protocol):
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        # To be asked now: the parser knows it only until it waits for the next message.
+        # Ask now: the parser knows this only until it waits for the next message.
         self._kept = self._parser.should_keep_alive()
         self._whole = True
 
 
 class Connections:
-    """To one server, as many as there are requests at a time."""
+    """The connections to one server: as many as there are requests at the same time."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
@@ -169,11 +170,11 @@ class Connections:
         self._base = parts.path.rstrip("/")
         lines = [f"host: {parts.netloc.rpartition('@')[2]}", "content-type: application/json"]
         self._headers = "".join(f"{line}\r\n" for line in [*lines, *([f"authorization: Bearer {key}"] if key else [])])
-        self._free: list[Answer] = []
+        self._free: list[ResponseConnection] = []
 
     @asynccontextmanager
-    async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[Answer]:
-        """An answer that has begun."""
+    async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[ResponseConnection]:
+        """Send a request, and yield its answer when the answer's head has arrived."""
         answer = await self._asked(self._request(method, path, body), patience)
         try:
             yield answer
@@ -181,7 +182,7 @@ class Connections:
             self._leave(answer)
 
     async def whole(self, method: str, path: str, body: bytes, patience: Patience) -> tuple[int, bytes]:
-        """The status and the body of an answer, once all of it is there."""
+        """The status and the whole body of an answer."""
         answer = await self._asked(self._request(method, path, body), patience)
         try:
             return answer.status, await answer.read()
@@ -197,29 +198,31 @@ class Connections:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         return head.encode("ascii") + body
 
-    async def _asked(self, request: bytes, patience: Patience) -> Answer:
+    async def _asked(self, request: bytes, patience: Patience) -> ResponseConnection:
         for _ in range(TRIES - 1):
             with suppress(ResetError):
                 return await _begun(self._free.pop() if self._free else await self._connect(), request, patience)
         return await _begun(await self._connect(), request, patience)
 
-    def _leave(self, connection: Answer) -> None:
+    def _leave(self, connection: ResponseConnection) -> None:
         if connection.is_free:
             self._free.append(connection)
         else:
             connection.close()
 
-    async def _connect(self) -> Answer:
+    async def _connect(self) -> ResponseConnection:
         secure = ssl.create_default_context() if self._secure else None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, made = await asyncio.get_running_loop().create_connection(Answer, self._host, self._port, ssl=secure)
+                _, made = await asyncio.get_running_loop().create_connection(
+                    ResponseConnection, self._host, self._port, ssl=secure
+                )
         except (OSError, TimeoutError) as error:
             raise LostError(f"{type(error).__name__} {error}".rstrip()) from error
         return made
 
 
-async def _begun(connection: Answer, request: bytes, patience: Patience) -> Answer:
+async def _begun(connection: ResponseConnection, request: bytes, patience: Patience) -> ResponseConnection:
     try:
         connection.ask(request, patience)
         await connection.begun()

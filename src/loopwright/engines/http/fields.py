@@ -1,4 +1,4 @@
-"""Reading JSON objects: each field is of the type that the protocol says, or is refused by its name."""
+"""Reads JSON objects. A field that does not have the protocol's type is refused, and the error names it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ WHOLE = frozenset({int})
 
 
 class Fields:
-    """The fields of `value`; `where` says what it is. One that is missing or null has its default, if there is any."""
+    """The fields of `value`; `where` says what it is. A field that is missing or null gets its default, if there is
+    one."""
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
@@ -20,7 +21,7 @@ class Fields:
 
     def integer(self, name: str, default: int | None = None) -> int:
         value = self._get(name, default)
-        # Exactly: a boolean is an int for Python, and for nobody else.
+        # Compare the exact type: in Python a boolean is an int, but not in JSON.
         if type(value) is int:
             return value
         raise self._malformed(name, value, "a whole number")

@@ -1,4 +1,4 @@
-"""Which model an engine serves, as vLLM's list of models has it: enough to find its tokenizer."""
+"""Which model an engine serves, in the form of vLLM's list of models. It is enough to find the tokenizer."""
 
 from __future__ import annotations
 

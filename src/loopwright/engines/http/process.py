@@ -1,4 +1,4 @@
-"""The embedded engine in a process of its own."""
+"""Runs the embedded engine in its own process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine_command(
     cache_tokens: int = 0,
     native: bool = True,
 ) -> list[str]:
-    """`loopwright engine`, as this very Python runs it."""
+    """The command `loopwright engine`, run by the same Python as this process."""
     command = [sys.executable, "-m", "loopwright.cli", "engine", "--with-parent"]
     command += ["--model", model, "--dtype", dtype, "--max-batch", str(max_batch), "--cache-tokens", str(cache_tokens)]
     for option, value in (("--max-context", max_context), ("--threads", threads)):
@@ -39,8 +39,8 @@ def engine_command(
 async def engine_process(
     command: Sequence[str], *, env: Mapping[str, str], log: Path, start_seconds: float = START_SECONDS
 ) -> AsyncIterator[Worker]:
-    """Start the engine, with a key that only the two of us know, and connect to it. Of `env`, which is the caller's
-    own environment, it sees what is on the list. Leaving the context ends it."""
+    """Start the engine with a new key that only both processes know, and connect to it. `env` is the caller's
+    environment; the engine sees only the allow-listed part of it. Leaving the context ends the engine."""
     require("serve")
     from loopwright.engines.http.client import HttpEngine
 

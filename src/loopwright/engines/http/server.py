@@ -1,8 +1,8 @@
-"""The engine's server: vLLM's routes over any engine that shows its tokens early.
+"""The engine's server: vLLM's routes over any engine that streams its tokens.
 
-It keeps nothing. Tokens leave while they are sampled, so that a client has them when this process dies; the last ones
-leave together with the reason for the end, so that a client never has a whole answer without knowing it. A client that
-goes away frees what its request held.
+It keeps no state. Tokens are sent while they are sampled, so a client still has them if this process dies. The last
+tokens are sent together with the finish reason, so a client that has the whole answer always knows it. When a client
+goes away, its request is ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from loopwright.engines.http.model_card import MODELS, ModelCard, cards_to_json
-from loopwright.engines.http.streaming import BEAT_SECONDS, WhileConnected, write_parts, write_whole
+from loopwright.engines.http.streaming import BEAT_SECONDS, WhileConnected, write_answer, write_parts
 from loopwright.engines.http.wire import GENERATE, request_from_json, weights_from_json
 from loopwright.errors import LoopwrightError, RefusedError, WeightsError
 from loopwright.ports import StreamingEngine
@@ -30,7 +30,7 @@ MODES = {"wait": PauseMode.DRAIN, "abort": PauseMode.ABORT, "keep": PauseMode.KE
 def engine_app(
     engine: StreamingEngine, *, card: ModelCard | None = None, beat_seconds: float = BEAT_SECONDS
 ) -> Starlette:
-    """The ASGI app. It is served behind a `Guard`. `card` says which model it serves, for those who ask."""
+    """The ASGI app. It must be served behind a `Guard`. `card` says which model is served."""
     routes = _Routes(engine, card, beat_seconds)
     return Starlette(
         routes=[
@@ -61,7 +61,7 @@ class _Routes:
         if body.get("stream"):
             write = partial(write_parts, self._engine, asked, self._beat_seconds)
             return WhileConnected(write, "text/event-stream")
-        return WhileConnected(partial(write_whole, self._engine, asked), "application/json")
+        return WhileConnected(partial(write_answer, self._engine, asked), "application/json")
 
     async def abort_requests(self, request: Request) -> Response:
         body = await _json(request)

@@ -1,4 +1,4 @@
-"""Answers that are written while they are sampled, for as long as somebody reads them."""
+"""Writes answers while they are sampled, as long as the client reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loopwright.serve.guard import answer_error
 from loopwright.types import GenerateRequest, Generation
 
 BEAT_SECONDS = 5.0
-"""A stream without tokens shows a sign of life this often: a paused engine is not a dead one."""
+"""How often a stream without new tokens sends a sign of life, so that a paused engine is not taken for a dead one."""
 
 BEAT = b":\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -26,14 +26,14 @@ DONE = b"data: [DONE]\n\n"
 Write = Callable[[bytes], Awaitable[None]]
 
 
-async def write_whole(engine: StreamingEngine, request: GenerateRequest, write: Write) -> None:
-    """The answer as one JSON object."""
+async def write_answer(engine: StreamingEngine, request: GenerateRequest, write: Write) -> None:
+    """Write the answer as one JSON object."""
     await write(_dumps(generation_to_json(await engine.generate(request))))
 
 
 async def write_parts(engine: StreamingEngine, request: GenerateRequest, beat_seconds: float, write: Write) -> None:
-    """The answer as server-sent events. The last tokens come in one event with the reason for the end. An error is an
-    event too, once anything was written, if only a beat: by then the status has been sent."""
+    """Write the answer as server-sent events. The last tokens come in one event with the finish reason. After anything
+    was written, even a sign of life, the status has been sent, so an error is sent as an event too."""
     begun = False
 
     async def tell(words: bytes) -> None:
@@ -71,8 +71,8 @@ async def _next(arrived: asyncio.Queue[Generation | None], seconds: float, write
 class WhileConnected(Response):
     """A response whose `work` writes its body, and is cancelled when the client goes away.
 
-    The status is sent with the first bytes, so that an error before them is answered as one. When the server
-    ends before them, the client is told that nobody is there: it may ask whoever is started next.
+    The status is sent with the first bytes, so an error before them gets its own status. If the server ends before the
+    first bytes, the client gets a 503, and may ask the next server.
     """
 
     def __init__(self, work: Callable[[Write], Awaitable[None]], media_type: str) -> None:

@@ -1,7 +1,7 @@
-"""Requests and generations as vLLM's generate route spells them. What is encoded here decodes to an equal value.
+"""Requests and generations in the form of vLLM's generate route. An encoded value decodes to an equal value.
 
-Logprobs keep every bit, because JSON numbers are written as Python reads them. Versions travel as spans of tokens. What
-does not fit the protocol is refused with the name of the field; nothing is guessed.
+Logprobs keep every bit, because Python writes floats so that it reads back the same value. Versions are sent as spans
+of tokens. A value that does not fit the protocol is refused, and the error names the field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loopwright.types.sampling import PART_TOKENS
 
 GENERATE = "/inference/v1/generate"
 FIRST_WEIGHTS = "default"
-"""What vLLM calls the weights that it was started with."""
+"""vLLM's name for the weights that it was started with."""
 FINISHES = tuple(FinishReason)
 NUMBERS = frozenset({int, float})
 
@@ -45,7 +45,7 @@ def request_to_json(request: GenerateRequest, *, seeded: bool = True) -> Json:
 
 
 def request_from_json(body: Any) -> GenerateRequest:
-    """Only `token_ids` must be there; what is missing is as in `Sampling`."""
+    """Only `token_ids` is required. Missing fields get the defaults of `Sampling`."""
     fields = Fields(body, "the body")
     asked = Fields(body.get("sampling_params", {}), "sampling_params")
     default = Sampling()
@@ -70,7 +70,7 @@ def request_from_json(body: Any) -> GenerateRequest:
 
 
 def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
-    """One answer, or, if it has not `ended`, a part of one."""
+    """One answer, or a part of one if it has not `ended`."""
     choice = {
         "index": 0,
         "token_ids": generation.ids,
@@ -87,8 +87,8 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
 
 
 def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, bool]:
-    """The answer or part, and whether it has ended. A part is one that was cut short (`finish = abort`), behind
-    `before` tokens that came earlier."""
+    """The answer or part, and whether the answer has ended. A part has `finish = abort`, and comes after `before`
+    earlier tokens."""
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list) or len(choices) != 1:
         raise malformed("the answer", "choices", choices, "a list of one choice")
@@ -107,7 +107,7 @@ def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, boo
 
 
 def _logprobs(content: Sequence[Any]) -> tuple[float, ...]:
-    # All at once: there is one for every token, and looking at each by its name takes longer than all else here.
+    # Read all at once: there is one entry per token, and checking each field would take longer than the rest.
     try:
         logprobs = tuple([entry["logprob"] for entry in content])
     except (TypeError, KeyError, IndexError):
@@ -136,7 +136,7 @@ def weights_to_json(version: int, file: WeightFile | None) -> Json:
 
 
 def weights_from_json(body: Any) -> tuple[int, WeightFile | None]:
-    """The version, and the file with its weights; None when the engine's parameters were changed in place."""
+    """The version, and the file with its weights. None if the engine's parameters were changed in place."""
     fields = Fields(body, "the body")
     version = fields.integer("version")
     if "manifest" not in body:
@@ -152,8 +152,8 @@ def weights_from_json(body: Any) -> tuple[int, WeightFile | None]:
 
 
 def _versions(spans: Any, tokens: int, before: int) -> tuple[int, ...]:
-    """Ours says with every part who sampled it. vLLM says it at the end, for the whole answer: until then it is taken
-    for granted that its weights are those that it was started with."""
+    """The version of each token. Our engine sends the versions with every part. vLLM sends them at the end, for the
+    whole answer; until then its weights are assumed to be those that it was started with."""
     versions: list[int] = []
     for span in spans if isinstance(spans, list) else ():
         fields = Fields(span, "weight_versions")

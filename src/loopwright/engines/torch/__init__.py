@@ -1,1 +1,1 @@
-"""The embedded engine: continuous batching over a transformers model, stepping in the compute thread."""
+"""The embedded engine: continuous batching over a transformers model. Its steps run in the compute thread."""

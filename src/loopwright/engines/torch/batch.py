@@ -1,4 +1,4 @@
-"""Continuous batching as a step machine: no threads, no clock, so that every order of events can be tested.
+"""Continuous batching, step by step. There are no threads and no clock here, so every order of events can be tested.
 
     submit -> waiting -> (a slot is free) -> prompt computed, once per distinct prompt -> live
            -> one token per step -> finished
@@ -21,7 +21,7 @@ from loopwright.models.load import LoadedModel
 from loopwright.types import FinishReason, GenerateRequest
 
 
-class Batch:
+class EngineBatch:
     """All requests of one engine."""
 
     def __init__(self, loaded: LoadedModel, *, max_batch: int, cache_tokens: int = 0, version: int = 0) -> None:
@@ -29,7 +29,7 @@ class Batch:
         self.waiting: list[Sequence] = []
         self.live: list[Sequence] = []
         device: torch.device = loaded.model.device
-        # On an accelerator, make it the default for new tensors. On CPU the context would only cost time.
+        # On an accelerator, make it the default device for new tensors. On a CPU this context would only cost time.
         self._device: AbstractContextManager[Any] = nullcontext() if device.type == "cpu" else device
         self._max_batch = max_batch
         self._max_context = loaded.max_context
@@ -37,8 +37,9 @@ class Batch:
         self._next_token = NextToken(self._stopping)
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._ended: list[Sequence] = []
-        """Those with whose end the batch became idle. They hold their rows until somebody comes, and only then is what
-        was computed for them copied: other weights, which would outdate it, often come first."""
+        """The requests that were the last to end before the batch became idle. They keep their rows until the next
+        request comes. Only then are their keys and values copied into the cache, because new weights, which make them
+        useless, often come first."""
         self._forward = Forward(loaded, cache_tokens=cache_tokens)
 
     @property
@@ -46,7 +47,7 @@ class Batch:
         return not (self.waiting or self.live)
 
     def submit(self, request: GenerateRequest) -> Sequence:
-        """Queue a request. A prompt that is already here is shared, whoever brought it."""
+        """Queue a request. If another request has the same prompt, they share it."""
         self._keep_ended()
         prefix = self._prefixes.setdefault(request.prompt_ids, Prefix(request.prompt_ids))
         prefix.users += 1
@@ -61,12 +62,13 @@ class Batch:
             for sequence in reversed(ended):
                 self.drop(sequence)
         except (RuntimeError, MemoryError):
-            # For want of memory. Nobody else is here: only what might have been of use to others is lost.
+            # There was no memory. No other request is here, so only cached keys and values are lost.
             self.reset()
 
     @torch.inference_mode()
     def drop(self, sequence: Sequence) -> None:
-        """Free all that a request holds, finished or not. What was computed for it may be kept for others."""
+        """Free everything that a request holds, finished or not. Its keys and values may stay in the cache for
+        others."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.live:
@@ -83,7 +85,7 @@ class Batch:
             self._forward.release(prefix)
 
     def reset(self) -> None:
-        """Forget every request and all that is cached."""
+        """Forget all requests and the whole cache."""
         self.waiting, self.live, self._ended = [], [], []
         self._prefixes = {}
         self._next_token = NextToken(self._stopping)
@@ -91,7 +93,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self, *, admit: bool = True) -> list[Sequence]:
-        """Admit what fits, give every live sequence one token, and return those that finished."""
+        """Admit the requests that fit, sample one token for every live sequence, and return the finished ones."""
         going_on = list(self.live)
         joined = self._admit() if admit else []
         self.live += joined
@@ -112,7 +114,7 @@ class Batch:
 
     @torch.inference_mode()
     def reload(self, version: int) -> None:
-        """Go on under other weights: the keys and values of everything alive are computed anew."""
+        """Continue with other weights: the keys and values of all live sequences are computed again."""
         self.version = version
         while self._ended:
             self._release(self._ended.pop())
@@ -120,7 +122,7 @@ class Batch:
             self._forward.recompute(self._prefixes.values(), self.live)
 
     def rest(self) -> None:
-        """Nobody will ask for a while: give back memory that is quickly filled again."""
+        """Free memory that can be filled again quickly. To be called when no request is expected for a while."""
         self._forward.unpack()
 
     def _admit(self) -> list[Sequence]:
@@ -138,5 +140,5 @@ class Batch:
 
 
 def _place(sequence: Sequence) -> int:
-    """Where its row stands. The last ones had better go first: rows behind those that go have to move."""
+    """The index of its row. Remove the last rows first: rows after a removed row have to move."""
     return -1 if sequence.row is None else sequence.row.index

@@ -1,12 +1,12 @@
-"""The KV cache: arenas of equal rows, always dense.
+"""The KV cache: arenas of rows of equal size, without gaps.
 
-A row holds the keys and values of one stretch of tokens (a shared prompt, or what one request has sampled). Rows of
-one capacity lie in one arena, so that a decode step attends over all of them in one batched product. A freed row is
-filled by the last one, so no step computes over holes, and a row that outgrows its arena moves to the next larger
-one: nothing is ever concatenated per step.
+A row holds the keys and values of consecutive tokens (a shared prompt, or what one request has sampled). Rows with the
+same capacity are in one arena, so a decode step attends over all of them in one batched product. When a row is freed,
+the last row takes its place, so no step computes over gaps. A row that becomes too long for its arena moves to the next
+larger one. So nothing is concatenated in a step.
 
-Keys lie with their tokens side by side, as the product with a few queries wants them: laid out like values it takes six
-times as long (64 rows of 39 tokens).
+Keys are stored with the tokens as the last dimension, because the product with few queries is fast then: stored like
+values, it takes six times as long (64 rows of 39 tokens).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import torch
 
 SMALLEST_ROW = 32
-"""Rows double from here. Memory waste stays below 2x, and a run uses only a few arenas. Native steps want multiples."""
+"""The smallest capacity; larger ones double. So less than half of the memory is unused, and a run uses only a few
+arenas. Native steps need multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The keys and values of some tokens outside of any arena: [heads, tokens, dim] of both, for each layer."""
+    """The keys and values of some tokens outside of the arenas: [heads, tokens, dim] of both, for each layer."""
 
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
@@ -35,8 +36,8 @@ class Stretch:
 
 
 class Row:
-    """A handle on one row; its arena keeps `index` true while rows move. The first `head` tokens of a row that goes on
-    behind a prompt are that prompt's."""
+    """A handle of one row. Its arena updates `index` when rows move. If the row continues a copied prompt, its first
+    `head` tokens are the prompt's."""
 
     __slots__ = ("arena", "head", "index", "length")
 
@@ -54,32 +55,32 @@ class Row:
         values[self.index, :, start:end] = value
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Views of what the row holds, [heads, tokens, dim]; None if nothing was ever written there."""
+        """Views of what the row holds, [heads, tokens, dim]. None if nothing was written yet."""
         keys, values = self.arena.keys[layer], self.arena.values[layer]
         if keys is None or values is None or self.index >= len(keys):
             return None
         return keys[self.index, :, :, : self.length].transpose(1, 2), values[self.index, :, : self.length]
 
     def held(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of a row that was written to."""
+        """The same for a row that was written to."""
         if (held := self.read(layer)) is None:
             raise RuntimeError("a row is read before anything was written to it")
         return held
 
     def copy(self, start: int, end: int) -> Stretch:
-        """What the row holds for the tokens `start` to `end`, for itself."""
+        """A copy of what the row holds for the tokens `start` to `end`."""
         return Stretch(tuple(self.held(layer) for layer in range(len(self.arena.keys)))).part(start, end)
 
     def paste(self, stretch: Stretch, start: int) -> None:
-        """Go on with a copy of the stretch, from the token `start` on."""
+        """Copy the stretch into the row, from the token `start` on."""
         for layer, (key, value) in enumerate(stretch.layers):
             self.write(layer, key, value, start)
         self.length = start + stretch.tokens
 
 
 class Arena:
-    """Rows of one capacity, for every layer. Keys are [rows, KV heads, dim, capacity], values [rows, KV heads,
-    capacity, dim], made at the first write."""
+    """Rows of one capacity, for every layer. Keys are [rows, KV heads, dim, capacity], values are [rows, KV heads,
+    capacity, dim]. The tensors are made at the first write."""
 
     def __init__(self, capacity: int, layers: int) -> None:
         self.capacity = capacity
@@ -105,7 +106,7 @@ class Arena:
             self.rows[last.index] = last
 
     def begin(self, rows: Sequence[Row], prompt: Row) -> None:
-        """Have rows that stand side by side hold a copy of the prompt each, and nothing else yet."""
+        """Copy the prompt into each of these neighbouring rows, which hold nothing else yet."""
         span = slice(rows[0].index, rows[-1].index + 1)
         for layer in range(len(self.keys)):
             key, value = prompt.held(layer)
@@ -116,7 +117,8 @@ class Arena:
             row.head = row.length = prompt.length
 
     def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's tensors, with room for all rows; `key` and `value` [..., heads, tokens, dim] give their shape."""
+        """The layer's tensors, with room for all rows. `key` and `value` [..., heads, tokens, dim] define their
+        shape."""
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None or len(keys) < len(self.rows):
             keys = self._grown(keys, key, (key.shape[-1], self.capacity))
@@ -126,7 +128,7 @@ class Arena:
 
     def _grown(self, tensor: torch.Tensor | None, like: torch.Tensor, row: tuple[int, int]) -> torch.Tensor:
         have = 0 if tensor is None else len(tensor)
-        # Zeros, not empty: unused cells are multiplied by a weight of 0, which must not meet a NaN.
+        # Filled with zeros: unused cells are multiplied by a weight of 0, and 0 times NaN would be NaN.
         grown = like.new_zeros((max(len(self.rows), 2 * have), like.shape[-3], *row))
         if tensor is not None:
             grown[:have] = tensor
@@ -142,12 +144,12 @@ class KVCache:
 
     @property
     def arenas(self) -> list[Arena]:
-        """Those with rows in them, smallest capacity first."""
+        """The arenas that have rows, the smallest capacity first."""
         return [self._arenas[capacity] for capacity in sorted(self._arenas) if self._arenas[capacity].rows]
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """Another one whenever a row has come, gone or moved."""
+        """A value that changes whenever a row is added, removed or moved."""
         return tuple(arena.changes for arena in self._arenas.values())
 
     def add(self, tokens: int) -> Row:
@@ -158,7 +160,7 @@ class KVCache:
         return self._arenas.setdefault(capacity, Arena(capacity, self._layers)).add()
 
     def reserve(self, row: Row, tokens: int) -> Row:
-        """The row itself when `tokens` fit, else a larger one with the same content."""
+        """The row itself if `tokens` fit into it, otherwise a larger one with the same content."""
         if tokens <= row.arena.capacity:
             return row
         larger = self.add(tokens)

@@ -1,9 +1,9 @@
-"""Choosing the next tokens.
+"""Chooses the next tokens.
 
-One uniform number per token, drawn from (seed, position), picks from the cumulative distribution: first a block of the
-vocabulary by the blocks' sums, then an id inside it. A random number per vocabulary entry would cost many times the
-rest of the choice (64 x 49,152: 94 ms for the exponentials alone), and a cumulative sum over all of it four times as
-much. What a request samples depends neither on its batch nor on having been interrupted.
+One uniform number per token, computed from (seed, position), picks an id from the cumulative distribution: first a
+block of the vocabulary by the sums of the blocks, then an id inside the block. One random number per vocabulary entry
+would cost many times the rest of the choice (64 x 49,152: 94 ms for the exponentials alone), and a cumulative sum over
+the whole vocabulary four times as much. What a request samples depends neither on its batch nor on interruptions.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from loopwright.types import Sampling
 
 BLOCK = 256
 SMALL = 8 * BLOCK
-"""A vocabulary that is searched as a whole: the calls would cost more than they save."""
+"""A vocabulary up to this size is searched as a whole: blocks would cost more calls than they save."""
 
 AHEAD = 16
-"""Positions for which random numbers are made at once."""
+"""For how many positions random numbers are made at once."""
 
 
 class Chooser:
-    """Chooses for the same requests token after token: what their settings ask for is prepared once."""
+    """Chooses tokens for the same requests again and again. Their settings are prepared once."""
 
     def __init__(self, samplings: Seq[Sampling], positions: Seq[int], numbers: torch.Tensor | None = None) -> None:
-        """`positions` are those of the next tokens; `numbers` [tokens, rows, 1] are their random ones, if known."""
+        """`positions` are those of the next tokens. `numbers` [tokens, rows, 1] are their random numbers, if known."""
         self._samplings = samplings
         temperatures = [s.temperature for s in samplings]
         self._all_greedy = not any(temperatures)
@@ -45,7 +45,7 @@ class Chooser:
         self._drawn = 0
 
     def only(self, rows: Seq[int]) -> Chooser:
-        """That for some of its requests, in this order. Their random numbers are not made again."""
+        """A chooser for some of its requests, in this order. Their random numbers are not made again."""
         numbers = self._numbers[self._drawn :]
         return Chooser(
             [self._samplings[row] for row in rows],
@@ -58,7 +58,7 @@ class Chooser:
         scaled = logits.float()
         if self._temperature is not None:
             scaled = scaled / self._temperature
-        # One kernel, which goes over a row while it is in the cache.
+        # This is one kernel, which processes a row while it is in the cache.
         weights = scaled.softmax(dim=-1)
         ids = scaled.argmax(dim=-1) if self._all_greedy else self._draw(weights)
         if self._greedy is not None and not self._all_greedy:
@@ -82,7 +82,7 @@ class Chooser:
 
 
 def _picked(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The id that each row's number [rows, 1] falls on, when each id is as wide as its weight."""
+    """The id at each row's number [rows, 1], if each id is an interval as long as its weight."""
     last = weights.shape[1] - 1
     if last < SMALL:
         cumulative = weights.cumsum(dim=-1, dtype=torch.double)
@@ -94,18 +94,18 @@ def _picked(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     rest = target - (cumulative - sums).gather(1, block)
     columns = block * BLOCK + torch.arange(BLOCK)
     inside = weights.gather(1, columns.clamp(max=last)).double().masked_fill_(columns > last, 0).cumsum(dim=-1)
-    # The block's own sum was rounded: what is left of the number may be more than the block has.
+    # The sum of the block was rounded, so the rest of the number may be larger than the block.
     rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], torch.zeros((), dtype=torch.double)))
     return (block * BLOCK + _passed(inside, rest))[:, 0].clamp_(max=last)
 
 
 def _passed(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The column in which the cumulative sum passes `target` [rows, 1]; the last one if numbers are not numbers."""
+    """The column in which the cumulative sum passes `target` [rows, 1]. The last column if there are NaNs."""
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
-    """The sum of every BLOCK columns, [rows, blocks], in double: rounding must not favour any block."""
+    """The sums of blocks of BLOCK columns, [rows, blocks], in double precision: rounding must not favour any block."""
     whole = weights.shape[1] // BLOCK * BLOCK
     sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(dim=-1)
     rest = weights[:, whole:].sum(dim=-1, keepdim=True)
@@ -113,9 +113,9 @@ def _block_sums(weights: torch.Tensor) -> torch.Tensor:
 
 
 def uniforms(seeds: Seq[int], positions: Seq[int]) -> npt.NDArray[np.float64]:
-    """[AHEAD, rows]: a number in [0, 1) for each seed and for each position from the given one on, by the SplitMix64
-    mixer. Of 52 bits, so that its product with any sum is below that sum after rounding too: a number next to 1 never
-    picks an id behind the last that has weight."""
+    """[AHEAD, rows]: a number in [0, 1) for each seed and for AHEAD positions from the given one on, by the SplitMix64
+    mixer. It has 52 bits, so that its product with any sum stays below that sum after rounding: a number near 1 never
+    picks an id after the last one that has weight."""
     x = np.array(positions, np.uint64) + np.arange(AHEAD, dtype=np.uint64)[:, None]
     x *= np.uint64(0x9E3779B97F4A7C15)
     x += np.array([s % 2**64 for s in seeds], np.uint64)
@@ -127,7 +127,7 @@ def uniforms(seeds: Seq[int], positions: Seq[int]) -> npt.NDArray[np.float64]:
 
 
 def _truncated(weights: torch.Tensor, cuts: Seq[tuple[int, int, float]]) -> torch.Tensor:
-    """Zero what top-k and top-p exclude, in the rows that ask for it."""
+    """Set the weights that top-k and top-p exclude to 0, in the rows that use them."""
     if not cuts:
         return weights
     weights = weights.clone()

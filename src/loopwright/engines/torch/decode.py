@@ -1,10 +1,10 @@
 """Attention of a decode step: one new token for each live sequence.
 
-A sequence attends to its prompt and to its own tokens. A short prompt stands in the sequence's own row, before them; a
-long one is shared with its siblings. Then the two parts are computed apart and merged by their log-sum-exp, which is
-exact. So the keys of a long prompt are read once per group instead of once per member, and grouped-query heads never
-have to be expanded. With a small model a step is mostly the cost of calling kernels, layer after layer: what layers
-and steps have in common is prepared once.
+A sequence attends to its prompt and to its own tokens. A short prompt is in the sequence's own row, before its tokens.
+A long prompt is shared with its siblings; then the two parts are computed separately and merged by their log-sum-exp,
+which is exact. So the keys of a long prompt are read once per group instead of once per member, and grouped-query heads
+are never expanded. With a small model a step is mostly the cost of calling kernels, layer by layer. So everything that
+layers and steps have in common is prepared once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from loopwright.models.native.cells import Cells
 from loopwright.models.workspace import Heads
 
 STRIDE = 16
-"""Keys are looked at in multiples of this, so that views of them serve so many steps."""
+"""Views cover a number of keys that is a multiple of this, so that one view serves this many steps."""
 
 MANY = 8192
-"""Numbers in the new keys of a layer from which on indexing writes them faster than `scatter_`: 12,288 in 0.1 ms
-instead of 0.2. With 2,048, where the call itself counts, it is 13 us instead of 8."""
+"""If the new keys of a layer have at least this many numbers, indexing writes them faster than `scatter_`: 12,288
+numbers in 0.1 ms instead of 0.2. With 2,048 numbers the call itself dominates: 13 us instead of 8."""
 
 
-class Asked:
-    """What a layer asks with, as decoding wants it. Whoever asks with the same tensors again finds its views made."""
+class DecodeInputs:
+    """The queries, keys and values of a layer, in the layout that decoding needs. The views are made once, for a caller
+    that uses the same tensors again."""
 
     def __init__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         heads, tokens = key.shape[1], query.shape[2]
@@ -47,14 +48,14 @@ class Asked:
 
 
 class Partial(NamedTuple):
-    """Attention over one part of the keys, and the log-sum-exp of its scores: all that merging needs."""
+    """Attention over one part of the keys, and the log-sum-exp of its scores. Merging needs both."""
 
     output: torch.Tensor
     total: torch.Tensor
 
 
 class _Seen(NamedTuple):
-    """One layer's keys and values in an arena: whole, and those that are looked at, head by head."""
+    """One layer's keys and values in an arena: all of them, and views of the used part, head by head."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -63,7 +64,7 @@ class _Seen(NamedTuple):
 
 
 class OwnPart:
-    """The rows of the sequences in one arena: packed token i of `tokens` belongs to row i."""
+    """The rows of the sequences in one arena. The packed token i of `tokens` belongs to row i."""
 
     def __init__(self, arena: Arena, tokens: slice, rows: Seq[Row]) -> None:
         self._arena = arena
@@ -72,7 +73,7 @@ class OwnPart:
         self._newest = tensor_of(lengths)[:, None, None, None] - 1
         self._every, self._place = torch.arange(len(lengths)), self._newest.view(-1)
         self._longest = max(lengths)
-        self._asked: Asked | None = None
+        self._asked: DecodeInputs | None = None
         self._open: torch.Tensor | None = None
         self._look()
 
@@ -85,7 +86,7 @@ class OwnPart:
             self._open.scatter_(3, self._newest.expand(*self._open.shape[:3], 1), 0.0)
 
     def bias(self, window: int | None, heads: int) -> torch.Tensor:
-        """[rows * heads, 1, keys]. The newest key is where the query stands."""
+        """The mask [rows * heads, 1, keys]. The newest key has the query's position."""
         if window is not None:
             far = self._places <= self._newest - window
             return self._bias((self._places > self._newest) | far, heads).flatten(0, 1)
@@ -96,18 +97,18 @@ class OwnPart:
     def _bias(self, blocked: torch.Tensor, heads: int) -> torch.Tensor:
         return torch.zeros(len(blocked), heads, 1, len(self._places)).masked_fill_(blocked, BLOCKED)
 
-    def attend(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Keep the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
+    def attend(self, layer: int, asked: DecodeInputs, bias: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Store the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
         seen = self._keep(layer, asked)
         return _attention(self._query, seen.near_keys, seen.near_values, bias, scaling).view(*self._shape, -1)
 
-    def attend_in_part(self, layer: int, asked: Asked, bias: torch.Tensor, scaling: float) -> Partial:
+    def attend_in_part(self, layer: int, asked: DecodeInputs, bias: torch.Tensor, scaling: float) -> Partial:
         """The same, to be merged with the attention to a prompt."""
         seen = self._keep(layer, asked)
         output, total = _partial(self._query, seen.near_keys, seen.near_values, bias, scaling)
         return Partial(output.view(*self._shape, -1), total.view(self._shape))
 
-    def _keep(self, layer: int, asked: Asked) -> _Seen:
+    def _keep(self, layer: int, asked: DecodeInputs) -> _Seen:
         if asked is not self._asked:
             self._ask(asked)
         seen = self._layers.get(layer) or self._see(layer)
@@ -119,10 +120,10 @@ class OwnPart:
             seen.values[self._every, :, self._place] = self._value[:, :, 0]
         return seen
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: DecodeInputs) -> None:
         queries = asked.queries[self._tokens]
         self._asked = asked
-        # Values may have other dimensions than queries.
+        # Values may have another size per head than queries.
         self._shape = queries.shape[:3]
         self._query = queries.flatten(0, 1)
         self._key = asked.keys[self._tokens, :, :, None]
@@ -131,7 +132,7 @@ class OwnPart:
         self._value_place = self._newest.expand(self._value.shape)
 
     def _look(self) -> None:
-        """Look at as many keys as the longest row has, and a few more."""
+        """Make views that cover the longest row, and a few keys more."""
         near = min(-(-self._longest // STRIDE) * STRIDE, self._arena.capacity)
         self._places = torch.arange(near)
         self._open = None
@@ -147,12 +148,12 @@ class OwnPart:
 
 
 class PrefixPart:
-    """The shared prompts in one arena, each with the grid of its live members. Unused cells of the grid repeat token
-    0. `sequences` are those that share a prompt, and tokens are counted among them."""
+    """The shared prompts in one arena, each with a grid of its live members. Unused cells of the grid repeat token 0.
+    `sequences` are those that share a prompt; token numbers count only these."""
 
     def __init__(self, arena: Arena, sequences: Seq[Sequence]) -> None:
         self._arena = arena
-        # Prompts that join in this very pass come after these, and nobody decodes behind them yet.
+        # Prompts that join in this pass come after these. No sequence decodes after them yet.
         self._prompts = len(arena.rows)
         members: list[list[int]] = [[] for _ in arena.rows]
         for token, sequence in enumerate(sequences):
@@ -169,7 +170,7 @@ class PrefixPart:
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def bias(self, positions: torch.Tensor, window: int | None, heads: int, group: int) -> torch.Tensor:
-        """[prompts * heads, members * group or 1, keys]: only a window makes the members differ."""
+        """The mask [prompts * heads, members * group or 1, keys]. Members differ only if there is a window."""
         blocked = self._places >= self._lengths
         if window is not None:
             query = positions[self.token_of_cell].view(-1, self.width, 1)
@@ -177,7 +178,7 @@ class PrefixPart:
         return (blocked * BLOCKED).repeat_interleave(heads, dim=0)
 
     def attend(self, layer: int, queries: torch.Tensor, bias: torch.Tensor, scaling: float) -> Partial:
-        """For every cell of the grid, flattened; `queries` [tokens, KV heads, group, dim]."""
+        """Attention for every cell of the grid, flattened. `queries` are [tokens, KV heads, group, dim]."""
         keys, values = self._layers.get(layer) or self._see(layer)
         _, heads, group, dim = queries.shape
         cells = queries if self._in_order else queries[self.token_of_cell]
@@ -198,10 +199,10 @@ class PrefixPart:
 
 
 class DecodePlan:
-    """One step's attention. `sequences` are ordered as `decode_order` gives them: by arena, then by row. Those in
-    `whole` arenas have their prompts in their own rows; those in `own` arenas share them in `prefixes`.
+    """The attention of one step. `sequences` are in the order of `decode_order`: by arena, then by row. Sequences in
+    `whole` arenas have their prompts in their own rows; those in `own` arenas share their prompts in `prefixes`.
 
-    Native steps are told where all keys lie. Whoever wants to `attend` by torch has it prepared first.
+    Native steps get the places of all keys (`cells`). To `attend` with torch, call `prepare` first.
     """
 
     def __init__(self, sequences: list[Sequence], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
@@ -219,7 +220,7 @@ class DecodePlan:
         return self._room == 0
 
     def advance(self) -> None:
-        """The same sequences in the same rows, each with one token more."""
+        """Continue with the same sequences in the same rows, each with one more token."""
         for row in self._rows:
             row.length += 1
         self._room -= 1
@@ -230,12 +231,12 @@ class DecodePlan:
             self._parts.advance()
 
     def prepare(self) -> None:
-        """Make all that attention by torch needs. Prompts that join later are not among those that are attended to."""
+        """Make everything that attention with torch needs. Prompts that join later are not included."""
         if self._parts is None:
             self._parts = _Parts(self.sequences, self._rows, *self._arenas)
 
     def cells(self, layers: int, heads: Heads) -> Cells:
-        """Where the keys of all sequences lie, with room for the newest ones."""
+        """The places of the keys of all sequences, with room for the newest ones."""
         if self._cells is None:
             self._cells = cells_of(self.sequences, layers, heads)
         return self._cells
@@ -251,12 +252,12 @@ class DecodePlan:
         window: int | None,
     ) -> torch.Tensor:
         if self._parts is None:
-            raise RuntimeError("a step is computed by torch that was not prepared for it")
+            raise RuntimeError("a step is computed with torch that was not prepared for it")
         return self._parts.attend(layer, query, key, value, self.positions, scaling=scaling, window=window)
 
 
 class _Parts:
-    """The attention of one step by torch, part by part."""
+    """The attention of one step with torch, part by part."""
 
     def __init__(
         self, sequences: Seq[Sequence], rows: Seq[Row], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]
@@ -272,11 +273,11 @@ class _Parts:
         self._prefixes: list[PrefixPart] = []
         if sharing := sequences[self._first :]:
             self._share(sharing, prefixes)
-        self._asked: Asked | None = None
+        self._asked: DecodeInputs | None = None
         self._biases: dict[int | None, list[torch.Tensor]] = {}
 
     def _share(self, sequences: Seq[Sequence], prefixes: Seq[Arena]) -> None:
-        """Find the cells of those that share their prompts."""
+        """Find the grid cells of the sequences that share their prompts."""
         parts = (PrefixPart(arena, sequences) for arena in prefixes)
         self._prefixes = [part for part in parts if part.width]
         offset = 0
@@ -304,7 +305,7 @@ class _Parts:
         window: int | None,
     ) -> torch.Tensor:
         if self._asked is None or self._asked.query is not query:
-            self._asked = Asked(query, key, value)
+            self._asked = DecodeInputs(query, key, value)
         asked = self._asked
         asked.read()
         biases = iter(self._biases.get(window) or self._bias(window, asked, positions))
@@ -319,8 +320,8 @@ class _Parts:
         seen = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return seen.reshape(1, query.shape[2], query.shape[1], -1)
 
-    def _bias(self, window: int | None, asked: Asked, positions: torch.Tensor) -> list[torch.Tensor]:
-        """Of each part, computed once per step and window, and shared by all layers."""
+    def _bias(self, window: int | None, asked: DecodeInputs, positions: torch.Tensor) -> list[torch.Tensor]:
+        """The masks of all parts. They are computed once per step and window, and shared by all layers."""
         _, heads, group, _ = asked.queries.shape
         sharing = positions[self._first :]
         own = [part.bias(window, heads) for part in (*self._whole, *self._own)]
@@ -329,7 +330,7 @@ class _Parts:
 
 
 def decode_order(arenas: Seq[Arena], sequences: Seq[Sequence]) -> list[Sequence]:
-    """Live sequences in the order of their rows, so that the packed batch lines up with the cache."""
+    """Live sequences in the order of their rows, so that the packed batch has the order of the cache."""
     rank = {id(row): i for i, row in enumerate(row for arena in arenas for row in arena.rows)}
     return sorted(sequences, key=lambda s: rank[id(s.row)])
 
@@ -346,14 +347,14 @@ def _partial(
 ) -> Partial:
     scores = _scores(query, keys, bias, scaling)
     weights = scores.softmax(dim=-1)
-    # The log-sum-exp by way of the largest score, whose weight is known: two kernels less than `logsumexp`.
+    # Compute the log-sum-exp from the largest score, whose weight is known: two kernels less than `logsumexp`.
     total = scores.amax(dim=-1) - weights.amax(dim=-1).log_()
     return Partial(torch.bmm(weights.to(values.dtype), values), total)
 
 
 def _scores(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Plain products, because the kernel behind scaled_dot_product_attention is made for many queries: for three it
-    takes three times as long."""
+    """The scores, by plain matrix products. The kernel behind scaled_dot_product_attention is made for many queries:
+    for three queries it takes three times as long."""
     if query.dtype == torch.float32:
         return torch.baddbmm(bias, query, keys, alpha=scaling)
     return torch.bmm(query, keys).float().mul_(scaling).add_(bias)
@@ -365,7 +366,7 @@ def _merge(one: Partial, other: Partial) -> torch.Tensor:
 
 
 def _is_in_order(numbers: torch.Tensor, count: int) -> bool:
-    """Whether they are 0, 1, ... count - 1, so that picking by them changes nothing."""
+    """Whether the numbers are 0, 1, ... count - 1, so that indexing with them changes nothing."""
     return len(numbers) == count and bool((numbers == torch.arange(count)).all())
 
 

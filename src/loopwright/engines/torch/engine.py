@@ -1,8 +1,8 @@
-"""The embedded engine: a Batch that steps in the compute thread, behind the async engine port.
+"""The embedded engine: an EngineBatch that steps in the compute thread, behind the async engine port.
 
-Every call becomes a job of the compute thread, and so does every step. A call therefore takes effect between two
-tokens, in the order in which calls were made. Requests that one turn of an event loop makes are one job: they join the
-batch at the same step. Results are handed to the event loop of whoever waits for them.
+Every call and every step is a job of the compute thread. So a call takes effect between two tokens, in the order in
+which calls were made. All requests of one turn of an event loop are one job, so they join the batch at the same step.
+Results are delivered to the event loop of the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import torch
 
-from loopwright.engines.torch.batch import Batch
+from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
@@ -28,12 +28,12 @@ from loopwright.ports import OnPart
 from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
 
 SILENCE_SECONDS = 1.0
-"""After so long, a few new tokens are worth telling too: a slow model would seem to stand still."""
+"""After this time, also report small batches of new tokens. Otherwise a slow model would seem to stand still."""
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """Who waits for a request's result, how many tokens of it `on_part` has been told, and when."""
+    """The future of a request's caller, how many tokens `on_part` has received, and when."""
 
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
@@ -43,8 +43,8 @@ class _Caller:
 
 
 class TorchEngine:
-    """Generation in this process, on the very parameters of `loaded`, so that a colocated learner's weight sync
-    copies nothing. Leaving `async with` fails whatever is still running."""
+    """Generation in this process, with the parameters of `loaded` themselves, so a colocated learner's weight update
+    copies nothing. Leaving `async with` fails all requests that are still running."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TorchEngine:
     ) -> None:
         self._model = loaded.model
         self._compute = compute
-        self._batch = Batch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
+        self._batch = EngineBatch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
         self._callers: dict[Sequence, _Caller] = {}
         self._listeners: dict[Sequence, _Caller] = {}
         self._arrived: dict[asyncio.AbstractEventLoop, list[tuple[GenerateRequest, _Caller]]] = {}
@@ -110,7 +110,7 @@ class TorchEngine:
             self._paused = mode
             self._waiting_for_quiet.append((loop, quiet))
             if mode is PauseMode.ABORT:
-                # Those that wait for a slot too: nobody who was here before the pause has to wait for its end.
+                # Also abort requests that wait for a slot: no request from before the pause must wait for its end.
                 self._abort(lambda sequence: True)
 
         await self._do(pause)
@@ -155,8 +155,8 @@ class TorchEngine:
         try:
             finished = self._batch.step(admit=self._paused is None)
         except Exception as error:
-            # Whatever torch raises (memory, numerics) concerns every request of the batch. They are told and may
-            # retry; the engine goes on with an empty batch.
+            # An error of torch (memory, numerics) affects every request of the batch. All of them fail and may be
+            # retried; the engine continues with an empty batch.
             self._fail_all(_failed(error))
             return
         for sequence in finished:
@@ -167,11 +167,11 @@ class TorchEngine:
         self._look_round()
 
     def _look_round(self) -> None:
-        """After anything has changed: is a step due, has a pause come to rest, and who is to hear of it?"""
+        """Called after every change: schedule a step if one is due, notice when a pause is complete, and report."""
         if not self._step_is_due and self._may_step():
             self._step_is_due = True
             self._compute.post(self._step)
-        # Without a pause there is nothing to wait for either: a resume has overtaken it.
+        # If there is no pause any more, a resume came first, and there is nothing to wait for either.
         draining = self._paused is PauseMode.DRAIN and self._batch.live
         if not draining and self._waiting_for_quiet:
             self._batch.rest()
@@ -192,7 +192,7 @@ class TorchEngine:
                 try:
                     sequence = self._batch.submit(request)
                 except Exception as error:
-                    # Of this request alone: its neighbours came with it by chance.
+                    # Only this request fails; the others in the job have nothing to do with it.
                     self._settle(caller, _failed(error))
                     continue
                 self._callers[sequence] = caller
@@ -215,7 +215,7 @@ class TorchEngine:
             self._resolve(sequence, sequence.generation())
 
     def _tell(self, sequence: Sequence, caller: _Caller, now: float) -> None:
-        """Hand new tokens to a caller who wants to see them early. The last ones come with the result."""
+        """Report new tokens to a caller with `on_part`. The last tokens come with the result."""
         new = len(sequence.ids) - caller.told
         is_enough = new >= sequence.request.part_tokens or now - caller.told_at >= SILENCE_SECONDS
         if caller.on_part is None or not new or not is_enough:
@@ -248,25 +248,25 @@ class TorchEngine:
         self._news.setdefault(loop, []).append(callback)
 
     def _hand_over(self) -> None:
-        """Wake every event loop once, not once per request: that would cost more than a small model's token."""
+        """Wake each event loop once, not once per request: that would cost more than a token of a small model."""
         news, self._news = self._news, {}
         for loop, callbacks in news.items():
-            # It may be gone by now, together with everyone who waited in it. Told, not asked first: it may close in
-            # between, and those who wait in others would never hear.
+            # The loop may be closed, together with all its callers. Do not check this first: it may close after the
+            # check, and then callers in other loops would never be woken.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_schedule, loop, callbacks)
 
-    # Called by anyone.
+    # Called from any thread.
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Submit the requests that an event loop has made since the last time: one wake-up of the compute thread, and
-        one pass over their prompts, for all."""
+        """Submit all requests that an event loop has made since the last call. So the compute thread wakes up once and
+        computes their prompts in one pass."""
         if arrived := self._arrived.pop(loop, None):
             self._compute.post(self._job(lambda: self._submit(arrived)))
 
     async def _do(self, command: Callable[[], None]) -> None:
-        """Have a command carried out between two tokens, and wait until it is. If it fails, so does everything that is
-        running: nobody waits in vain."""
+        """Run a command between two tokens, and wait for it. If it fails, all running requests fail too, so that nobody
+        waits forever."""
         self._require_open()
         self._send(asyncio.get_running_loop())
 
@@ -274,7 +274,7 @@ class TorchEngine:
             try:
                 command()
             except Exception as error:
-                # Done by half: what lives may have lost its keys, or its place in the batch and so all hope to end.
+                # The command may be half done: live requests may have lost their keys or their place in the batch.
                 self._fail_all(_failed(error))
                 raise
             self._look_round()
@@ -285,7 +285,7 @@ class TorchEngine:
             raise _failed(error) from error
 
     def _post(self, command: Callable[[], None]) -> None:
-        """The same without waiting."""
+        """The same, without waiting."""
         self._require_open()
         self._send(asyncio.get_running_loop())
         self._compute.post(self._job(command))
@@ -338,6 +338,6 @@ def _failed(error: Exception) -> EngineError:
 
 
 def _schedule(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:
-    """Each by itself: one that raises keeps the others from nothing."""
+    """Schedule each callback separately, so that one that raises does not affect the others."""
     for callback in callbacks:
         loop.call_soon(callback)

@@ -1,7 +1,7 @@
 """The model's forward passes, and the cache that they read and write.
 
-One pass serves everything that is due: a token for each live sequence, and the prompts of those that join. Weights are
-read once per pass, so a prompt that travels along costs little more than its own arithmetic.
+One pass computes everything that is due: a token for each live sequence, and the prompts of new ones. Weights are read
+once per pass, so a prompt in the same pass costs little more than its own arithmetic.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from loopwright.models.plans import Chunk, ChunkPlan
 log = logging.getLogger("loopwright")
 
 FIRST_ROW = 64
-"""Tokens that a new sequence gets room for, unless its limit is smaller. It doubles whenever it is full."""
+"""How many tokens a new sequence gets room for, unless its limit is smaller. The room doubles when it is full."""
 
 WORTH_SHARING = 4096
-"""Numbers that a layer's keys of a prompt have. A smaller prompt is copied into the rows of its sequences: reading it
-once for each of them costs less than the calls that merge its attention with theirs."""
+"""If a layer's keys of a prompt have fewer numbers than this, the prompt is copied into the rows of its sequences:
+reading it once per sequence costs less than the calls that merge its attention."""
 
 WORTH_KEEPING_APART = 2**15
-"""The same for a prompt that one request alone has when it begins to decode: to read it in its row costs no more, and
-copying it once costs less than merging at each token. A sibling that comes later shares the prompt with others."""
+"""The same limit for a prompt that only one request has when it begins to decode: reading the prompt in the row costs
+no more, and copying it once costs less than merging at each token. A sibling that comes later shares the prompt with
+others."""
 
 
 class Forward:
-    """Runs the model. Rows of the cache belong to prefixes and sequences, and are given back with `release`."""
+    """Runs the model. Rows of the cache belong to prefixes and sequences, and are freed with `release`."""
 
     def __init__(self, loaded: LoadedModel, *, cache_tokens: int) -> None:
         self._model = loaded.forward
@@ -49,7 +50,7 @@ class Forward:
         self.forget()
 
     def forget(self) -> None:
-        """Start with an empty cache: after a failure it may hold anything, NaN included."""
+        """Start with an empty cache. After a failure the cache may hold wrong values, even NaN."""
         self.unpack()
         self._prompts.clear()
         self._whole, self._own = KVCache(self._layers), KVCache(self._layers)
@@ -57,22 +58,22 @@ class Forward:
         self._planned_for: object = None
 
     def unpack(self) -> None:
-        """Let go of the copy of the weights. The next step makes another, of what they are then."""
+        """Discard the copy of the weights. The next step copies the weights again."""
         self._native = self._model.native()
 
     def _pack(self) -> None:
-        """Copy the weights for native steps. Without memory for it, torch decodes until the weights change."""
+        """Copy the weights for native steps. If there is no memory for it, torch decodes until the weights change."""
         try:
             if self._native is not None:
                 self._native.pack()
         except NoRoomError as error:
             self._native = None
             if not self._is_without_room:
-                log.warning("no memory for the copy of the weights that native steps read (%s): by torch", error)
+                log.warning("no memory for the copy of the weights that native steps read (%s): torch decodes", error)
             self._is_without_room = True
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep what was computed for a request that ends, for prompts that begin like it."""
+        """Keep the keys and values of a request that ends, for prompts that begin like it."""
         self._prompts.keep_answer(sequence)
 
     def release(self, holder: Prefix | Sequence) -> None:
@@ -83,9 +84,9 @@ class Forward:
     def advance(self, sequences: Seq[Sequence], prefixes: Iterable[Prefix]) -> tuple[list[Sequence], torch.Tensor]:
         """Compute the prompts, and the logits after the newest token of each sequence.
 
-        Returns the sequences in the order of the logits' rows; a prefix keeps its own logits.
+        Returns the sequences in the order of the logits' rows. The logits after a prompt are stored in its prefix.
         """
-        # Planned first: prompts that join have no keys yet that anybody could attend to.
+        # Plan first: prompts that join in this pass have no keys yet.
         decode, prefixes = self._decode_plan(sequences), list(prefixes)
         if decode is not None and not prefixes:
             self._pack()
@@ -98,14 +99,14 @@ class Forward:
         return ([], logits) if decode is None else (decode.sequences, logits)
 
     def recompute(self, prefixes: Iterable[Prefix], sequences: Iterable[Sequence]) -> None:
-        """Compute again, under other weights, all that is alive."""
+        """Compute all live prefixes and sequences again, with other weights."""
         self.unpack()
         alive = [prefix for prefix in prefixes if prefix.row is not None]
         self._prompts.outdate(alive)
         for part in self._prompts.in_passes(alive):
             self._pass(None, part)
         for sequence in sequences:
-            # The newest token has not been fed yet: the next pass feeds it.
+            # The newest token was not fed to the model yet. The next pass feeds it.
             ids, start, row = sequence.ids[:-1], len(sequence.prefix.ids), sequence.row
             if row is not None and row.head:
                 row.arena.begin([row], _computed(sequence.prefix))
@@ -114,7 +115,7 @@ class Forward:
                 self._run(ids, torch.arange(start, start + len(ids)), plan, [0])
 
     def _pass(self, decode: DecodePlan | None, prefixes: Seq[Prefix]) -> torch.Tensor:
-        """Logits after the newest tokens of the sequences; those after a prompt are kept with it."""
+        """The logits after the newest tokens of the sequences. Logits after a prompt are stored in its prefix."""
         ids = [s.ids[-1] for s in decode.sequences] if decode else []
         if decode and not prefixes:
             return self._run(ids, decode.positions, decode)
@@ -140,7 +141,7 @@ class Forward:
         if not sequences:
             return None
         if self._plan is not None and not self._plan.is_full and self._planned_for == self._layout(sequences):
-            # The same sequences in the same rows, each one token further.
+            # These are the same sequences in the same rows, each with one more token.
             self._plan.advance()
             return self._plan
         self._add_rows(s for s in sequences if s.row is None)
@@ -159,7 +160,8 @@ class Forward:
         return self._whole.layout, self._own.layout, self._prompts.rows.layout, sequences
 
     def _add_rows(self, sequences: Iterable[Sequence]) -> None:
-        """Rows with room for a few tokens, perhaps behind the prompt, which is copied once for all its neighbours."""
+        """Add rows with room for a few tokens. A short prompt is copied into the row first, in one copy for all
+        neighbouring rows."""
         behind: list[tuple[Row, Row]] = []
         for prefix, members in groupby(sequences, key=attrgetter("prefix")):
             prompt = _computed(prefix)
@@ -169,7 +171,7 @@ class Forward:
                 sequence.row = self._own.add(room) if shared else self._whole.add(prompt.length + room)
                 if not shared:
                     behind.append((prompt, sequence.row))
-        # After all rows were added: an arena grows once.
+        # Copy after all rows were added, so that an arena grows only once.
         for (prompt, arena), pairs in groupby(behind, key=lambda pair: (pair[0], pair[1].arena)):
             arena.begin([row for _, row in pairs], prompt)
 
@@ -180,7 +182,7 @@ class Forward:
         plan: AttentionPlan,
         keep: Seq[int] | None = None,
     ) -> torch.Tensor:
-        """Logits after the tokens `keep`; None means all."""
+        """The logits after the tokens in `keep`. None means all tokens."""
         if isinstance(plan, DecodePlan) and self._native is not None:
             return self._native.logits(tensor_of(ids), positions, plan.cells(self._layers, self._native.heads))
         kept = None if keep is None or len(keep) == len(ids) else tensor_of(keep)
@@ -215,8 +217,8 @@ class StepPlan:
 
 
 class _Kept:
-    """A chunk's context: the row that keeps its keys and values, behind the `start` tokens that it has already, and
-    perhaps a shared prompt before it."""
+    """A chunk's context: the row for its keys and values, which already holds `start` tokens, and perhaps a shared
+    prompt before it."""
 
     def __init__(self, row: Row | None, start: int = 0, after: Row | None = None) -> None:
         if row is None:
@@ -252,7 +254,7 @@ def _computed(prefix: Prefix) -> Row:
 
 
 def _behind_prompt(sequence: Sequence) -> _Kept:
-    """The context of what a sequence has sampled."""
+    """The context of the tokens that a sequence has sampled."""
     if sequence.row is not None and sequence.row.head:
         return _Kept(sequence.row, start=sequence.row.head)
     return _Kept(sequence.row, after=_computed(sequence.prefix))

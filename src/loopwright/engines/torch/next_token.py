@@ -1,7 +1,7 @@
-"""A token for each sequence of a batch, and whether it was its last.
+"""Samples a token for each sequence of a batch, and finds out whether it was the last one.
 
-Most steps sample for the sequences of the step before: what they ask for is prepared once, and each of them is looked
-at only when one may have ended.
+Most steps sample for the same sequences as the step before. So their settings are prepared once, and the sequences are
+checked one by one only if one may have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loopwright.types import FinishReason
 
 
 class NextToken:
-    """Samples for the same sequences token after token."""
+    """Samples tokens for the same sequences again and again."""
 
     def __init__(self, stopping: Stopping, sequences: Seq[Sequence] = (), chooser: Chooser | None = None) -> None:
         samplings = [s.request.sampling for s in sequences]
@@ -27,10 +27,10 @@ class NextToken:
         self._stop_ids = {token for sampling in samplings for token in sampling.stop_token_ids}
         self._has_stop_strings = any(sampling.stop for sampling in samplings)
         self._sure = min((s.limit - len(s.ids) for s in sequences), default=0)
-        """Tokens that every sequence has room for."""
+        """How many more tokens every sequence has room for."""
 
     def of(self, sequences: Seq[Sequence]) -> NextToken:
-        """That for these sequences, which are mostly those of this one, or some of them."""
+        """The sampler for these sequences. They are usually the same as here, or some of them."""
         if sequences == self._sequences:
             return self
         place = {id(s): i for i, s in enumerate(self._sequences)}
@@ -39,7 +39,7 @@ class NextToken:
         return NextToken(self._stopping, sequences, chooser)
 
     def sample(self, logits: torch.Tensor, version: int) -> None:
-        """Give each sequence the token that its row of `logits` chooses, stamped with the version."""
+        """Sample a token for each sequence from its row of `logits`, and stamp it with the version."""
         ids, logprobs = self._chooser.choose(logits)
         for sequence, token, logprob in zip(self._sequences, ids, logprobs, strict=True):
             sequence.ids.append(token)

@@ -1,9 +1,9 @@
-"""Which beginnings of prompts are kept, and which are forgotten first.
+"""A radix tree of the token streams whose keys and values are cached.
 
-A radix tree. A node stands for a stretch of tokens behind its parent's, and holds what was computed for them: streams
-that begin alike keep their common beginning once, and no two children of a node begin with the same token. What is kept
-never exceeds the budget. The stretch that was used longest ago goes first, from the ends of streams inwards, because
-nothing can be used without what stands before it.
+A node stands for some tokens after those of its parent, and holds what was computed for them. Streams with the same
+beginning store it once, and no two children of a node begin with the same token. The cached tokens never exceed the
+budget. The least recently used node is removed first, beginning with leaves, because a node is useless without its
+parents.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Ids = tuple[int, ...]
 
 
 class Held(Protocol):
-    """What was computed for some tokens in a row."""
+    """What was computed for some consecutive tokens."""
 
     def part(self, start: int, end: int) -> Self:
-        """A copy of that for tokens `start` to `end`, which does not keep the rest alive."""
+        """A copy of the part for the tokens `start` to `end`. It does not keep the rest in memory."""
         ...
 
 
@@ -28,7 +28,7 @@ H = TypeVar("H", bound=Held)
 
 @dataclass(slots=True, eq=False)
 class _Node(Generic[H]):
-    """A stretch. `siblings` is where it is found by its first token."""
+    """A node of the tree. `siblings` is the mapping in which it is found by its first token."""
 
     ids: Ids
     held: H
@@ -39,7 +39,7 @@ class _Node(Generic[H]):
 
 
 class PrefixTree(Generic[H]):
-    """Streams of tokens and what is held for them, at most `budget` tokens in all."""
+    """Token streams and what is held for them, with at most `budget` tokens in total."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -49,18 +49,18 @@ class PrefixTree(Generic[H]):
         self._clock = 0
 
     def longest(self, ids: Ids) -> list[H]:
-        """What is held for the longest beginning of `ids` that is kept, stretch by stretch."""
+        """What is held for the longest cached beginning of `ids`, node by node."""
         return [node.held for node in self._path(ids)]
 
     def keep(self, ids: Ids, read: Callable[[int, int], H]) -> None:
-        """Keep as much of `ids` as the budget allows. `read` gives what to hold for the tokens from one place to
-        another; it is asked for those only that are not kept yet."""
+        """Cache as much of `ids` as the budget allows. `read` returns what to hold for the tokens from one position to
+        another. It is called only for tokens that are not cached yet."""
         ids = ids[: self.budget]
         path = self._path(ids)
         start = sum(len(node.ids) for node in path)
         if start == len(ids):
             return
-        # The path was used just now, and with it `ids` fits: only others are forgotten.
+        # The path was just used, and `ids` fits together with it, so only other nodes are removed.
         while self.tokens + len(ids) - start > self.budget:
             self._forget_oldest()
         parent = path[-1] if path else None
@@ -78,7 +78,7 @@ class PrefixTree(Generic[H]):
         self._ends = set()
 
     def _path(self, ids: Ids) -> list[_Node[H]]:
-        """The stretches that `ids` begins with, marked as used. One that goes on differently is split there."""
+        """The nodes that `ids` begins with, marked as used. A node that agrees only in part is split there."""
         self._clock += 1
         path: list[_Node[H]] = []
         here, at = self._beginnings, 0
@@ -92,7 +92,7 @@ class PrefixTree(Generic[H]):
         return path
 
     def _split(self, node: _Node[H], at: int) -> _Node[H]:
-        """Cut a stretch in two; gives the first part, and the node stays the second."""
+        """Split a node in two. Returns the first part; the node itself becomes the second."""
         ids, held = node.ids, node.held
         first = _Node(ids[:at], held.part(0, at), node.used, node.siblings, node.parent)
         node.siblings[ids[0]] = first
@@ -111,7 +111,7 @@ class PrefixTree(Generic[H]):
 
 
 def common(one: Ids, other: Ids) -> int:
-    """How many tokens two streams begin with alike."""
+    """The length of the common beginning of two streams."""
     shortest = min(len(one), len(other))
     if one[:shortest] == other[:shortest]:
         return shortest

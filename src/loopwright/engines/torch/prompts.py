@@ -1,8 +1,8 @@
-"""Prompts: what is known of their beginnings, and which of them are computed together.
+"""Prompts: which of their beginnings are cached, and which prompts are computed together.
 
-Keys and values outlive their requests, within a budget: those of prompts, and those of answers, which are the history
-of an agent's next turn. A new prompt copies the longest beginning that is kept, and only the rest is computed. All that
-is kept was computed by the weights that sample now (T4).
+Keys and values are kept after their requests have ended, within a budget: those of prompts, and those of answers, which
+are the history of an agent's next turn. A new prompt copies the longest cached beginning, and only the rest is
+computed. Everything in the cache was computed by the present weights (T4).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from loopwright.engines.torch.prefixes import PrefixTree, common
 from loopwright.engines.torch.sequence import Prefix, Sequence
 
 PASS_TOKENS = 4096
-"""Tokens of prompts computed in one pass; bounds its memory. A longer prompt stands alone."""
+"""How many tokens of prompts are computed in one pass, to limit its memory. A longer prompt gets a pass of its own."""
 
 WORTH_COPYING = 16
-"""A shorter beginning is computed again: attention takes prompts without a past together, and others one by one."""
+"""A shorter cached beginning is not used, because attention computes new prompts together but others one by one."""
 
 WORTH_A_PASS = 256
-"""Tokens that another pass must save, since it reads all weights once more."""
+"""How many tokens another pass must save to be worthwhile, because it reads all weights once more."""
 
 
 class Prompts:
-    """The rows of live prompts, and what is kept of those that are gone."""
+    """The rows of live prompts, and the cache of earlier ones."""
 
     def __init__(self, layers: int, cache_tokens: int) -> None:
         self._layers = layers
@@ -33,22 +33,22 @@ class Prompts:
         self.rows = KVCache(layers)
 
     def clear(self) -> None:
-        """Lose everything, live rows too."""
+        """Remove everything, also the rows of live prompts."""
         self.rows = KVCache(self._layers)
         self._kept.clear()
 
     def outdate(self, prefixes: Iterable[Prefix]) -> None:
-        """Other weights came: nothing that was computed counts any more, neither what is kept nor live prompts."""
+        """New weights were loaded: the cache and the computed live prompts become invalid."""
         self._kept.clear()
         for prefix in prefixes:
             prefix.known = 0
 
     def in_passes(self, prefixes: Iterable[Prefix]) -> Iterator[Seq[Prefix]]:
-        """The prompts pass by pass, each with a row that holds its `known` beginning. When the next pass is asked for,
-        those before must have been computed: it may begin with what they did."""
+        """The prompts pass by pass, each with a row that holds its `known` beginning. Before the next pass is taken,
+        the earlier ones must have been computed, because their results may be its beginnings."""
         prefixes = list(prefixes)
         for prefix in prefixes:
-            # All of them before the first is written to: an arena grows once.
+            # Add all rows before the first write, so that an arena grows only once.
             prefix.row = prefix.row or self.rows.add(len(prefix.ids))
         for prefix in prefixes:
             self._begin(prefix)
@@ -59,21 +59,21 @@ class Prompts:
         yield from _by_tokens(others)
 
     def keep(self, prefix: Prefix) -> None:
-        """Keep a computed prompt, for those that begin like it."""
+        """Cache a computed prompt, for prompts that begin like it."""
         if prefix.row is not None:
             self._kept.keep(prefix.ids, prefix.row.copy)
 
     def keep_answer(self, sequence: Sequence) -> None:
-        """Keep what a request has sampled, behind its prompt. Its newest token was not fed to the model."""
+        """Cache what a request has sampled, after its prompt. Its newest token was not fed to the model."""
         prefix, own = sequence.prefix, sequence.row
         if own is not None:
-            if not own.head:  # Else its own row holds the prompt too.
+            if not own.head:  # otherwise its own row holds the prompt too
                 self.keep(prefix)
             before, ids = len(prefix.ids) - own.head, (*prefix.ids, *sequence.ids[: own.length - own.head])
             self._kept.keep(ids, lambda start, end: own.copy(start - before, end - before))
 
     def _begin(self, prefix: Prefix) -> None:
-        """Copy what is kept of a prompt's beginning; not its last token, whose logits are wanted."""
+        """Copy the cached beginning of a prompt, without the prompt's last token, because its logits are needed."""
         stretches = self._kept.longest(prefix.ids[:-1])
         known = sum(stretch.tokens for stretch in stretches)
         if prefix.row is None or known < max(WORTH_COPYING, prefix.known + 1):
@@ -87,9 +87,9 @@ class Prompts:
 
 
 def _in_turns(prefixes: Seq[Prefix]) -> tuple[Seq[Prefix], Seq[Prefix]]:
-    """Prompts to compute first, and those that will then find more of their beginning than they know now.
+    """Split the prompts into those to compute first and those that can then copy a longer beginning than now.
 
-    In alphabetical order, the last prompt that goes first is the one that shares most with the next.
+    They are sorted by their tokens: then, of the prompts that go first, the last one shares most with the next prompt.
     """
     first: list[Prefix] = []
     others: list[Prefix] = []
@@ -105,7 +105,7 @@ def _in_turns(prefixes: Seq[Prefix]) -> tuple[Seq[Prefix], Seq[Prefix]]:
 
 
 def _by_tokens(prefixes: Iterable[Prefix]) -> Iterator[Seq[Prefix]]:
-    """Prompts in order, cut so that each part computes at most PASS_TOKENS."""
+    """The prompts in order, split so that each part computes at most PASS_TOKENS."""
     part: list[Prefix] = []
     size = 0
     for prefix in prefixes:

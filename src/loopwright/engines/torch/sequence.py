@@ -1,4 +1,4 @@
-"""What the engine knows of a request while it lives."""
+"""The engine's state of a live request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loopwright.types import FinishReason, GenerateRequest, Generation
 @dataclass(slots=True, eq=False)
 class Prefix:
     """A prompt, computed once for all requests that share it, and the logits after its last token. The keys of its
-    first `known` tokens were copied, not computed."""
+    first `known` tokens were copied from the cache."""
 
     ids: tuple[int, ...]
     row: Row | None = None
@@ -26,7 +26,7 @@ class Prefix:
 class Sequence:
     """A request and what it has sampled.
 
-    The last sampled token has not been fed to the model yet: `row` holds the keys of all the others.
+    The last sampled token was not fed to the model yet. `row` holds the keys of all the others.
     """
 
     request: GenerateRequest
@@ -40,7 +40,7 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """Where the last sampled token stands."""
+        """The position of the last sampled token."""
         return len(self.prefix.ids) + len(self.ids) - 1
 
     def generation(self) -> Generation:

@@ -1,4 +1,4 @@
-"""When a sequence has reached one of its stop tokens or stop strings."""
+"""Finds out whether a sequence has reached one of its stop tokens or stop strings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from loopwright.types import GenerateRequest
 
 MARGIN = 4
-"""Extra tokens decoded before a possible match, so that a character split over tokens, or a space that decoding
-strips from the front, is never part of it."""
+"""How many more tokens before a possible match are decoded. So a character that is split over tokens, or a space that
+decoding removes from the front, is never part of the match."""
 
 
 class Stopping:
-    """Stop strings are looked for in the decoded tail: they may begin and end inside tokens."""
+    """Stop strings are searched for in the decoded end of the text, because they may begin and end inside tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

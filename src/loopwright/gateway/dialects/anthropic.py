@@ -15,11 +15,11 @@ from loopwright.gateway.dialects.anthropic_tools import read_tools
 from loopwright.gateway.dialects.anthropic_words import (
     ShownThinking,
     anthropic_error,
+    anthropic_usage,
     asked_thinking,
     shown,
     signature,
     stop_reason,
-    usage,
 )
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing
 from loopwright.gateway.parts import content_text
@@ -77,7 +77,7 @@ class AnthropicMessages:
             "content": list(_blocks(answer, shown(call))),
             "stop_reason": stop_reason(answer),
             "stop_sequence": answer.stop,
-            "usage": usage(answer),
+            "usage": anthropic_usage(answer),
         }
 
     def stream(self, call: Call, head: Head) -> Stream:

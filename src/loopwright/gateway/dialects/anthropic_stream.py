@@ -10,11 +10,11 @@ from loopwright.gateway.call import Answer, Call, tool_call_id
 from loopwright.gateway.dialects.anthropic_words import (
     ShownThinking,
     anthropic_error,
+    anthropic_usage,
     input_usage,
     shown,
     signature,
     stop_reason,
-    usage,
 )
 from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.types import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -68,7 +68,7 @@ class AnthropicStream:
         return b"".join(
             (
                 self._close(),
-                _event("message_delta", {"delta": closing, "usage": usage(answer)}),
+                _event("message_delta", {"delta": closing, "usage": anthropic_usage(answer)}),
                 _event("message_stop", {}),
             )
         )

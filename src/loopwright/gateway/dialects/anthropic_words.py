@@ -60,7 +60,7 @@ def input_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
     }
 
 
-def usage(answer: Answer) -> Mapping[str, Any]:
+def anthropic_usage(answer: Answer) -> Mapping[str, Any]:
     return input_usage(answer.prompt_tokens, answer.cached_tokens) | {"output_tokens": answer.completion_tokens}
 
 

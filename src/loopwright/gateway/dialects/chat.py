@@ -8,7 +8,7 @@ from typing import Any
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_stream import ChatStream
-from loopwright.gateway.dialects.chat_words import finish_reason, logprobs_body, usage
+from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.parts import PartReader, content_text
@@ -56,7 +56,7 @@ class ChatCompletions:
             "created": answers[0].created,
             "model": call.model,
             "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
-            "usage": usage(answers),
+            "usage": chat_usage(answers),
         }
 
     def stream(self, call: Call, head: Head) -> Stream:

@@ -7,7 +7,7 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, sample_id, tool_call_id
-from loopwright.gateway.dialects.chat_words import finish_reason, logprobs_body, usage
+from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body
 from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.types import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -44,7 +44,7 @@ class ChatStream:
     def end(self, answers: Sequence[Answer]) -> bytes:
         said = [self._end_of(sample, answer) for sample, answer in enumerate(answers)]
         if self._call.echo.get("usage"):
-            said.append(event({**self._frame(), "choices": [], "usage": usage(answers)}))
+            said.append(event({**self._frame(), "choices": [], "usage": chat_usage(answers)}))
         return b"".join((*said, DONE))
 
     def failed(self, error: RefusedError) -> bytes:

@@ -15,7 +15,7 @@ def finish_reason(answer: Answer) -> str:
     return "length" if answer.finish is FinishReason.LENGTH else "stop"
 
 
-def usage(answers: Sequence[Answer]) -> Mapping[str, Any]:
+def chat_usage(answers: Sequence[Answer]) -> Mapping[str, Any]:
     prompt = answers[0].prompt_tokens
     completion = sum(answer.completion_tokens for answer in answers)
     return {

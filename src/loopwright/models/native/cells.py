@@ -1,4 +1,4 @@
-"""Where the keys and values of a decode step lie, as decode.c wants to be told."""
+"""Describes where the keys and values of a decode step are, in the form that decode.c needs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loopwright.models.native.structures import Batch
+from loopwright.models.native.structures import NativeBatch
 
 Int64s = npt.NDArray[np.int64]
 Layers = Sequence[Sequence[torch.Tensor]]
-"""A tensor for each layer and arena."""
+"""One tensor for each layer and arena."""
 
 
 STRIDE = 32
-"""Keys are looked at so many at a time, at the most. A row's capacity is a multiple of it."""
+"""The largest number of keys that are processed at a time. A row's capacity is a multiple of it."""
 
 
 class Cells:
-    """`cells` [sequences, 6] are, for each sequence: the arena of its own keys, its row there, and how many it has,
-    the newest one included; then arena, row and length of the prompt that it shares with others, or -1. Those that
-    share one had better stand side by side. `keys` are [rows, heads, dim, capacity], `values` [rows, heads, capacity,
-    dim]."""
+    """`cells` [sequences, 6] holds for each sequence: the arena of its own keys, its row there, and how many keys it
+    has, with the newest one; then arena, row and length of the prompt that it shares with others, or -1. Sequences that
+    share a prompt should be neighbours, for speed. `keys` are [rows, heads, dim, capacity], `values` are
+    [rows, heads, capacity, dim]."""
 
     def __init__(self, cells: Sequence[Sequence[int]], keys: Layers, values: Layers) -> None:
         self._cells: Int64s = np.array(cells, np.int64)
@@ -31,9 +31,9 @@ class Cells:
         if (capacities % STRIDE).any():
             raise RuntimeError(f"rows must have room for multiples of {STRIDE} keys, not for {capacities.tolist()}")
         pointers = [np.array([[x.data_ptr() for x in layer] for layer in side], np.uint64) for side in (keys, values)]
-        # All that the structure points to must live as long as it does.
+        # The structure holds pointers, so the tensors must live as long as it does.
         self._held = keys, values, capacities, pointers
-        self.batch = Batch(
+        self.batch = NativeBatch(
             tokens=len(cells),
             arenas=len(capacities),
             cells=self._cells.ctypes.data,
@@ -43,5 +43,5 @@ class Cells:
         )
 
     def advance(self) -> None:
-        """Each sequence has one key more."""
+        """Count one more key for each sequence."""
         self._cells[:, 2] += 1

@@ -1,7 +1,8 @@
-"""The C source, compiled for the very processor that it runs on.
+"""The C source, compiled for the processor that it runs on.
 
-Compiled by the user's compiler at its first use, which takes a second, and kept beside Python's bytecode. Not shipped
-as a binary: one that runs everywhere would not use what makes it fast here. Who has no compiler computes by torch.
+The user's compiler compiles it at its first use, which takes a second. The result is kept beside Python's bytecode. It
+is not shipped as a binary, because a binary that runs everywhere cannot use the fast instructions of this processor.
+Without a compiler, torch computes instead.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("decode.c")
 BESIDE_BYTECODE = SOURCE.parent / "__pycache__"
 COMPILERS = ("gcc", "cc")
-"""gcc first: its OpenMP is torch's, and threads of two kinds would wait for one another."""
+"""gcc comes first, because it has the same OpenMP as torch. Threads of two OpenMP libraries would wait for one
+another."""
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Why there is none."""
+    """The reason why there is no library."""
 
     reason: str
 
@@ -45,7 +47,7 @@ class Library:
 
 @cache
 def library(folder: Path | None = None, flags: tuple[str, ...] = FLAGS) -> Library | Unavailable:
-    """The compiled source; `folder` keeps it if the package's own folder cannot."""
+    """The compiled library. It is kept in `folder` if the package's own folder cannot be written to."""
     problems: list[str] = []
     try:
         name = f"decode-{_fingerprint(flags)}.so"
@@ -63,8 +65,8 @@ def library(folder: Path | None = None, flags: tuple[str, ...] = FLAGS) -> Libra
 
 
 def _fingerprint(flags: Sequence[str]) -> str:
-    """Of what the result depends on, but for the compiler: where it is gone, a run goes on by the same code. A folder
-    may outlive the machine that compiled into it."""
+    """A hash of all that the result depends on, except for the compiler: if the compiler is removed, a run continues
+    with the same library. The processor is part of it, because a folder may be used on another machine later."""
     made_of = [SOURCE.read_text(encoding="utf-8"), *flags, platform.system(), *_processor()]
     return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
@@ -82,7 +84,7 @@ def _compile(flags: Sequence[str], target: Path) -> None:
     if compiler is None:
         raise FileNotFoundError(f"no C compiler ({' or '.join(COMPILERS)}) was found")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Made aside and renamed: nobody ever loads half of it, whoever else compiles or dies meanwhile.
+    # Compiled under another name and renamed, so that nobody loads half a file if another process compiles or dies.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".decode-") as temporary:
         made = Path(temporary) / target.name
         subprocess.run(

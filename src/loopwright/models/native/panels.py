@@ -1,4 +1,4 @@
-"""A weight in panels: laid out so that a product reads it from its first number to its last."""
+"""A weight in panels: laid out so that a matrix product reads its memory from beginning to end."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import torch
 
 from loopwright.models.linear import Linear
 from loopwright.models.native.library import Library
-from loopwright.models.native.structures import Product
+from loopwright.models.native.structures import NativeProduct
 
 
-def numbers(*shape: int) -> torch.Tensor:
-    """Room for what C writes, whatever torch's default is: it may be another while somebody loads a model."""
+def empty_floats(*shape: int) -> torch.Tensor:
+    """An uninitialised float32 tensor for C to write to. The type is explicit, because torch's default type may be
+    another one while a model is loaded."""
     return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
 class Panels:
-    """A copy of linear layers that read the same rows, as one product."""
+    """A copy of linear layers with the same input, as one matrix product."""
 
     def __init__(self, layers: Sequence[Linear], library: Library) -> None:
         self._library = library
         weights = [layer.weight.detach() for layer in layers]
         weight = (weights[0] if len(weights) == 1 else torch.cat(weights)).contiguous()
         (outputs, inputs), panel = weight.shape, library.panel
-        self._panels = numbers(-(-outputs // panel) * inputs * panel)
+        self._panels = empty_floats(-(-outputs // panel) * inputs * panel)
         library.functions.loopwright_pack(
             ctypes.c_void_p(weight.data_ptr()),
             ctypes.c_int64(outputs),
@@ -36,10 +37,10 @@ class Panels:
         has_bias = any(layer.bias is not None for layer in layers)
         self._bias = torch.cat([_bias(layer) for layer in layers]) if has_bias else None
         bias = None if self._bias is None else self._bias.data_ptr()
-        self.structure = Product(self._panels.data_ptr(), bias, outputs, inputs)
+        self.structure = NativeProduct(self._panels.data_ptr(), bias, outputs, inputs)
 
     def into(self, out: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write the product with `rows` [tokens, inputs], alone and not as part of a step, to `out`."""
+        """Write the product with `rows` [tokens, inputs] to `out`. This runs the product alone, outside a step."""
         self._library.functions.loopwright_product(
             ctypes.byref(self.structure),
             ctypes.c_void_p(rows.data_ptr()),

@@ -1,9 +1,9 @@
-"""Decode steps of a Llama-like model in one call of C each.
+"""Decode steps of a Llama-like model, each in one call of C.
 
-Our own because a decode step in torch is hundreds of calls, and its products are slow for the rows of a batch: for 64
-of them, those of SmolLM2-135M take up to twice as long by `torch.mm` as by panels that were laid out beforehand. What
-is laid out is a copy of the weights as they are at the first step: it has to be thrown away when they change. Nothing
-else would tell, since a fused optimiser does not count a tensor's versions.
+We do this ourselves because a decode step in torch is hundreds of calls, and its products are slow for the rows of a
+batch: for 64 rows of SmolLM2-135M, `torch.mm` takes up to twice as long as panels that were laid out before. The panels
+are a copy of the weights, made at the first step. Whoever changes the weights must discard the copy: a fused optimiser
+does not count a tensor's versions, so the change cannot be detected here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loopwright.models.linear import Linear
 from loopwright.models.native import structures
 from loopwright.models.native.cells import Cells
 from loopwright.models.native.library import Library
-from loopwright.models.native.panels import Panels, numbers
+from loopwright.models.native.panels import Panels, empty_floats
 from loopwright.models.norm import RmsNorm
 from loopwright.models.workspace import Heads
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from loopwright.models.lean import LeanLayer, LeanModel
 
 LARGEST = 2**31
-"""Bytes of weights that are copied. A larger model needs its memory itself."""
+"""The largest number of bytes of weights that are copied. A larger model needs the memory itself."""
 
 RESERVE = 2**28
-"""Bytes that must stay free beside the copy."""
+"""How many bytes must stay free after the copy."""
 
 MOST_QUERIES = 64
-"""That may share a head of keys: GROUP in decode.c."""
+"""The largest number of query heads that share one key head: GROUP in decode.c."""
 
 
 class NoRoomError(Exception):
-    """There is no memory for the copy of the weights. The engine decodes by torch then; nobody else ever sees it."""
+    """There is no memory for the copy of the weights. The engine catches this and decodes with torch."""
 
 
 def serves(model: LeanModel, library: Library) -> bool:
-    """Whether the compiled step computes this model, and may have a copy of its weights."""
+    """Whether the compiled step supports this model, and whether its weights may be copied."""
     heads = model.sizes.heads
     linears = [model.head.layer, *(linear for layer in model.layers for linear in layer.linears)]
     parameters = [model.table, model.norm.norm.weight, *(linear.weight for linear in linears)]
@@ -64,22 +64,22 @@ def copied_bytes(model: LeanModel) -> int:
 
 
 class NativeStep:
-    """Steps of one model, whose products are by its weights as they are at the first one."""
+    """Decode steps of one model, with a copy of its weights that is made at the first step."""
 
     def __init__(self, model: LeanModel, library: Library) -> None:
         self.layers = len(model.layers)
         self.heads: Heads = model.sizes.heads
         self._model = model
         self._library = library
-        self._packed: structures.Model | None = None
+        self._packed: structures.NativeModel | None = None
         self._held: list[Panels] = []
-        self._floats = numbers(0)
+        self._floats = empty_floats(0)
         heads, sizes = model.sizes.heads, model.sizes
         self._per_token = 2 * sizes.hidden + (2 * heads.queries + 2 * heads.keys) * heads.dim + sizes.inner
 
     @torch.inference_mode()
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, cells: Cells) -> torch.Tensor:
-        """[sequences, vocabulary] after the newest tokens, whose keys and values are kept where `cells` say."""
+        """The logits [sequences, vocabulary] after the newest tokens. Keys and values are stored where `cells` say."""
         tokens, batch = len(ids), cells.batch
         if tokens != batch.tokens or ids.dtype != torch.int64 or not ids.is_contiguous():
             raise RuntimeError(
@@ -87,10 +87,10 @@ class NativeStep:
             )
         packed = self.pack()
         if len(self._floats) < tokens * self._per_token:
-            self._floats = numbers(tokens * self._per_token)
-        angles = numbers(tokens, 1, 2 * self.heads.dim)
+            self._floats = empty_floats(tokens * self._per_token)
+        angles = empty_floats(tokens, 1, 2 * self.heads.dim)
         self._model.angles.into(angles, positions)
-        ends, logits = torch.empty_like(ids), numbers(tokens, packed.head.outputs)
+        ends, logits = torch.empty_like(ids), empty_floats(tokens, packed.head.outputs)
         batch.ids, batch.angles = ids.data_ptr(), angles.data_ptr()
         self._library.functions.loopwright_step(
             ctypes.byref(packed),
@@ -100,12 +100,12 @@ class NativeStep:
         )
         return logits
 
-    def pack(self) -> structures.Model:
+    def pack(self) -> structures.NativeModel:
         """Copy the weights, if they are not copied yet. Raises NoRoomError."""
         if self._packed is None:
             needed, free = copied_bytes(self._model) + RESERVE, free_memory()
             if free is not None and free < needed:
-                # The system would grant it all the same, and kill somebody when it is used.
+                # The system would allow the allocation anyway, and kill a process when the memory is used.
                 raise NoRoomError(f"it needs {needed >> 20} MiB, and {free >> 20} MiB are free")
             try:
                 self._packed = self._pack()
@@ -116,10 +116,10 @@ class NativeStep:
                 raise NoRoomError(str(error).partition("\n")[0] or "out of memory") from error
         return self._packed
 
-    def _pack(self) -> structures.Model:
+    def _pack(self) -> structures.NativeModel:
         model, heads, self._held = self._model, self.heads, []
-        layers = (structures.Layer * self.layers)(*map(self._layer, model.layers))
-        return structures.Model(
+        layers = (structures.NativeLayer * self.layers)(*map(self._layer, model.layers))
+        return structures.NativeModel(
             layers=self.layers,
             hidden=model.sizes.hidden,
             heads=heads.queries,
@@ -132,9 +132,9 @@ class NativeStep:
             table=model.table.data_ptr(),
         )
 
-    def _layer(self, layer: LeanLayer) -> structures.Layer:
+    def _layer(self, layer: LeanLayer) -> structures.NativeLayer:
         gate, up = layer.gate_and_up.layers
-        return structures.Layer(
+        return structures.NativeLayer(
             before_attention=self._norm(layer.attention_norm.norm),
             projection=self._product(layer.projection.layers),
             query=self._norm(layer.query_norm),
@@ -148,11 +148,11 @@ class NativeStep:
             window=layer.window or 0,
         )
 
-    def _norm(self, norm: RmsNorm | None) -> structures.Norm:
-        return structures.Norm() if norm is None else structures.Norm(norm.weight.data_ptr(), norm.eps)
+    def _norm(self, norm: RmsNorm | None) -> structures.NativeNorm:
+        return structures.NativeNorm() if norm is None else structures.NativeNorm(norm.weight.data_ptr(), norm.eps)
 
-    def _product(self, layers: Sequence[Linear]) -> structures.Product:
-        """Layers that read the same rows, as one."""
+    def _product(self, layers: Sequence[Linear]) -> structures.NativeProduct:
+        """Layers with the same input, as one product."""
         panels = Panels(layers, self._library)
         self._held.append(panels)
         return panels.structure

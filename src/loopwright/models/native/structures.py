@@ -6,31 +6,31 @@ import ctypes
 from ctypes import Structure, c_double, c_int64, c_void_p
 
 
-class Product(Structure):
+class NativeProduct(Structure):
     _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64))
 
 
-class Norm(Structure):
+class NativeNorm(Structure):
     _fields_ = (("weight", c_void_p), ("epsilon", c_double))
 
 
-class Layer(Structure):
+class NativeLayer(Structure):
     _fields_ = (
-        ("before_attention", Norm),
-        ("projection", Product),
-        ("query", Norm),
-        ("key", Norm),
-        ("output", Product),
-        ("before_feed_forward", Norm),
-        ("gate", Product),
-        ("up", Product),
-        ("down", Product),
+        ("before_attention", NativeNorm),
+        ("projection", NativeProduct),
+        ("query", NativeNorm),
+        ("key", NativeNorm),
+        ("output", NativeProduct),
+        ("before_feed_forward", NativeNorm),
+        ("gate", NativeProduct),
+        ("up", NativeProduct),
+        ("down", NativeProduct),
         ("scaling", c_double),
         ("window", c_int64),
     )
 
 
-class Model(Structure):
+class NativeModel(Structure):
     _fields_ = (
         ("layers", c_int64),
         ("hidden", c_int64),
@@ -38,14 +38,14 @@ class Model(Structure):
         ("key_heads", c_int64),
         ("dim", c_int64),
         ("inner", c_int64),
-        ("layer", ctypes.POINTER(Layer)),
-        ("last", Norm),
-        ("head", Product),
+        ("layer", ctypes.POINTER(NativeLayer)),
+        ("last", NativeNorm),
+        ("head", NativeProduct),
         ("table", c_void_p),
     )
 
 
-class Batch(Structure):
+class NativeBatch(Structure):
     _fields_ = (
         ("tokens", c_int64),
         ("arenas", c_int64),

@@ -1,3 +1,3 @@
-"""What one agent's model calls add up to: turns, the conversations that they belong to, and the chains to train on.
+"""Records the model calls of one agent as turns, conversations, and chains to train on.
 
 Every policy records with it, over HTTP or not. It does no I/O."""

@@ -1,4 +1,4 @@
-"""What there is to say of a recorder's chains: which of them are the agent's work, and which stand beside it."""
+"""Describes a recorder's chains: which belong to the agent's main conversation, and which do not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from loopwright.render.recording.recorder import Recorder
 from loopwright.types import RecordedChain
 
 
-def described(recorder: Recorder) -> tuple[RecordedChain, ...]:
-    """One for each chain, in the order of `recorder.chains()`."""
+def describe_chains(recorder: Recorder) -> tuple[RecordedChain, ...]:
+    """One description for each chain, in the order of `recorder.chains()`."""
     main = main_conversation(recorder)
     turns: Counter[int] = Counter()
     tokens: Counter[int] = Counter()
@@ -33,8 +33,8 @@ def described(recorder: Recorder) -> tuple[RecordedChain, ...]:
 
 
 def main_conversation(recorder: Recorder) -> int:
-    """The first in which tools were offered, or that has several turns: a lone question without tools is asked beside
-    the work, as for a title. If all are lone questions, the first."""
+    """The first conversation with tools, or with several turns. A single question without tools is not the main work:
+    it may ask for a title, for example. If there are only such questions, it is the first one."""
     conversations = [recorder.conversation_of(recorder.chain_of(turn.number)) for turn in recorder.turns]
     turns = Counter(conversations)
     at_work = (one for one, turn in zip(conversations, recorder.turns, strict=True) if turn.tools or turns[one] > 1)

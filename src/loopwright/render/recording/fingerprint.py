@@ -1,8 +1,9 @@
-"""When are two histories the same? When the model was shown the same, however a client writes it down.
+"""Decides whether two histories are the same: they are if the model saw the same, no matter how a client writes them.
 
-Clients re-serialise tool arguments, add ids and null fields, trim what they echo. So messages are compared by role,
-text and calls alone: an assistant's text without the space around it, arguments as JSON values. Reasoning is left out
-here, because clients drop it; `same_thoughts` says whether what they kept could be what was sampled.
+Clients serialise tool arguments again, add ids and null fields, and trim texts that they send back. So messages are
+compared only by role, text and calls: an assistant's text without the space around it, and arguments as JSON values.
+Reasoning is left out, because clients drop it. `same_thoughts` says whether the reasoning that a client kept could be
+the sampled one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from loopwright.types import Message, Tool
 
 SIZE = 16
 LARGEST_EXACT_FLOAT = 1 << 53
-"""JavaScript has no other numbers: beyond this, a client may echo another integer than it got."""
+"""JavaScript has only floats: above this number, a client may send back another integer than it got."""
 
 
 EMPTY = bytes(SIZE)
@@ -41,11 +42,18 @@ def prefix_digests(messages: Sequence[Message], before: bytes = EMPTY) -> list[b
 
 
 def tools_digest(tools: Sequence[Tool]) -> bytes:
+    return _tools_digest(tools) if tools else NO_TOOLS
+
+
+def _tools_digest(tools: Sequence[Tool]) -> bytes:
     return blake2b(orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS), digest_size=SIZE).digest()
 
 
+NO_TOOLS = _tools_digest(())
+
+
 def fingerprint(message: Message) -> bytes:
-    """What makes a message the same: JSON text, which delimits itself."""
+    """The parts by which messages are compared, as JSON text."""
     if message["role"] != "assistant":
         return _spelled((message["role"], message["content"]))
     calls = [(call["name"], _arguments(call["arguments"])) for call in message.get("tool_calls", ())]
@@ -56,12 +64,13 @@ def _spelled(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        # Half a surrogate pair: no text to orjson, but an agent in this process may say it.
+        # Half a surrogate pair: orjson refuses it, but an agent in this process may send it.
         return json.dumps(value).encode()
 
 
 def same_thoughts(echoed: Message, sampled: Message) -> bool:
-    """Whether a client's echo of a reply may be that reply: its reasoning is whole, trimmed or missing."""
+    """Whether the message that a client sends back can be the sampled reply: its reasoning is whole, trimmed or
+    missing."""
     kept = str(echoed.get("reasoning") or "").strip()
     return not kept or kept in str(sampled.get("reasoning") or "")
 
@@ -81,11 +90,11 @@ def _arguments(written: str) -> str:
 def _float(written: str) -> float | int | None:
     value = float(written)
     if abs(value) >= sys.float_info.max:
-        # JavaScript says null where a number is too large for it; we say the largest that there is.
+        # JavaScript writes null for a number that is too large; we write the largest float. Both must compare as equal.
         return None
     return int(value) if abs(value) < LARGEST_EXACT_FLOAT and value.is_integer() else value
 
 
 def _int(written: str) -> float | int | None:
-    # Only short ones are read as integers: Python refuses those of thousands of digits.
+    # Only short numbers are read as integers, because Python refuses integers with thousands of digits.
     return int(written) if len(written) < len(str(LARGEST_EXACT_FLOAT)) else _float(written)

@@ -1,7 +1,7 @@
-"""Which recorded turn does a history go on from, and if from none, why not?
+"""Finds the recorded turn that a history continues or, if there is none, the reason.
 
-A history is looked up by the digests of its prefixes, so a request costs time in proportion to its own length, however
-much the session has recorded.
+A history is looked up by the digests of its prefixes. So a request costs time in proportion to its own length, no
+matter how much the session has recorded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from loopwright.types import ChainStart, Message
 
 SHORTEST_SUMMARY = 24
-"""Texts shorter than this occur in messages by chance."""
+"""Shorter texts than this may occur in messages by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,20 @@ class History:
     def digest(self) -> bytes:
         return self.digests[-1]
 
+    @property
+    def question(self) -> bytes:
+        """The same for all who ask the same."""
+        return self.digests[-1] + self.tools
+
 
 @dataclass(slots=True)
 class Index:
-    """What a session has recorded, by digest. A digest is that of the messages; tools are compared apart."""
+    """What a session has recorded, by digest. A digest covers the messages; tools are compared separately."""
 
     replies: dict[bytes, list[int]] = field(default_factory=dict)
-    """Turns by the history that ends with their reply."""
+    """Turns by the digest of the history that ends with their reply."""
     prompts: dict[bytes, list[int]] = field(default_factory=dict)
-    """Turns by the history that they answered."""
+    """Turns by the digest of the history that they answered."""
     seen: dict[bytes, int] = field(default_factory=dict)
     """The first turn with each prefix of a recorded history."""
     tools: list[bytes] = field(default_factory=list)
@@ -49,7 +54,7 @@ class Index:
         self.tools.append(tools)
 
     def continued(self, history: History) -> list[tuple[int, list[int]]]:
-        """Places in the history where it goes on from recorded turns with the same tools, latest place first."""
+        """The places where the history continues recorded turns with the same tools, the latest place first."""
         places = []
         for place in range(len(history.digests) - 1, -1, -1):
             turns = [one for one in self.replies.get(history.digests[place], ()) if self.tools[one] == history.tools]
@@ -58,12 +63,12 @@ class Index:
         return places
 
     def asked(self, history: History) -> list[int]:
-        """Turns that answered exactly this."""
+        """The turns that answered exactly this history."""
         return [one for one in self.prompts.get(history.digest, ()) if self.tools[one] == history.tools]
 
 
 def why_new(history: History, index: Index, replies: Sequence[str]) -> ChainStart:
-    """Why a history goes on from no recorded turn (T6). `replies` are texts that the model said before."""
+    """Why a history continues no recorded turn (T6). `replies` are earlier texts of the model."""
     if not index.tools:
         return ChainStart.FIRST
     if any(digest in index.replies and not _same_tools(history, index, digest) for digest in history.digests):
@@ -84,12 +89,13 @@ def _same_tools(history: History, index: Index, digest: bytes) -> bool:
 
 
 def quoted(messages: Sequence[Message], replies: Sequence[str]) -> int | None:
-    """Which of the replies somebody else's message quotes, the latest if several: so a compacted history begins."""
+    """The number of the reply that another message quotes, the latest one if there are several. A compacted history
+    begins with such a quote."""
     others = [message["content"] for message in messages if message["role"] != "assistant"]
     for place in range(len(replies) - 1, -1, -1):
         reply = replies[place]
         if len(reply) >= SHORTEST_SUMMARY:
-            # Its beginning first: that is sooner not found.
+            # Search for the beginning first: if it is not there, the search ends sooner.
             beginning = reply[:SHORTEST_SUMMARY]
             for text in others:
                 if beginning in text and reply in text:

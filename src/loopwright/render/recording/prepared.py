@@ -1,4 +1,4 @@
-"""A call that can be sent to an engine: the chain that it goes on from, and its prompt."""
+"""A call that can be sent to an engine: its prompt, and the chain that it continues."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from loopwright.render.recording.matching import History
 from loopwright.types import ChainStart, Message, Tool
 
 LARGE = 1 << 16
-"""In characters. To encode as many takes longer than the event loop should stand still."""
+"""A number of characters. Encoding a text of this size would block the event loop for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call that can be sent to an engine: `prompt` goes on from the stream of turn `parent`, if there is one. `why`
-    is what a new chain is due to, if the turn has no parent."""
+    """A call that can be sent to an engine. `prompt` continues the stream of turn `parent`, if there is one. Without a
+    parent, `why` is the reason for the new chain."""
 
     history: History
     tools: tuple[Tool, ...]
@@ -34,7 +34,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A call whose place in a recorder is known: after turn `parent`, whose `conversation` has the ids `stream`, or in
-    a new chain. It holds all that its prompt needs, so that any thread can prepare it."""
+    a new chain. It holds everything that its prompt needs, so any thread can prepare it."""
 
     history: History
     tools: tuple[Tool, ...]
@@ -46,12 +46,15 @@ class Placed:
 
     @property
     def is_large(self) -> bool:
-        if sum(map(_size, self.history.messages)) >= LARGE:
-            return True
-        return bool(self.tools) and len(orjson.dumps(self.tools)) >= LARGE
+        size = 0
+        for message in self.history.messages:
+            size += len(message["content"] or "")
+            if "reasoning" in message or "tool_calls" in message:
+                size += _more(message)
+        return size >= LARGE or (bool(self.tools) and len(orjson.dumps(self.tools)) >= LARGE)
 
     def prepare(self, renderer: Renderer, most: int | None = None) -> Prepared:
-        """Encode only what is new (T5). A prompt that is sure to have more than `most` ids may be a ContextError."""
+        """Encode only what is new (T5). May raise ContextError for a prompt that certainly has more than `most` ids."""
         history, why = self.history, self.why
         if self.parent is not None:
             place = len(self.conversation)
@@ -66,16 +69,16 @@ class Placed:
         return Prepared(history, self.tools, prompt, None, 0, 0, why, self.preamble)
 
     async def prepare_beside(self, renderer: Renderer, most: int | None = None) -> Prepared:
-        """`prepare`, in a thread of its own if it takes long."""
+        """Like `prepare`, but in a thread if it takes long."""
         if not self.is_large:
             return self.prepare(renderer, most)
         return await asyncio.to_thread(self.prepare, renderer, most)
 
 
-def _size(message: Message) -> int:
-    """In characters: what is said, thought and asked of tools."""
-    size = len(message["content"] or "") + len(message.get("reasoning") or "")
-    return size + sum(len(call["arguments"]) for call in message.get("tool_calls") or ())
+def _more(message: Message) -> int:
+    """What an assistant's message holds beside its content, in characters."""
+    asked = sum(len(call["arguments"]) for call in message.get("tool_calls") or ())
+    return asked + len(message.get("reasoning") or "")
 
 
 def _check_extends(prompt: tuple[int, ...], stream: tuple[int, ...]) -> None:

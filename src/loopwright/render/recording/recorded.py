@@ -1,4 +1,4 @@
-"""A committed model call, as it is kept: what it adds to the call that it continues, and nothing twice."""
+"""A committed model call as it is stored: only what it adds to the call that it continues."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loopwright.types.tokens import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """One turn of a session. The engine's prompt was the parent's stream and then `context`; it sampled `ids`.
+    """One turn of a session. The engine's prompt was the parent's stream followed by `context`; it sampled `ids`.
 
-    `start` says why the turn began a chain; None: it goes on with that of its parent. `added` are the messages between
-    the parent's reply and this one's. `preamble`: the first message of the conversation was the instructions of this
-    request alone. `draws` is how many samples the session had asked for by then, those that failed too.
+    `start` says why the turn began a chain; None means that it continues its parent's chain. `added` are the messages
+    between the parent's reply and this reply. `preamble`: the first message of the conversation was the instructions of
+    this request only. `draws` is how many samples the session had requested by then, including failed ones.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Recorded:
 
     @property
     def omitted(self) -> list[str]:
-        """The kinds of what the model could not be shown in the messages that were added."""
+        """The kinds of content in the added messages that the model could not be shown."""
         return [kind for message in self.added if "omitted" in message for kind in message["omitted"]]
 
     @property

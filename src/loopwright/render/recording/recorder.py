@@ -1,12 +1,14 @@
 """The turns of one session, as a tree of token streams (T1, T6, T7).
 
-A call is prepared, sampled by whoever, and then recorded or not: preparing changes nothing. A turn whose prompt goes on
-from the end of a chain makes that chain longer; any other begins a new one, with its reason, in which what it shares
-with others is context. So each sampled token has mask 1 in exactly one chain, whatever order calls end in.
+A call is prepared, then sampled elsewhere, then recorded or not. Preparing changes nothing. A turn whose prompt
+continues the end of a chain extends that chain. Any other turn begins a new chain, with its reason; tokens that it
+shares with other chains are context there. So each sampled token has mask 1 in exactly one chain, no matter in which
+order calls end.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +25,12 @@ from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, Generation, Message, TokenChain, Tool, Turn
 
 RECENT = 8
-"""Among so many latest replies the one is looked for that a compacted history quotes."""
+"""How many of the latest replies are searched for the one that a compacted history quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What came of a prepared call: the tokens, and the reply that was read from them. `answer` names it."""
+    """The result of a prepared call: the tokens, and the reply that was read from them. `answer` is its id."""
 
     generation: Generation
     reply: Message
@@ -41,7 +43,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chain: its last turn, the place of its first own token, and the number of the message that this belongs to."""
+    """A chain: its last turn, the position of its first own token, and the number of that token's message."""
 
     last: int
     first_sampled: int
@@ -79,7 +81,7 @@ class Recorder:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """What the model was offered in the latest turn."""
+        """The tools that the model was offered in the latest turn."""
         return self._turns[-1].tools if self._turns else ()
 
     # Before a turn.
@@ -88,15 +90,16 @@ class Recorder:
         return History(messages, tuple(prefix_digests(messages)), tools_digest(tools))
 
     def asked(self, history: History) -> list[int]:
-        """Turns that answered exactly this, and that nothing goes on from."""
+        """The turns that answered exactly this history and that no other turn continues."""
         return [number for number in self._index.asked(history) if not self._went_on(number)]
 
     def number_of(self, answer: str) -> int | None:
-        """The number of the turn that an answer's id names."""
+        """The number of the turn with this answer id."""
         return self._by_answer.get(answer)
 
     def conversation_after(self, answer: str) -> tuple[Message, ...] | None:
-        """The messages up to an answer, as one who goes on from it inherits them; None if there is no such answer."""
+        """The messages up to an answer, which a request that continues from it inherits. None if there is no such
+        answer."""
         number = self.number_of(answer)
         if number is None:
             return None
@@ -104,11 +107,11 @@ class Recorder:
         return messages[1:] if self._turns[number].preamble else messages
 
     def prepare(self, history: History, tools: tuple[Tool, ...], renderer: Renderer, *, preamble: bool) -> Prepared:
-        """Find the chain that the history goes on from, and encode only what is new (T5)."""
+        """Find the chain that the history continues, and encode only what is new (T5)."""
         return self.place(history, tools, preamble=preamble).prepare(renderer)
 
     def place(self, history: History, tools: tuple[Tool, ...], *, preamble: bool) -> Placed:
-        """Find the chain that the history goes on from."""
+        """Find the chain that the history continues."""
         parent = self._continued(history)
         if parent is None:
             return Placed(history, tools, preamble, why_new(history, self._index, self._recent))
@@ -119,7 +122,7 @@ class Recorder:
         for _, turns in self._index.continued(history):
             fitting = [number for number in turns if self._same_thoughts(number, history.messages)]
             if fitting:
-                # Equal replies to equal prompts: one that nothing goes on from yet keeps its own chain.
+                # Among equal replies to equal prompts, prefer one that nothing continues yet: so each keeps its chain.
                 free = [number for number in fitting if not self._went_on(number)]
                 return (free or fitting)[-1]
         return None
@@ -130,8 +133,8 @@ class Recorder:
     # A turn.
 
     def plan(self, prepared: Prepared, said: Said, sample: int = 0) -> Recorded:
-        """The turn as it would be recorded now, or after so many other samples of the same call. Nothing is changed
-        before `add`."""
+        """The turn as it would be recorded now. `sample` is the number of samples of the same call before it. Nothing
+        changes before `add`."""
         goes_on = not sample and prepared.parent is not None and not self._went_on(prepared.parent)
         start = None if goes_on else ChainStart.BRANCH if sample else self._why_now(prepared)
         sampled = said.generation
@@ -145,10 +148,10 @@ class Recorder:
             added=prepared.history.messages[prepared.shared_messages :],
             reply=said.reply,
             tools=prepared.tools if prepared.parent is None else self._turns[prepared.parent].tools,
-            context=np.array(prepared.prompt[prepared.shared_tokens :], np.int32),
-            ids=np.array(sampled.ids, np.int32),
-            logprobs=np.array(sampled.logprobs, np.float32),
-            versions=np.array(sampled.versions, np.int32),
+            context=_packed(prepared.prompt[prepared.shared_tokens :], "i"),
+            ids=_packed(sampled.ids, "i"),
+            logprobs=_packed(sampled.logprobs, "f"),
+            versions=_packed(sampled.versions, "i"),
             finish=sampled.finish,
             answer=said.answer,
             created=said.created,
@@ -159,13 +162,14 @@ class Recorder:
         )
 
     def _why_now(self, prepared: Prepared) -> ChainStart:
-        """Why a chain begins: another call, made at the same time, may have been the first after all."""
+        """Why a chain begins. It is decided again now, because a call that ran at the same time may have been the
+        first."""
         if prepared.why is ChainStart.FIRST:
             return why_new(prepared.history, self._index, self._recent)
         return prepared.why
 
     def add(self, turn: Recorded, history: History | None = None) -> None:
-        """Record a turn that `plan` made for a history, or that was recorded before a restart."""
+        """Record a turn that `plan` made, with its history, or a turn that was recorded before a restart."""
         if turn.number != len(self._turns):
             raise ChainError(
                 f"turn {turn.number} cannot follow {len(self._turns)} others", remedy="add turns in their order"
@@ -198,7 +202,7 @@ class Recorder:
             self._last_of.append(turn.number)
 
     def _origin(self, turn: Recorded, digests: Sequence[bytes]) -> int | None:
-        """A turn of the conversation that a new chain belongs to; None: it begins one."""
+        """A turn of the conversation that a new chain belongs to. None if it begins a conversation."""
         if turn.start in (ChainStart.FIRST, ChainStart.SEPARATE):
             return None
         if turn.parent is not None:
@@ -213,22 +217,25 @@ class Recorder:
         return self._last_of[self._chain_of[number]] != number
 
     def mark_delivered(self, answers: Sequence[str]) -> list[int]:
-        """The client has these answers. Gives the turns of which that is news."""
-        numbers = [self._by_answer[answer] for answer in answers if answer in self._by_answer]
-        news = [number for number in numbers if number in self.undelivered]
-        self.undelivered.difference_update(news)
+        """Record that the client has these answers. Returns the turns that were not marked before."""
+        news = []
+        for answer in answers:
+            number = self._by_answer.get(answer)
+            if number in self.undelivered:
+                self.undelivered.remove(number)
+                news.append(number)
         return news
 
     # After it.
 
     def stream(self, number: int) -> tuple[int, ...]:
-        """Every id up to the end of a turn, as the engine had them."""
+        """All ids up to the end of a turn, as the engine had them."""
         return tuple(
             np.concatenate([part for turn in self._path(number) for part in (turn.context, turn.ids)]).tolist()
         )
 
     def prompt_tokens(self, number: int) -> tuple[int, int]:
-        """How many ids a turn's prompt had, and how many of them were its parent's stream."""
+        """The number of ids in a turn's prompt, and how many of them were its parent's stream."""
         shared = sum(len(turn.context) + len(turn.ids) for turn in self._path(number)) - len(self._turns[number].ids)
         own = len(self._turns[number].context)
         return shared, shared - own
@@ -251,11 +258,11 @@ class Recorder:
         return self._chain_of[number]
 
     def conversation_of(self, chain: int) -> int:
-        """The conversation that a chain belongs to: that of what it grew from, or one of its own."""
+        """The conversation that a chain belongs to: the one that it grew from, or a new one."""
         return self._conversation_of[chain]
 
     def spans(self) -> list[Span]:
-        """Where each chain's own tokens begin, and the turn with which it ends."""
+        """For each chain, where its own tokens begin, and its last turn."""
         firsts = [turn.number for turn in self._turns if turn.start is not None]
         return [
             Span(last, self.prompt_tokens(first)[0], self._length[first] - 1)
@@ -263,7 +270,7 @@ class Recorder:
         ]
 
     def chains(self) -> tuple[TokenChain, ...]:
-        """One linear sequence for each chain; what it shares with an earlier one is context in it."""
+        """One linear sequence for each chain. Tokens that it shares with an earlier chain are context in it."""
         return tuple(self._chain(chain, last) for chain, last in enumerate(self._last_of))
 
     def _chain(self, chain: int, last: int) -> TokenChain:
@@ -284,7 +291,7 @@ class Recorder:
         return TokenChain(ids, mask, logprobs, versions, start)
 
     def _path(self, number: int) -> Iterator[Recorded]:
-        """From the first turn of a conversation to this one."""
+        """The turns from the first of the conversation to this one."""
         return (self._turns[n] for n in reversed(self._numbers(number)))
 
     def _numbers(self, number: int) -> list[int]:
@@ -294,6 +301,11 @@ class Recorder:
             numbers.append(at)
             at = self._turns[at].parent
         return numbers
+
+
+def _packed(values: Sequence[float], kind: str) -> np.ndarray[Any, Any]:
+    """An array of int32 ("i") or float32 ("f"). `np.array` takes twice as long, to find out what the values are."""
+    return np.frombuffer(struct.pack(f"{len(values)}{kind}", *values), kind)
 
 
 def _tuples(turn: Recorded) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:

@@ -1,4 +1,5 @@
-"""What tokenising a session's text again would have got wrong, in tokens: the number that recording makes 0."""
+"""Counts the tokens that would be wrong if a session's text were tokenised again. With recording, no trained token
+is."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from loopwright.types import EpisodeDrift
 
 
 def session_drift(recorder: Recorder, renderer: Renderer) -> EpisodeDrift:
-    """The drift of all chains. It renders every conversation anew: not for the time between a question and its
-    answer."""
+    """The drift of all chains. It renders every conversation again, so it is too slow to call while an agent waits for
+    an answer."""
     drifts = (
         chain_drift(
             recorder.stream(span.last),

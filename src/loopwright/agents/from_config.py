@@ -1,0 +1,87 @@
+"""Agent loops from the config: what training, evaluation and the deep check run is made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loopwright.agents.callable import load_callable
+from loopwright.agents.custom import load_agent
+from loopwright.agents.single_turn import SingleTurn
+from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
+from loopwright.agents.tool_mcp import McpServer
+from loopwright.agents.tool_python import PythonTool
+from loopwright.config import (
+    NO_OBJECTS,
+    AgentConfig,
+    CallableAgent,
+    McpToolsConfig,
+    Objects,
+    PythonAgent,
+    PythonToolConfig,
+    SingleTurnAgent,
+    ToolAgent,
+    ToolConfig,
+)
+from loopwright.config.extras import require_extras
+from loopwright.ports import AgentLoop
+from loopwright.types import Task, ToolScope
+
+
+def make_agent(config: AgentConfig, base: Path, objects: Objects = NO_OBJECTS) -> AgentLoop:
+    """Load the user's code and make the loop; files are looked for from `base` on. `objects` are those that a Python
+    program gave.
+
+    A loop that is a context manager must be entered before it runs.
+    """
+    require_extras(config, config.kind)
+    match config:
+        case SingleTurnAgent():
+            return SingleTurn(config.system)
+        case PythonAgent():
+            return load_agent(config.path, base, config.args, objects)
+        case CallableAgent():
+            return load_callable(config.path, base, config.args, config.max_tokens, objects)
+        case ToolAgent():
+            return _tool_loop(config, base)
+
+
+def is_resumable(config: AgentConfig, loop: AgentLoop) -> bool:
+    """Whether a rollout of `loop`, made from `config`, can be interrupted and go on from the tokens that it has."""
+    if config.resumable is None:
+        return getattr(loop, "resumable", False) is True
+    return config.resumable
+
+
+async def try_agent(config: AgentConfig, base: Path, task: Task) -> str | None:
+    """Make the loop, open what a rollout of `task` would open, and say what there is to tell of it."""
+    loop = make_agent(config, base)
+    if isinstance(loop, ToolLoop):
+        async with loop, loop.open(task) as belt:
+            return f"the model is offered {', '.join(str(tool['name']) for tool in belt.offered)}"
+    return None if config.own_code is None else f"agent {config.own_code} can be made"
+
+
+def _tool_loop(config: ToolAgent, base: Path) -> ToolLoop:
+    """The user's functions are loaded here; servers are started later."""
+    return ToolLoop(
+        [_tools(tool, base) for tool in config.tools],
+        budget=ToolBudget(config.max_turns, config.max_tokens, config.max_seconds, config.turn_seconds),
+        system=config.system,
+        parallel=config.parallel,
+    )
+
+
+def _tools(config: ToolConfig, base: Path) -> ToolSource:
+    match config:
+        case PythonToolConfig():
+            return PythonTool(config.path, base, config.timeout_seconds)
+        case McpToolsConfig():
+            return McpServer(
+                config.command,
+                base,
+                env=config.env,
+                only=config.only,
+                timeout_seconds=config.timeout_seconds,
+                start_seconds=config.start_seconds,
+                shared=config.per is ToolScope.RUN,
+            )

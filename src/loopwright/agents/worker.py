@@ -1,0 +1,181 @@
+"""The worker of this process, and the boundary round agents (R1, R2).
+
+An agent's exception and an engine's each become a typed outcome here, once. A failure is never a reward. An
+interruption is no failure: what the agent did so far is a partial rollout. Our own bugs are not outcomes: they leave
+through here and stop the run. So do cancellations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from loopwright.core.blame import blame
+from loopwright.core.timeouts import ClockTimeout
+from loopwright.errors import (
+    AgentError,
+    ContextError,
+    EngineError,
+    FilterError,
+    InterruptionError,
+    LoopwrightError,
+    OutOfTimeError,
+)
+from loopwright.ports import AgentLoop, ChainChoice, PolicyMaker, RecordingPolicy
+from loopwright.types import (
+    Episode,
+    Failed,
+    FailureCause,
+    OnAgentError,
+    Reward,
+    Rollout,
+    RolloutKey,
+    RolloutRequest,
+    Scored,
+    Split,
+    StopReason,
+    Task,
+    Timing,
+    Unscored,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSetup:
+    """The agent of one task set: its loop, and what becomes of its exceptions.
+
+    A `resumable` loop may be interrupted, and continues from its tokens. A `served` one talks to a gateway. `train`
+    chooses the chains that are trained; without it, all are.
+    """
+
+    loop: AgentLoop
+    resumable: bool = False
+    served: bool = False
+    on_agent_error: OnAgentError = "fail"
+    train: ChainChoice | None = None
+
+
+class LocalWorker:
+    """A `RolloutWorker` in this process. It knows the agent of each task set.
+
+    `policies` is for agents that talk to a policy, `served` for those that talk to a gateway.
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[tuple[Split, str], AgentSetup],
+        policies: PolicyMaker,
+        served: PolicyMaker | None = None,
+    ) -> None:
+        self._agents = agents
+        self._policies = policies
+        self._served = served or policies
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        agent = self._agents[request.split, request.task_set]
+        before = request.resume_from if agent.resumable else None
+        started, seconds_before = (before.timing.started, before.timing.agent_seconds) if before else (time.time(), 0.0)
+        begun = time.monotonic()
+        policies = self._served if agent.served else self._policies
+        policy = policies.policy(request, resumable=agent.resumable)
+        limit = ClockTimeout(request.seconds, policy.own_seconds)
+        try:
+            async with limit:
+                messages = await agent.loop.run(request.task, policy)
+            if policy.fault is not None:
+                raise policy.fault
+            if not policy.was_answered:
+                raise _never_asked(request.task)
+            outcome = _Outcome(Unscored(), policy.episode(messages))
+        except Exception as error:
+            outcome = _after_error(error, request, agent, policy, limit)
+        timing = Timing(started, seconds_before + time.monotonic() - begun)
+        try:
+            episode = await _completed(outcome.episode, policy, agent.train) if outcome.episode else None
+        except FilterError as error:
+            detail = f"task {request.task.id!r}: {error.message}"
+            failed = Failed(FailureCause.AGENT, str(error.facts["error"]), detail)
+            return Rollout(request.key, request.task, None, failed, timing)
+        return Rollout(request.key, request.task, episode, outcome.reward, timing)
+
+    def silent_seconds(self, key: RolloutKey) -> float:
+        """This process is its own witness."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a run of the agent ended. Unscored: it is to be judged, or it continues later."""
+
+    reward: Reward
+    episode: Episode | None = None
+
+
+async def _completed(episode: Episode, policy: RecordingPolicy, train: ChainChoice | None) -> Episode:
+    """The episode, with the choice of its chains and its drift. A partial episode continues first."""
+    if episode.stop is StopReason.ABORTED:
+        return episode
+    chains = episode.chains
+    # An agent that raised before it asked has no chains, and may still have a reward.
+    if train is not None and chains:
+        chosen = await train.choose(policy.recorded)
+        chains = tuple(replace(chain, trained=number in chosen) for number, chain in enumerate(chains))
+    drift = await policy.drift()
+    if chains is episode.chains and drift is None:
+        return episode
+    return replace(episode, chains=chains, drift=drift)
+
+
+def _after_error(
+    error: Exception, request: RolloutRequest, agent: AgentSetup, policy: RecordingPolicy, limit: ClockTimeout
+) -> _Outcome:
+    """The outcome of a run that raised. Our own bugs are raised again."""
+    # The policy's fault comes first: an agent may have wrapped it in an exception of its own.
+    reason, task = policy.fault or error, request.task
+    if isinstance(reason, InterruptionError):
+        return _Outcome(Unscored(), policy.episode(policy.transcript, StopReason.ABORTED))
+    if isinstance(reason, EngineError):
+        return _Outcome(Failed(FailureCause.INFRA, type(reason).__name__, reason.message))
+    if isinstance(reason, ContextError):
+        detail = f"task {task.id!r}: {reason.message}"
+        return _Outcome(Failed(FailureCause.TASK, type(reason).__name__, detail))
+    if isinstance(reason, OutOfTimeError):
+        return _out_of_time(task, policy, request.seconds)
+    if reason is policy.fault or _is_ours(reason):
+        raise reason from reason.__cause__
+    if limit.expired():
+        return _out_of_time(task, policy, request.seconds)
+    return _agent_raised(error, task, agent, policy)
+
+
+def _never_asked(task: Task) -> AgentError:
+    """There is nothing of the model's to grade, and nothing to train on."""
+    return AgentError(
+        f"the agent ended without an answer of the model on task {task.id!r}",
+        remedy="let it ask the model: through its policy, or at the base URL that it was given",
+    )
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, LoopwrightError) and not isinstance(error, AgentError)
+
+
+def _out_of_time(task: Task, policy: RecordingPolicy, seconds: float) -> _Outcome:
+    """Time is an agent's own budget, so it is graded; but a model that never answered is no work of the agent's."""
+    if policy.was_answered:
+        return _Outcome(Unscored(), policy.episode(policy.transcript, StopReason.BUDGET))
+    detail = f"task {task.id!r}: the model gave no reply within the agent's {seconds:g} s"
+    return _Outcome(Failed(FailureCause.INFRA, "Timeout", detail))
+
+
+def _agent_raised(error: Exception, task: Task, agent: AgentSetup, policy: RecordingPolicy) -> _Outcome:
+    rule = agent.on_agent_error
+    if isinstance(rule, int | float):
+        episode = policy.episode(policy.transcript or task.messages)
+        return _Outcome(Scored(float(rule), {"agent_error": 1.0}), episode)
+    if rule == "grade" and policy.was_answered:
+        return _Outcome(Unscored(), policy.episode(policy.transcript))
+    words = error.message if isinstance(error, AgentError) else blame(error, agent.loop.run)
+    detail = f"agent {type(agent.loop).__name__} on task {task.id!r}: {words}"
+    return _Outcome(Failed(FailureCause.AGENT, type(error).__name__, detail))

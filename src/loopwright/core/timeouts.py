@@ -1,0 +1,116 @@
+"""Time limits on clocks that may stand still.
+
+An agent's time is its own (R2): it is not charged while the engines answer nobody. So its clock is not the wall's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+LOOKS = 100
+"""A clock that stands still is read again after this part of the limit."""
+
+
+class ClockTimeout:
+    """Ends its block with TimeoutError when `clock` has advanced by `seconds`, which may be infinite."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._end = self._clock() + self.seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self.seconds, self._look) if math.isfinite(self.seconds) else None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def left(self) -> float:
+        """Seconds until the end, by the clock."""
+        return self._end - self._clock()
+
+    def expired(self) -> bool:
+        return self._timeout.expired()
+
+    def _look(self) -> None:
+        if (left := self.left()) > 0:
+            self._timer = self._loop.call_later(max(left, self.seconds / LOOKS), self._look)
+        else:
+            self._timeout.reschedule(self._loop.time())
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A stretch of time in which a call was out, and how far the clock of held seconds had come at both ends."""
+
+    start: float
+    end: float
+    held_at_start: float
+    held_at_end: float
+
+    @property
+    def own_seconds(self) -> float:
+        return (self.end - self.start) - (self.held_at_end - self.held_at_start)
+
+    def joined(self, other: _Span) -> _Span:
+        first, last = min(self, other, key=lambda span: span.start), max(self, other, key=lambda span: span.end)
+        return _Span(first.start, last.end, first.held_at_start, last.held_at_end)
+
+
+class AgentClock:
+    """Counts the seconds of one agent, from its construction on.
+
+    It stands still while model calls are out, because only the far side knows whether they are held. When a call
+    returns, the clock advances by what the call took, less the seconds in which it was held. Calls may overlap: each
+    second counts once. A call that does not say when it was held counts in full, unless another one was out as well.
+    """
+
+    def __init__(self) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._counted = 0.0
+        self._since = self._now()
+        self._calls = 0
+        self._spans: list[_Span] = []
+        """What is known of the time since the first of the present calls began: stretches that do not overlap."""
+
+    def seconds(self) -> float:
+        if self._calls:
+            return self._counted + sum(span.own_seconds for span in self._spans)
+        return self._counted + self._now() - self._since
+
+    def call_begins(self) -> float:
+        """Returns the time, for `call_ends`."""
+        now = self._now()
+        if not self._calls:
+            self._counted, self._since = self._counted + now - self._since, now
+        self._calls += 1
+        return now
+
+    def call_ends(self, began: float, held: tuple[float, float] | None) -> None:
+        """`held` are two readings of the clock that counts held seconds: when the call began and when it ended."""
+        now = self._now()
+        self._calls -= 1
+        if held is not None:
+            span = _Span(began, now, *held)
+            apart = [other for other in self._spans if other.end < span.start or span.end < other.start]
+            for other in self._spans:
+                span = span if other in apart else span.joined(other)
+            self._spans = [*apart, span]
+        if not self._calls:
+            known = sum(span.own_seconds for span in self._spans)
+            self._counted += known if self._spans else now - self._since
+            self._since = now
+            self._spans.clear()

@@ -1,0 +1,48 @@
+"""A time limit for each model call, counted where it is known whether the call is held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from loopwright.core.timeouts import ClockTimeout
+from loopwright.errors import LoopwrightError, OutOfTimeError
+from loopwright.ports import Engine
+from loopwright.types import GenerateRequest, Generation
+
+
+class TimedClient:
+    """A `ModelClient` over the engines of this process. It ends a call when the caller's seconds are spent, and tells
+    how long the call was held.
+
+    `held` reads the clock of held seconds: for how long the engines have answered nobody so far.
+    """
+
+    def __init__(self, engine: Engine, held: Callable[[], float] = lambda: 0.0) -> None:
+        self._engine = engine
+        self._held = held
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        before = self._held()
+        if request.seconds is None:
+            return replace(await self._engine.generate(request), held=(before, self._held()))
+        limit = ClockTimeout(request.seconds, self._own_time)
+        try:
+            async with limit:
+                generation = await self._engine.generate(request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise OutOfTimeError(
+                f"request {request.id} was not answered within the {request.seconds:g} s that its agent had left",
+                remedy="raise the agent's time limit, or let it ask for less",
+                held=(before, self._held()),
+            ) from None
+        except LoopwrightError as error:
+            error.facts["held"] = (before, self._held())
+            raise
+        return replace(generation, held=(before, self._held()))
+
+    def _own_time(self) -> float:
+        return asyncio.get_running_loop().time() - self._held()

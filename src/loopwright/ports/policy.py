@@ -1,0 +1,55 @@
+"""The model as one rollout sees it, with the record of what it saw and said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from loopwright.ports.agent_loop import Policy
+from loopwright.types import Episode, EpisodeDrift, Message, RecordedChain, RolloutRequest, StopReason
+
+
+class RecordingPolicy(Policy, Protocol):
+    """A policy for one rollout that can tell afterwards what happened."""
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether the model has said anything."""
+        ...
+
+    @property
+    def transcript(self) -> Sequence[Message]:
+        """The latest conversation, with the model's reply."""
+        ...
+
+    @property
+    def fault(self) -> Exception | None:
+        """What kept the model from answering, even if the agent has caught or replaced the exception."""
+        ...
+
+    def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode: ...
+
+    @property
+    def recorded(self) -> Sequence[RecordedChain]:
+        """A description of each of the episode's chains, in their order."""
+        ...
+
+    async def drift(self) -> EpisodeDrift | None:
+        """What tokenising the episode's text again would get wrong. None where that is not measured."""
+        ...
+
+
+class PolicyMaker(Protocol):
+    """Makes the policy of one rollout."""
+
+    def policy(self, request: RolloutRequest, *, resumable: bool) -> RecordingPolicy:
+        """With `resumable`, a paused engine interrupts the rollout, and `request.resume_from` is continued."""
+        ...
+
+
+class ChainChoice(Protocol):
+    """Decides which chains of a rollout are trained (T6)."""
+
+    async def choose(self, chains: Sequence[RecordedChain]) -> frozenset[int]:
+        """The numbers of the chains to train. Raises FilterError when that cannot be decided."""
+        ...

@@ -1,0 +1,24 @@
+"""The seam for rollouts: a request goes in, a rollout comes out, in this process or elsewhere."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from loopwright.types import Rollout, RolloutKey, RolloutRequest
+
+
+class RolloutWorker(Protocol):
+    """Runs agents. It holds the agent loops and the policies; the driver holds slots, attempts and judgers."""
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        """Run the agent once.
+
+        What it did is unscored, partial or failed; it is scored only where the config sets the reward of an agent that
+        raised. An exception of this method is a bug of ours, or an EngineError when the worker is lost (R1).
+        Cancelling the call ends the agent.
+        """
+        ...
+
+    def silent_seconds(self, key: RolloutKey) -> float:
+        """How long nothing was heard from whoever runs this rollout. A worker reports also while its agent waits."""
+        ...

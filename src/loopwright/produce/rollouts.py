@@ -1,0 +1,228 @@
+"""Running many rollouts at once, for training and for evaluation alike.
+
+Rollouts start in the order given, as slots become free. Each is handed on the moment it has a reward or has failed;
+an episode whose judger takes its time, or which is partial, is handed on unscored before that. A failed rollout is
+tried again; with a lockstep engine all failed ones are tried again together, so that every run
+has the same batches (D3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from loopwright.core.redaction import Redactor, without_secrets
+from loopwright.core.seeds import derive_seed
+from loopwright.core.timeouts import ClockTimeout
+from loopwright.core.together import together
+from loopwright.errors import EngineError, WorkerLostError
+from loopwright.ports import Judger, Lockstep, RolloutWorker
+from loopwright.produce.judging import judged
+from loopwright.produce.settings import Limits
+from loopwright.produce.slots import NotStartedError, Slots
+from loopwright.types import (
+    Failed,
+    FailureCause,
+    Rollout,
+    RolloutKey,
+    RolloutRequest,
+    Sampling,
+    Split,
+    Task,
+    Timing,
+    Unscored,
+)
+
+RETRIED = frozenset({FailureCause.INFRA, FailureCause.AGENT})
+"""Causes for which a rollout is made again. A failed judger has had its own retries, and the episode is sound; a task
+that does not fit the context never will."""
+
+PATIENCE_SECONDS = 1.0
+"""How long a finished episode may exist in memory alone, while its judger is at work."""
+
+OnRollout = Callable[[Rollout], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rollout to be made. `split` and `mode` keep the seeds of training and of each evaluation apart.
+
+    With `judge_only`, a rollout that was made before, no agent runs: the judger alone is asked. `resume_from` is a
+    partial rollout of the same attempt. Attempts are counted from `first_attempt` on: those of an expired group do not
+    count against its next life.
+    """
+
+    key: RolloutKey
+    task: Task
+    sampling: Sampling
+    judger: Judger
+    split: Split = Split.TRAIN
+    mode: str | None = None
+    judge_only: Rollout | None = None
+    resume_from: Rollout | None = None
+    first_attempt: int = 0
+
+    def again(self) -> Job:
+        """The next attempt at the same member. Its seed is another one, because the first attempt failed."""
+        return replace(self, key=replace(self.key, attempt=self.key.attempt + 1), judge_only=None, resume_from=None)
+
+    def request(self, run_seed: int, seconds: float) -> RolloutRequest:
+        """What the worker is asked for."""
+        key, label = self.key, self.split if self.mode is None else f"{self.split}/{self.mode}"
+        seed = derive_seed(run_seed, label, key.task_set, key.draw, key.member, key.attempt)
+        return RolloutRequest(self.split, key, self.task, replace(self.sampling, seed=seed), seconds, self.resume_from)
+
+
+class RolloutRunner:
+    """Runs jobs on a worker. It holds no state between calls of `run`. `redact` knows the secrets that no rollout may
+    hold."""
+
+    def __init__(
+        self,
+        worker: RolloutWorker,
+        *,
+        seed: int,
+        limits: Limits,
+        concurrency: int,
+        max_attempts: int,
+        lockstep: Lockstep | None = None,
+        redact: Redactor | None = None,
+    ) -> None:
+        self._worker = worker
+        self._seed = seed
+        self._limits = limits
+        self._concurrency = concurrency
+        self._max_attempts = max_attempts
+        self._lockstep = lockstep
+        self._redact = redact or Redactor()
+
+    def slots(self, on_release: Callable[[], None] = lambda: None) -> Slots:
+        """Slots for as many agents as may run at a time."""
+        return Slots(self._concurrency, self._lockstep, on_release)
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether what starts together has to be handed over together."""
+        return self._lockstep is not None
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        on_rollout: OnRollout,
+        on_unscored: OnRollout | None = None,
+        slots: Slots | None = None,
+    ) -> Coroutine[Any, Any, list[Rollout | None]]:
+        """The last attempt at each job, in the order of `jobs`. `on_rollout` sees every attempt as it ends.
+
+        `on_unscored` sees the episodes that are not judged at once: because the judger takes its time, because it
+        judges whole groups, which is for the caller to ask for, or because they are partial. The latter two are
+        returned unscored. A job that its `slots` turned away has no rollout.
+        """
+        # Not a coroutine itself: nothing stands between the caller and the jobs.
+        kept = _Kept(slots if slots is not None else self.slots(), on_rollout, on_unscored)
+        if self.in_lockstep:
+            return self._in_waves(jobs, kept)
+        return together(self._to_the_end(job, kept) for job in jobs)
+
+    def worth_another(self, rollout: Rollout, first_attempt: int = 0) -> bool:
+        """Whether the rollout failed in a way that may pass, and has attempts left."""
+        failed = rollout.reward
+        may_pass = isinstance(failed, Failed) and failed.cause in RETRIED
+        return may_pass and rollout.key.attempt + 1 - first_attempt < self._max_attempts
+
+    async def judge_group(self, rollouts: Sequence[Rollout], judger: Judger) -> list[Rollout]:
+        """The rollouts of one task, judged together."""
+        scored = await judged(rollouts, judger, self._limits.judge_attempts)
+        return [without_secrets(rollout, self._redact) for rollout in scored]
+
+    async def _to_the_end(self, job: Job, kept: _Kept, *, retry: bool = True) -> Rollout | None:
+        """The last attempt at a job, judged if it can be; None if it was turned away before it began."""
+        while True:
+            made = job.judge_only
+            if made is None:
+                silence = ClockTimeout(
+                    self._limits.worker_silence_seconds, partial(self._worker.silent_seconds, job.key)
+                )
+                started = time.time()
+                try:
+                    async with kept.slots.slot(job.key), silence:
+                        made = await self._worker.run(job.request(self._seed, self._limits.agent_timeout_seconds))
+                except NotStartedError:
+                    return None
+                except (EngineError, TimeoutError) as error:
+                    if isinstance(error, TimeoutError) and not silence.expired():
+                        raise
+                    made = _lost(job, error, silence, started)
+                made = without_secrets(made, self._redact)
+            if made.awaits_judge and not job.judger.judges_groups:
+                # A rollout that is judged again is stored already.
+                made = await self._judged(made, job.judger, None if job.judge_only else kept.on_unscored)
+            elif kept.on_unscored is not None and isinstance(made.reward, Unscored):
+                await kept.on_unscored(made)
+            if not isinstance(made.reward, Unscored):
+                await kept.on_rollout(made)
+            if not (retry and self.worth_another(made, job.first_attempt)):
+                return made
+            job = job.again()
+
+    async def _in_waves(self, jobs: Sequence[Job], kept: _Kept) -> list[Rollout | None]:
+        """Failed ones are tried again together, after the others: when a rollout starts does then not depend on how
+        long another one was judged."""
+        done: dict[int, Rollout | None] = {}
+        todo = dict(enumerate(jobs))
+        while todo:
+            with kept.slots.wave(sum(job.judge_only is None for job in todo.values())):
+                ended = await together(self._to_the_end(job, kept, retry=False) for job in todo.values())
+            made = dict(zip(todo, ended, strict=True))
+            done |= made
+            todo = {
+                place: todo[place].again()
+                for place, rollout in made.items()
+                if rollout is not None and self.worth_another(rollout, todo[place].first_attempt)
+            }
+        return [done[place] for place in range(len(jobs))]
+
+    async def _judged(self, made: Rollout, judger: Judger, on_unscored: OnRollout | None) -> Rollout:
+        keeping: list[asyncio.Future[None]] = []
+
+        def keep() -> None:
+            if on_unscored is not None:
+                keeping.append(asyncio.ensure_future(on_unscored(made)))
+
+        timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, keep)
+        try:
+            (scored,) = await judged([made], judger, self._limits.judge_attempts)
+            return without_secrets(scored, self._redact)
+        except asyncio.CancelledError:
+            # The run is stopping: without its reward the episode is still worth keeping.
+            if not keeping:
+                keep()
+            raise
+        finally:
+            timer.cancel()
+            # Before anyone hears of the reward: it is stored with what is kept here.
+            for kept in keeping:
+                await kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One call of `run`: the slots of its agents, and who keeps their rollouts."""
+
+    slots: Slots
+    on_rollout: OnRollout
+    on_unscored: OnRollout | None
+
+
+def _lost(job: Job, error: EngineError | TimeoutError, silence: ClockTimeout, started: float) -> Rollout:
+    """The rollout of a worker that was lost: a failure of the infrastructure."""
+    if isinstance(error, EngineError):
+        failed = Failed(FailureCause.INFRA, type(error).__name__, error.message)
+    else:
+        detail = f"the worker of rollout {job.key} was silent for {silence.seconds:g} s"
+        failed = Failed(FailureCause.INFRA, WorkerLostError.__name__, detail)
+    return Rollout(job.key, job.task, None, failed, Timing(started, time.time() - started))
