@@ -11,7 +11,6 @@ SHARED = {
     "judge",  # the function that a judger's import path names
     "problems",  # every file of config/checks has one
     "warnings",  # likewise
-    "Source",  # where a config value comes from, and where a group comes from
 }
 
 
