@@ -1,7 +1,7 @@
-"""Judgers made of judgers: several at once, or the one that a task's source calls for.
+"""Judgers made of judgers: several at once, or one that is chosen by the source of the task.
 
-Every part's score is kept by name, nested names joined by a slash. There is no score without all parts: when one of
-them fails, the whole fails, and says which part it was (R2).
+Every part's score is kept by name; nested names are joined by a slash. There is no score without all parts: if one of
+them fails, the whole judger fails and names that part (R2).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from loopwright.ports import Judger
 from loopwright.types import Episode, Scored, Task
 
 Merge = Callable[[Mapping[str, Scored]], Awaitable[Scored]]
-"""Makes one score of the parts' scores."""
+"""Makes one score from the scores of the parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A judger under the name that its score gets."""
+    """A judger, and the name of its score."""
 
     name: str
     judger: Judger
 
 
 class SeveralJudgers(MemberJudger):
-    """All parts judge at the same time, and `merge` makes one score of theirs."""
+    """All parts judge at the same time, and `merge` makes one score from their scores."""
 
     def __init__(self, name: str, parts: Sequence[Part], merge: Merge) -> None:
         self._name = name
@@ -46,13 +46,14 @@ class SeveralJudgers(MemberJudger):
         total = await self._merge(scores)
         named = {name: value for part, scored in scores.items() for name, value in _named(part, scored).items()}
         answer = next((scored.answer for scored in (total, *scores.values()) if scored.answer is not None), None)
-        # A judger's score keeps its name, whatever `merge` calls its own parts.
+        # A judger's score keeps its name, even if `merge` uses the same name for a part of its own.
         return Scored(total.value, {**total.parts, **named}, answer)
 
     async def _scores(self, task: Task, episode: Episode) -> dict[str, Scored]:
-        """Every part's score, or the first failure in the order of the parts, whichever came first in time.
+        """The scores of all parts. If some fail, the failure of the first part in their order is raised, not the
+        earliest one.
 
-        A failure stops no other part: a cancelled one would lose its worker process.
+        A failure does not stop the other parts, because a cancelled part would lose its worker process.
         """
 
         async def outcome(part: Part) -> Scored | JudgeError:
@@ -70,7 +71,7 @@ class SeveralJudgers(MemberJudger):
 
 
 class JudgerBySource(MemberJudger):
-    """Each task is judged by the judger of its source, which its metadata name under `key`."""
+    """Each task is judged by the judger of its source. The task's metadata names the source under `key`."""
 
     def __init__(self, name: str, judgers: Mapping[str, Judger], key: str, default: Judger | None) -> None:
         self._name = name
@@ -98,7 +99,7 @@ class JudgerBySource(MemberJudger):
 
 
 def weighted_sum(name: str, weights: Mapping[str, float]) -> Merge:
-    """The merge of the judger called `name`."""
+    """The merge function of the judger `name`: a weighted sum."""
 
     async def merge(scores: Mapping[str, Scored]) -> Scored:
         total = sum(weights[part] * scored.value for part, scored in scores.items())

@@ -1,8 +1,8 @@
-"""A JSON endpoint that judges, asked with patience.
+"""Asks a JSON endpoint for a judgement, with retries.
 
-What may pass by itself (no connection, no answer in time, 429, 5xx) is tried again until the retries or the deadline
-are spent, and no sooner than the server asks for. What will not pass (another 4xx, a redirect, an answer that is no
-JSON or has no end) is not. Either way there is JSON, or a JudgeError that says what came instead (R2).
+A temporary failure (no connection, no answer in time, 429, 5xx) is retried until the retries or the deadline are used
+up, and not earlier than the server asks for. A permanent failure (another 4xx, a redirect, an answer that is no JSON or
+too long) is not retried. The result is JSON, or a JudgeError that says what came instead (R2).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import httpx
 
 FIRST_PAUSE_SECONDS = 0.5
-"""Before the second try; each later pause is twice as long."""
+"""The pause before the second try. Each later pause is twice as long."""
 
 MAX_ANSWER_BYTES = 1 << 20
-"""A verdict is short. Whatever is longer is no verdict, and is not read to its end."""
+"""A verdict is short. A longer answer is no verdict, and is not read to its end."""
 
 
 def new_client() -> httpx.AsyncClient:
-    """The one client of a run: its judgers share its connections, and each bounds its own requests."""
+    """The HTTP client of a run. All judgers share its connections, and each judger limits its own requests."""
     require("http")
     import httpx
 
@@ -38,7 +38,7 @@ def new_client() -> httpx.AsyncClient:
 
 
 class _TryAgainError(Exception):
-    """A request that gave no answer, for a reason that may pass. `pause` is how long the server wants to be left."""
+    """A request failed for a temporary reason. `pause` is how long the server asks to wait."""
 
     def __init__(self, error: JudgeError, pause: float = 0.0) -> None:
         super().__init__(error)
@@ -60,8 +60,8 @@ class JudgeEndpoint:
         self._slots = asyncio.Semaphore(config.concurrency)
 
     async def post(self, payload: Mapping[str, Any]) -> Any:
-        """What the endpoint answers to `payload`, as plain values."""
-        # ASCII only: sampled text can hold lone surrogates, which UTF-8 cannot carry and an escape can.
+        """Send `payload`, and return the endpoint's answer as plain values."""
+        # Write ASCII only: sampled text may contain lone surrogates. UTF-8 cannot hold them, but an escape can.
         body = json.dumps(payload, allow_nan=False).encode("ascii")
         async with self._slots:
             deadline = time.monotonic() + self._config.deadline_seconds
@@ -85,7 +85,7 @@ class JudgeEndpoint:
 
         seconds = max(0.0, min(self._config.timeout_seconds, deadline - time.monotonic()))
         try:
-            # A deadline for the whole exchange: httpx's own would start again with every byte that trickles in.
+            # This deadline is for the whole exchange. httpx's own timeout starts again with every byte that arrives.
             async with asyncio.timeout(seconds):
                 status, headers, text = await self._exchange(body)
         except TimeoutError as error:
@@ -147,7 +147,7 @@ def _remedy(status: int) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds; 0 when the server does not say, or says it unintelligibly."""
+    """Seconds to wait. 0 if the server does not say, or if its value cannot be read."""
     said = headers.get("retry-after", "")
     try:
         return max(0.0, float(said))

@@ -1,4 +1,4 @@
-"""A service of the user's own as a judger: an episode goes out as JSON, a score comes back."""
+"""The user's own service as a judger: it gets an episode as JSON, and returns a score."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HttpJudger(MemberJudger):
         if scored is None:
             raise self._signature.error(
                 f"answered with {short_repr(said)}",
-                remedy='let it answer {"score": a finite number}, if it likes with "parts": {name: number} and '
+                remedy='let it answer {"score": a finite number}, optionally with "parts": {name: number} and '
                 '"answer": text',
                 error="WrongAnswer",
             )
@@ -44,7 +44,7 @@ class HttpJudger(MemberJudger):
 
 
 def _scored(said: Any) -> Scored | None:
-    """The answer as a score; None when any of it is not what it should be."""
+    """The answer as a score. None if any part of it is wrong."""
     if not isinstance(said, Mapping):
         return None
     score, parts, answer = finite(said.get("score")), said.get("parts") or {}, said.get("answer")

@@ -9,8 +9,8 @@ from loopwright.errors import JudgeError
 from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.types import Episode, Scored, Task
 
-# A minus after a word or a bracket is a subtraction, not a sign. A number is matched whole, so that the digits of its
-# fraction or its exponent are not taken for an integer; a point after a word or another point ends a sentence.
+# A minus after a word or a bracket is a subtraction, not a sign. A number is matched as a whole, so that the digits of
+# its fraction or its exponent are not read as an integer. A point after a word or another point ends a sentence.
 NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]])[-−+])?"
     r"(?:(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?P<fraction>\.[0-9]+)?|(?P<bare_fraction>(?<![\w.])\.[0-9]+))"
@@ -18,11 +18,11 @@ NUMBER = re.compile(
 )
 
 MAX_EXPONENT = 4
-"""Digits. Whoever means a number that is longer than 10,000 digits does not answer with an integer."""
+"""The largest number of digits of an exponent. A number with more than 10,000 digits is not meant as an integer."""
 
 
 class IntegerAnswer(MemberJudger):
-    """1.0 when the last number of the answer is the integer `task.truth`, else 0.0."""
+    """1.0 if the last number of the answer is the integer `task.truth`, otherwise 0.0."""
 
     def __init__(self, name: str = "integer_answer") -> None:
         self._name = name
@@ -45,13 +45,14 @@ class IntegerAnswer(MemberJudger):
 
 
 def _last_integer(text: str) -> str | None:
-    """The last number in a text, in canonical spelling, if it is an integer."""
+    """The last number in a text, in a canonical form, if it is an integer."""
     numbers = list(NUMBER.finditer(text))
     return _canonical(numbers[-1]) if numbers else None
 
 
 def _canonical(number: re.Match[str]) -> str | None:
-    """12.0 and 1.2e1 are the integer 12; 1.5 is none. By its text: a model can write more digits than Python reads."""
+    """The integer in a canonical form: 12.0 and 1.2e1 are 12; 1.5 is none. It works on the text, because a model can
+    write more digits than Python reads."""
     whole = (number["digits"] or "").replace(",", "")
     exponent = (number["exponent"] or "e0")[1:]
     if len(exponent.lstrip("+-")) > MAX_EXPONENT:

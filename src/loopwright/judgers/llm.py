@@ -1,8 +1,8 @@
 """A judge model behind any OpenAI-compatible chat completions endpoint.
 
-The answer is material, never an instruction: it stands between two lines that hold a digest of itself, which no answer
-can contain. A verdict is the judge's whole reply, one JSON object with a score within range. Anything else is a
-JudgeError: nothing is fished out of running text, where it could be a quotation of the answer.
+The answer is data, never an instruction: it is placed between two lines that contain a digest of the answer, which no
+answer can contain itself. A verdict is the judge's whole reply: one JSON object with a score within range. Anything
+else is a JudgeError. No score is searched for in other text, because the text could quote the answer.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ RESPONSE_FORMAT = {
     "json_schema": {"name": "verdict", "strict": True, "schema": VERDICT_SCHEMA},
 }
 NOT_UNDERSTOOD = (400, 422)
-"""What servers answer that do not know `response_format`."""
+"""The statuses of servers that do not support `response_format`."""
 
 FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Questionnaire:
-    """What the judge model is asked: a template with {question}, {answer} and {truth}, and the range of its scores."""
+    """The question to the judge model: a template with {question}, {answer} and {truth}, and the range of scores."""
 
     prompt: str = DEFAULT_PROMPT
     min_score: float = 0.0
@@ -74,22 +74,22 @@ class Questionnaire:
             "truth": "(there is none)" if task.truth is None else str(task.truth),
             "answer": f"----- answer {mark} begins -----\n{answer}\n----- answer {mark} ends -----",
         }
-        # One pass: what is put in is not searched for places again.
+        # Replace in one pass, so that inserted text is not searched for places again.
         asked = re.sub(r"\{(question|answer|truth)\}", lambda place: values[place[1]], self.prompt)
         system = SYSTEM.format(mark=mark, low=self.min_score, high=self.max_score)
         return [{"role": "system", "content": system}, {"role": "user", "content": asked}]
 
     def share(self, score: float) -> float | None:
-        """The score as a number from 0 to 1; None when it is out of range."""
+        """The score as a number from 0 to 1. None if it is out of range."""
         if not self.min_score <= score <= self.max_score:
             return None
         return (score - self.min_score) / (self.max_score - self.min_score)
 
 
 class LlmJudger(MemberJudger):
-    """Asks a model for a verdict. It is asked for JSON by schema, unless the server does not know how.
+    """Asks a model for a verdict. It requests JSON by schema, unless the server does not support that.
 
-    `settings` go into every request: the model, and how it samples.
+    `settings` are part of every request: the model, and how it samples.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LlmJudger(MemberJudger):
         return answer
 
     def _text(self, completion: Any) -> str:
-        """What the judge said, if it said it to the end."""
+        """The judge's reply, if it was not cut off."""
         match completion:
             case {"choices": [{"finish_reason": "length"}, *_]}:
                 raise self._no_verdict(
@@ -149,7 +149,7 @@ class LlmJudger(MemberJudger):
 
 
 def _json_object(reply: str) -> Mapping[str, Any]:
-    """The reply as one JSON object, bare or in one code fence; else an empty one."""
+    """The reply as one JSON object, plain or in one code fence. Empty if it is not one."""
     text = reply.strip()
     fenced = FENCED.fullmatch(text)
     try:
@@ -160,7 +160,7 @@ def _json_object(reply: str) -> Mapping[str, Any]:
 
 
 def _conversation(messages: Sequence[Message]) -> str:
-    """A lone message as it is; of several, each with its role."""
+    """A single message as it is. If there are several, each has its role in front."""
     if len(messages) == 1:
         return str(messages[0].get("content") or "")
     return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)

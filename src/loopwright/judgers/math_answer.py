@@ -1,7 +1,7 @@
-"""The built-in judger for mathematical answers, on the library math-verify.
+"""The built-in judger for mathematical answers. It uses the library math-verify.
 
-It runs in worker processes as a user's function does. The library's own time-outs are off, because they need signals
-and turn into "not equal"; the worker's deadline takes their place, and past it there is no score (R2).
+It runs in worker processes like a user's function. The library's own time-outs are off, because they need signals and
+mean "not equal". The worker's deadline replaces them; after it there is no score (R2).
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ import sympy
 from loopwright.errors import JudgeError
 from loopwright.types import Episode, Scored, Task
 
-# It warns at every call that its time-outs are off.
+# The library warns at every call that its time-outs are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[")
-"""Where LaTeX says that mathematics begins."""
+"""The marks with which mathematics begins in LaTeX."""
 
 WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
-"""Mathematics has names of one letter, commands, and text in braces. A word is prose."""
+"""A word. Mathematics has names of one letter, commands, and text in braces, but no words."""
 
 SURELY_READABLE = r"\boxed{\frac{1}{2}}"
-"""What only a broken library cannot read."""
+"""If the library cannot read this, it is broken."""
 
 MAX_SPELLING = 500
-"""Characters. Python refuses to spell numbers of more than 4300 digits, and nobody reads those of fewer."""
+"""The largest number of characters of a canonical answer. Python refuses to write numbers with more than 4300 digits,
+and nobody reads shorter ones of that size."""
 
 
 def judge(task: Task, episode: Episode) -> Scored:
-    """1.0 when the answer (in the last \\boxed{}, or else its last expression) equals `task.truth`, else 0.0."""
+    """1.0 if the answer (the last \\boxed{}, or the last expression) equals `task.truth`, otherwise 0.0."""
     truth = _truth(task.truth)
     if not truth:
         raise JudgeError(
@@ -51,7 +52,7 @@ def judge(task: Task, episode: Episode) -> Scored:
 
 
 def _truth(value: Any) -> list[Any]:
-    """A number, or LaTeX with or without its marks; empty for anything else."""
+    """The truth as read by the library: a number, or LaTeX with or without its marks. Empty for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [sympy.sympify(value)] if math.isfinite(value) else []
     if not isinstance(value, str) or (WORD.search(value) and not MARKED.search(value)):
@@ -61,7 +62,8 @@ def _truth(value: Any) -> list[Any]:
 
 
 def _answer(text: str) -> list[Any]:
-    """What the library reads in an answer. Empty when it cannot read it, though it can read: that is a wrong answer."""
+    """What the library reads in an answer. Empty if it cannot read the answer although the library works: then the
+    answer is wrong."""
     try:
         answer = _parsed(text)
     except MemoryError:
@@ -88,13 +90,13 @@ def _expressions(parsed: list[Any]) -> list[Any]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """What the library reads in a text: the expression, and the words it was read from. Empty when there is none."""
+    """What the library reads in a text: the expression, and the text of it. Empty if there is no expression."""
     return list(math_verify.parse(text, parsing_timeout=None, raise_on_error=True))
 
 
 def _canonical(expression: Any) -> str | None:
-    """One spelling for equal numbers: 0.5 and 1/2 are the same answer. None when it would be too long, or cannot be
-    spelled: the score stands without it."""
+    """One text for equal numbers: 0.5 and 1/2 are the same answer. None if the text would be too long or cannot be
+    written; then the score has no answer."""
     try:
         number = isinstance(expression, sympy.Expr) and expression.is_number
         text = str(sympy.nsimplify(expression.doit(), rational=True) if number else expression)

@@ -1,4 +1,4 @@
-"""The door of a judger that scores each episode by itself."""
+"""The base of judgers that score each episode by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loopwright.types import Episode, Scored, Task
 
 
 class MemberJudger(ABC):
-    """A `Judger` whose subclass says what one episode is worth."""
+    """A `Judger` whose subclass scores one episode."""
 
     judges_groups: ClassVar[bool] = False
 

@@ -1,6 +1,6 @@
-"""What a judger did, made unmistakable: a finite score, or a JudgeError that names the judger (R2).
+"""Turns what a judger returned into a finite score, or into a JudgeError that names the judger (R2).
 
-Nothing is read into a wrong answer. A string, None or NaN is an error, not the number 0.
+A wrong return value is not interpreted. A string, None or NaN is an error, not the number 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRY_RUN = "`loopwright check --deep` calls your judger once and shows what it do
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How a judger is called in the config, and where it lives: its function's path, or its address."""
+    """The name of a judger in the config, and its place: the function's path, or the URL."""
 
     name: str
     path: str
@@ -51,7 +51,7 @@ class Signature:
         return Scored(float(number), {name: float(part) for name, part in parts.items()}, answer)
 
     def scored_group(self, count: int, values: Any) -> tuple[Scored, ...]:
-        """The return value of a function that judges `count` episodes together: one score for each, in their order."""
+        """The return value of a function that judges `count` episodes together: one score for each, in order."""
         if not _is_row(values) or len(values) != count:
             raise self.error(
                 f"returned {short_repr(values)} of type {type(values).__name__} for {count} episodes",
@@ -61,10 +61,11 @@ class Signature:
         return tuple(self.scored(value) for value in values)
 
     def raised(self, error: BaseException, function: Callable[..., Any]) -> JudgeError:
-        """The user's own exception, with the line of their file that raised it; its traceback is among the facts.
+        """The error for an exception of the user's code, with the line of their file. Its traceback is one of the
+        facts.
 
-        To be called by the frame that called `function`: the traceback starts below it. A JudgeError is the judger's
-        own word that there is no score, and its place in the code says nothing.
+        The frame that called `function` must call this, because the traceback starts below that frame. If the user
+        raises a JudgeError, the judger itself says that there is no score, so the line is not added.
         """
         if isinstance(error, JudgeError):
             return self.error(f"gives no score: {error.message}", remedy=error.remedy, error=_kind(error))
@@ -87,7 +88,7 @@ class Signature:
         )
 
     def error(self, what: str, *, remedy: str, error: str, **facts: Any) -> JudgeError:
-        """`error` names the kind of failure; failures are counted by it."""
+        """`error` is the kind of failure. Failures are counted by it."""
         return JudgeError(
             f"judger {self.name!r} ({self.path}) {what}",
             remedy=remedy,
@@ -103,7 +104,7 @@ def _kind(error: JudgeError) -> str:
 
 
 def finite(value: object) -> float | None:
-    """A number of JSON as a float; None for anything else, also for a number that no float can hold."""
+    """A JSON number as a float. None for anything else, also for a number that is too large for a float."""
     return (
         float(value) if isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value) else None
     )
@@ -119,14 +120,15 @@ def _is_finite(number: object) -> bool:
 
 
 def _is_row(values: object) -> bool:
-    """Whether it is a sequence of things; a text is one thing, and so is an array without dimensions."""
+    """Whether it is a sequence of values. A text is one value, and so is an array without dimensions."""
     if isinstance(values, np.ndarray):
         return values.ndim > 0
     return isinstance(values, Sequence) and not isinstance(values, str)
 
 
 def _misfit(scored: Scored) -> str | None:
-    """What in it is of a type that cannot be stored; whether its numbers are finite is another question."""
+    """The part of the score whose type cannot be stored, or None. This does not check whether its numbers are
+    finite."""
     parts: Any = scored.parts
     answer: Any = scored.answer
     if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
@@ -138,15 +140,15 @@ def _misfit(scored: Scored) -> str | None:
 
 def _hint(value: object) -> str:
     if iscoroutine(value):
-        value.close()  # nobody will await it, and Python would warn of that
+        value.close()  # nobody will await it, and Python would warn about that
         return "make the judger an `async def`, and await what it calls"
     return "call `.item()` on a tensor" if hasattr(value, "item") else f"return a float; {DRY_RUN}"
 
 
 def short_repr(value: object) -> str:
-    """As Python would write it, in at most 80 characters."""
+    """The value as Python writes it, in at most 80 characters."""
     try:
-        # Cut before it is spelled: what came may be huge.
+        # Cut it before `repr`, because the value may be huge.
         text = repr(value[:100] if isinstance(value, str | bytes) else value)
     except Exception:  # a number of thousands of digits, or an object whose own code fails
         return "a value that cannot be shown"

@@ -11,7 +11,7 @@ import torch
 from loopwright.core.packing import Packed
 from loopwright.learn import shared_prefix
 from loopwright.learn.layout import Layout
-from loopwright.learn.shared_prefix import Segment, joined, kernel, kernel_gradients
+from loopwright.learn.shared_prefix import Segment, concatenated, kernel, kernel_gradients
 from loopwright.models.attention import BLOCKED, masked_attention, on_flash
 
 
@@ -32,7 +32,7 @@ class SharedPrefixPlan:
         results: list[Segment] = [shared_prefix.attend(q, k, v, long, scaling)] if long else []
         for row, (q, k, v) in zip(short, rows, strict=True):
             results.append(kernel(q, k, v, scaling, bias=self._bias(row, window, q.dtype)))
-        output, total = self._put_back(joined(results), long)
+        output, total = self._put_back(concatenated(results), long)
         return output, total
 
     def gradients(
@@ -53,7 +53,7 @@ class SharedPrefixPlan:
         results: list[Segment] = [shared_prefix.gradients(of, k, v, long, scaling)] if long else []
         for row, (*of, k, v) in zip(short, rows, strict=True):
             results.append(kernel_gradients(of, k, v, scaling, bias=self._bias(row, window, k.dtype)))
-        return self._put_back(joined(results), long)
+        return self._put_back(concatenated(results), long)
 
     def attend(
         self,
@@ -75,7 +75,7 @@ class SharedPrefixPlan:
         for row, one in zip(self._layout.rows, rows, strict=True):
             q, k, v = (x.transpose(0, 1)[None] for x in one)
             outputs.append([masked_attention(q, k, v, self._bias(row, window, q.dtype), scaling)[0].transpose(0, 1)])
-        return self._put_back(joined(outputs), ())[0][None]
+        return self._put_back(concatenated(outputs), ())[0][None]
 
     def _in_parts(self, window: int | None) -> tuple[Sequence[Packed], Sequence[Packed]]:
         """The rows that are computed without a mask, and the others. If a window hides a part of a long row, all rows

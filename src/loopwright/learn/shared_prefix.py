@@ -81,12 +81,12 @@ def attend(
         near, near_total = _apart_causal(queries, keys, values, [rest for row in rows for rest in row.rests], scaling)
         (of_rows,), (row_keys, row_values) = _cut((queries,), rests), _cut((k, v), prefixes)
         by_row = zip(of_rows, row_keys, row_values, strict=True)
-        far, far_total = joined([_far(q, k, v, scaling) for q, k, v in by_row])
+        far, far_total = concatenated([_far(q, k, v, scaling) for q, k, v in by_row])
         both = torch.logaddexp(far_total, near_total)
         far *= (far_total - both).exp_().unsqueeze(-1)
         far += near.mul_((near_total - both).exp_().unsqueeze(-1))
         parts.append((far, both))
-    output, total = joined(parts)
+    output, total = concatenated(parts)
     return output, total
 
 
@@ -103,12 +103,12 @@ def gradients(
         near = _apart_causal_gradients(rest, keys, values, [rest for row in rows for rest in row.rests], scaling)
         row_keys, row_values = _cut((k, v), prefixes)
         by_row = zip(zip(*_cut(rest, rests), strict=True), row_keys, row_values, strict=True)
-        far = joined([_far_gradients(of, k, v, scaling) for of, k, v in by_row])
+        far = concatenated([_far_gradients(of, k, v, scaling) for of, k, v in by_row])
         near[0].add_(far[0])
         for own, share in zip(parts[0][1:], far[1:], strict=True) if parts else ():
             own.add_(share)
         parts.append(near)
-    return joined(parts)
+    return concatenated(parts)
 
 
 def _far(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,7 +130,7 @@ def _apart_causal(
     """Causal attention of each segment to itself, for segments of these lengths."""
     counts, together = _alike(lengths)
     segments = zip(*_cut((q, k, v), together), counts, strict=True)
-    return joined([kernel(q, k, v, scaling, parts=n, causal=True) for q, k, v, n in segments])
+    return concatenated([kernel(q, k, v, scaling, parts=n, causal=True) for q, k, v, n in segments])
 
 
 def _apart_causal_gradients(
@@ -138,7 +138,7 @@ def _apart_causal_gradients(
 ) -> list[torch.Tensor]:
     counts, together = _alike(lengths)
     segments = zip(zip(*_cut(of, together), strict=True), *_cut((k, v), together), counts, strict=True)
-    return joined([kernel_gradients(own, k, v, scaling, parts=n, causal=True) for own, k, v, n in segments])
+    return concatenated([kernel_gradients(own, k, v, scaling, parts=n, causal=True) for own, k, v, n in segments])
 
 
 def _alike(lengths: Iterable[int]) -> tuple[list[int], list[int]]:
@@ -152,7 +152,7 @@ def _cut(tensors: Segment, sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...
     return [torch.split_with_sizes(x, list(sizes)) for x in tensors]
 
 
-def joined(parts: Sequence[Segment]) -> list[torch.Tensor]:
+def concatenated(parts: Sequence[Segment]) -> list[torch.Tensor]:
     """Concatenate the corresponding tensors of all parts along the tokens."""
     if len(parts) == 1:
         return list(parts[0])
