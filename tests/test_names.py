@@ -8,6 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "src/loopwright"
 SHARED = {
+    "open_run",  # the two doors for Python programs, and what both open
     "judge",  # the function that a judger's import path names
     "problems",  # every file of config/checks has one
     "warnings",  # likewise
