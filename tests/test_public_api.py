@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import pkgutil
 import subprocess
@@ -18,7 +19,7 @@ import loopwright.learn
 
 ROOMS = sorted(room.name for room in pkgutil.iter_modules(loopwright.__path__, "loopwright.") if room.ispkg)
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-PUBLIC = ("loopwright", "loopwright.learn")
+PUBLIC = ("loopwright", "loopwright.learn", "loopwright.sync")
 HEAVY = {"torch", "transformers", "ray", "vllm", "safetensors", "tokenizers"}
 
 FROZEN = {
@@ -33,16 +34,23 @@ FROZEN = {
     "RecordedChain",
     "Reply",
     "Rollout",
+    "Run",
     "Scored",
     "Scores",
+    "Step",
     "Task",
     "TaskResult",
     "TaskSource",
     "TokenChain",
     "__version__",
+    "open_run",
+    "sync",
     "teaches_nothing",
 }
 """What users import. A name is added or removed here on purpose, with a line in the changelog."""
+
+ON_DEMAND = {"Run", "Step", "open_run", "sync"}
+"""Those that are imported when they are asked for."""
 
 
 def public_names(module: ModuleType) -> set[str]:
@@ -63,7 +71,28 @@ def heavy_after(statement: str) -> set[str]:
 
 def test_the_public_names_are_the_ones_we_promise() -> None:
     assert set(loopwright.__all__) == FROZEN
-    assert public_names(loopwright) == FROZEN - {"__version__"}
+    assert public_names(loopwright) == FROZEN - {"__version__"} - ON_DEMAND
+    assert all(getattr(loopwright, name) for name in ON_DEMAND)
+    assert not hasattr(loopwright, "opne_run")
+
+
+SIGNATURE = (
+    "(config: 'ConfigLike', overrides: 'Mapping[str, Any] | Sequence[str]' = (), *, "
+    "base: 'str | os.PathLike[str] | None' = None, fresh: 'bool' = False, allow_config_change: 'bool' = False, "
+    "env: 'Mapping[str, str] | None' = None, cache: 'str | os.PathLike[str] | None' = None)"
+)
+
+
+def test_both_doors_take_what_we_promise() -> None:
+    for door in (loopwright.open_run, loopwright.sync.open_run):
+        assert str(inspect.signature(door)).partition(" -> ")[0] == SIGNATURE
+
+
+def test_both_runs_do_what_we_promise() -> None:
+    promised = {"config", "evaluate", "is_finished", "path", "roll_out", "step", "steps", "stop", "train"}
+    promised |= {"trajectories", "version"}
+    assert {name for name in dir(loopwright.sync.Run) if not name.startswith("_")} == promised
+    assert promised | {"close"} <= set(dir(loopwright.Run))
 
 
 def test_the_names_that_need_torch_are_the_ones_we_promise() -> None:
@@ -99,6 +128,8 @@ def test_every_room_says_what_lives_there(room: str) -> None:
     "statement",
     [
         "import loopwright",
+        "import loopwright; loopwright.open_run, loopwright.Step",
+        "import loopwright.sync",
         "import loopwright.cli.app",
         "import loopwright.config, loopwright.core, loopwright.ports, loopwright.types, loopwright.testing",
     ],

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import loopwright
 from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
@@ -243,3 +244,26 @@ async def test_a_signal_ends_it_in_order_and_the_same_command_goes_on(write_conf
         stop.set()
         assert not await training
     check_ledger(folder, steps=opened.learner.version, staleness=1)
+
+
+@pytest.mark.parametrize("in_flight", ["abort", "keep", "drain"])
+async def test_a_program_trains_it_step_by_step_and_looks_at_it_in_between(
+    write_config: WriteConfig, in_flight: str
+) -> None:
+    produce = {"kind": "async", "in_flight": in_flight}
+    file = write_config(**{**APART, "produce": produce, "trainer__sync_interval": 2, "trainer__steps": 4})
+    seen = []
+    async with loopwright.open_run(file, {"eval.every": 4}) as opened:
+        seen.append(await opened.roll_out(groups=2))
+        step = await opened.step()
+        assert step is not None
+        assert step.number == 1
+        assert "eval/eval/greedy/reward" in await opened.evaluate()
+        seen.append(await opened.roll_out(groups=2))
+    async with loopwright.open_run(file, {"eval.every": 4}) as opened:
+        assert opened.version == 1
+        assert await opened.train()
+        seen.append(await opened.roll_out(groups=2))
+    assert [{one.oldest_version for one in sampled} for sampled in seen] == [{0}, {1}, {4}]
+    assert set(metrics(opened.folder, "eval/eval/greedy/reward")) == {0, 1, 4}
+    check_ledger(opened.folder, steps=4, staleness=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.disaggregated import DisaggregatedTrainer
 from loopwright.trainers.evaluator import EvalReport
 from loopwright.trainers.intervals import Intervals
+from loopwright.trainers.step import Step
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import (
@@ -82,6 +83,10 @@ class Hand:
             self._check()
         assert batch is not None
         return batch
+
+    @property
+    def is_going_on(self) -> bool:
+        return self.running.is_set() and not self._finished.is_set()
 
     @property
     def wants_weights(self) -> bool:
@@ -168,7 +173,7 @@ class Examiner:
         self.engine = engine
 
     async def evaluate(self, step: int) -> EvalReport:
-        assert not self.production.running.is_set(), "evaluation runs before production resumes"
+        assert not self.production.is_going_on, "evaluation runs before production resumes"
         self.log.append(f"evaluate {step} with {self.engine.version}")
         return EvalReport({"eval/eval/greedy/reward": 1.0})
 
@@ -491,3 +496,105 @@ async def test_every_step_says_where_the_time_went(tmp_path):
         assert {"time/wait", "time/train", "time/sync", "learner/loss", "reward/mean"} <= set(numbers)
         assert 0 <= numbers["time/idle_share"] <= 1
     assert {"wait", "train", "sync"} <= set(run.notes.spans)
+
+
+async def advancing(trainer: DisaggregatedTrainer) -> AsyncIterator[Step]:
+    while (step := await trainer.advance()) is not None:
+        yield step
+
+
+async def test_steps_one_by_one_are_the_whole_run(tmp_path):
+    run = Apart(tmp_path, steps=3, evaluate=2, checkpoint=2, sync=2)
+    trainer = run.trainer(evaluates=True)
+    steps = [step async for step in advancing(trainer)]
+    whole = Apart(tmp_path / "whole", steps=3, evaluate=2, checkpoint=2, sync=2)
+    assert await whole.trainer(evaluates=True).train()
+    assert run.log == whole.log
+    assert trainer.is_finished
+    assert [(step.number, step.is_last) for step in steps] == [(1, False), (2, False), (3, True)]
+    assert ["eval/eval/greedy/reward" in step.metrics for step in steps] == [False, True, True]
+    assert all(step.metrics == run.notes.logged[step.number] for step in steps)
+
+
+async def test_production_goes_on_between_steps_until_the_run_is_closed(tmp_path):
+    run = Apart(tmp_path)
+    trainer = run.trainer()
+    await trainer.advance()
+    before = run.production.turns
+    while run.production.turns == before:
+        await asyncio.sleep(0.001)
+    await trainer.close(save=False)
+    assert run.log[-1] == "shutdown"
+    assert run.checkpoints.latest() is None
+    assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint({"production"})
+
+
+async def test_who_leaves_between_steps_keeps_what_was_learned(tmp_path):
+    run = Apart(tmp_path)
+    trainer = run.trainer()
+    await trainer.advance()
+    await trainer.close(save=True)
+    assert run.log[-2:] == ["shutdown", "save 1"]
+    await trainer.close(save=True)
+    assert run.log[-1] == "save 1"
+
+
+@pytest.mark.parametrize("sync", [1, 4])
+async def test_an_evaluation_between_steps_is_of_the_newest_weights_while_production_is_paused(tmp_path, sync):
+    run = Apart(tmp_path, steps=2, sync=sync)
+    trainer = run.trainer(evaluates=True)
+    await trainer.evaluate()
+    assert run.log == ["publish 0", "evaluate 0 with 0"], "and it is not owed any more"
+    await trainer.advance()
+    at = len(run.log)
+    await trainer.evaluate()
+    assert run.log[at:] == ["pause abort", "publish 1", "evaluate 1 with 1"]
+    await trainer.advance()
+    assert run.log[at + 3 : at + 5] == ["continue 1", "take 2"]
+    await trainer.evaluate()
+    assert run.log[-2:] == ["shutdown", "evaluate 2 with 2"]
+
+
+async def test_after_an_error_no_step_follows(tmp_path):
+    run = Apart(tmp_path)
+    run.wire.broken_at = 2
+    trainer = run.trainer()
+    await trainer.advance()
+    with pytest.raises(EngineError):
+        await trainer.advance()
+    saved = list(run.log)
+    with pytest.raises(RunError, match="a step was broken"):
+        await trainer.advance()
+    with pytest.raises(RunError, match="a step was broken"):
+        await trainer.evaluate()
+    await trainer.close(save=True)
+    assert run.log == saved
+
+
+async def test_a_step_that_is_cancelled_ends_production_and_what_was_learned_before_is_kept(tmp_path):
+    run = Apart(tmp_path)
+    run.production.batches = {2: [None]}
+    trainer = run.trainer()
+    await trainer.advance()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(trainer.advance(), 0.05)
+    assert run.log[-1] == "shutdown"
+    with pytest.raises(RunError, match="a step was cancelled"):
+        await trainer.advance()
+    await trainer.close(save=True)
+    assert run.log[-1] == "save 1"
+
+
+async def test_an_evaluation_that_is_stopped_is_made_when_the_run_goes_on(tmp_path):
+    run = Apart(tmp_path, steps=1)
+    trainer = run.trainer(evaluates=True)
+    await trainer.evaluate()
+
+    async def stops() -> None:
+        run.stop.set()
+
+    run.learner.lesson = stops
+    step = await trainer.advance()
+    assert step == Step(1, run.notes.logged[1], is_last=True)
+    assert not trainer.is_finished
+    assert run.log[-2:] == ["shutdown", "save 1"]

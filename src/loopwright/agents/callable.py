@@ -12,12 +12,12 @@ from inspect import isawaitable, iscoroutinefunction, signature
 from pathlib import Path
 from typing import Any
 
-from loopwright.agents.own_thread import in_own_thread
 from loopwright.agents.transcript import transcript_of
-from loopwright.config.imports import load_symbol
+from loopwright.config.imports import NO_OBJECTS, Objects, load_symbol
 from loopwright.errors import ConfigError
 from loopwright.ports import Policy, ServedPolicy
 from loopwright.types import Message, Task
+from loopwright.workers.own_thread import in_own_thread
 
 SHAPE = "async def agent(task, base_url, api_key)"
 
@@ -71,9 +71,11 @@ def _plain(said: object) -> object:
     return [one.model_dump(mode="json", exclude_none=True) if hasattr(one, "model_dump") else one for one in said]
 
 
-def load_callable(path: str, base: Path, args: Mapping[str, Any], max_tokens: int | None) -> CallableLoop:
+def load_callable(
+    path: str, base: Path, args: Mapping[str, Any], max_tokens: int | None, objects: Objects = NO_OBJECTS
+) -> CallableLoop:
     """The loop round the function at `path`, which must be callable with a task, a URL, a key and `args`."""
-    function = load_symbol(path, base)
+    function = load_symbol(path, base, objects)
     if not callable(function):
         raise ConfigError(
             f"agent path {path!r} names {function!r:.80}, which cannot be called", remedy=f"name a function `{SHAPE}`"

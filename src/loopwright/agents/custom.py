@@ -1,21 +1,31 @@
-"""The user's own agent loop, by import path."""
+"""The user's own agent loop, by import path or as an object."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import iscoroutinefunction
+from inspect import isclass, iscoroutinefunction
 from pathlib import Path
 from typing import Any, cast
 
-from loopwright.config.imports import load_symbol
+from loopwright.config.imports import NO_OBJECTS, Objects, load_symbol
 from loopwright.core.blame import blame
 from loopwright.errors import ConfigError
 from loopwright.ports import AgentLoop
 
 
-def load_agent(path: str, base: Path, args: Mapping[str, Any]) -> AgentLoop:
-    """Call the class or factory at `path` with `args`; what it makes must have `async def run(self, task, policy)`."""
-    factory = load_symbol(path, base)
+def load_agent(path: str, base: Path, args: Mapping[str, Any], objects: Objects = NO_OBJECTS) -> AgentLoop:
+    """Call the class or factory at `path` with `args`; what it makes must have `async def run(self, task, policy)`.
+
+    An object that has such a method itself is the loop.
+    """
+    factory = load_symbol(path, base, objects)
+    if not isclass(factory) and iscoroutinefunction(getattr(factory, "run", None)):
+        if args:
+            raise ConfigError(
+                f"agent {path!r} is an object that is made already, and agent.args are {dict(args)}",
+                remedy="leave out agent.args, or give the class instead of the object",
+            )
+        return cast(AgentLoop, factory)
     if not callable(factory):
         raise ConfigError(
             f"agent path {path!r} names {factory!r:.80}, which cannot be called",

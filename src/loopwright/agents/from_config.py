@@ -11,9 +11,11 @@ from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
 from loopwright.agents.tool_mcp import McpServer
 from loopwright.agents.tool_python import PythonTool
 from loopwright.config import (
+    NO_OBJECTS,
     AgentConfig,
     CallableAgent,
     McpToolsConfig,
+    Objects,
     PythonAgent,
     PythonToolConfig,
     SingleTurnAgent,
@@ -25,8 +27,9 @@ from loopwright.ports import AgentLoop
 from loopwright.types import Task, ToolScope
 
 
-def make_agent(config: AgentConfig, base: Path) -> AgentLoop:
-    """Load the user's code and make the loop. Relative paths start from `base`.
+def make_agent(config: AgentConfig, base: Path, objects: Objects = NO_OBJECTS) -> AgentLoop:
+    """Load the user's code and make the loop. Relative paths start from `base`. `objects` are those that a Python program
+    gave.
 
     A loop that is a context manager must be entered before it runs.
     """
@@ -35,9 +38,9 @@ def make_agent(config: AgentConfig, base: Path) -> AgentLoop:
         case SingleTurnAgent():
             return SingleTurn(config.system)
         case PythonAgent():
-            return load_agent(config.path, base, config.args)
+            return load_agent(config.path, base, config.args, objects)
         case CallableAgent():
-            return load_callable(config.path, base, config.args, config.max_tokens)
+            return load_callable(config.path, base, config.args, config.max_tokens, objects)
         case ToolAgent():
             return _tool_loop(config, base)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
@@ -23,6 +23,14 @@ from loopwright.errors import ContextError, EngineError, InterruptionError, Loop
 from loopwright.ports import ModelClient, Renderer, Reply
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.recording.describing import describe_chains
+from loopwright.render.recording.model_call import (
+    answer_budget,
+    answer_sampling,
+    planned_turns,
+    prepared_call,
+    record_turns,
+    with_call_ids,
+)
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Recorder, Said
 from loopwright.types import (
@@ -86,7 +94,6 @@ class EnginePolicy:
         self._engine = engine
         self._renderer = renderer
         self._sampling = sampling
-        self._stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids)))
         self._prefix = request_prefix
         self._max_context = max_context
         self._resumable = resumable
@@ -142,7 +149,7 @@ class EnginePolicy:
             self._finish = FinishReason.LENGTH
             return Reply("", FinishReason.LENGTH)
         seed = derive_seed(self._sampling.seed, number)
-        sampling = replace(self._sampling, max_new_tokens=budget, stop_token_ids=self._stops, seed=seed)
+        sampling = answer_sampling(self._sampling, self._renderer.stop_token_ids, budget, seed)
         left = self._seconds - self._clock.seconds()
         left = max(0.0, left if seconds is None else min(left, seconds))
         request = GenerateRequest(
@@ -180,9 +187,8 @@ class EnginePolicy:
         """The prepared call. None if the prompt is too long to be encoded at all."""
         offered = canonical_tools(tools)
         history = self._recorder.history(canonical_messages(asked), offered)
-        placed = self._recorder.place(history, offered, preamble=False)
         try:
-            return await placed.prepare_beside(self._renderer, self._max_context)
+            return await prepared_call(self._recorder, history, offered, self._renderer, self._max_context)
         except ContextError as error:
             self._unfit = self._unfit or error
             return None
@@ -192,8 +198,7 @@ class EnginePolicy:
         room = self._max_context - prompt
         if room <= 0:
             self._unfit = self._unfit or _does_not_fit(prompt, self._max_context)
-        limits = [self._sampling.max_new_tokens, room]
-        return min(limits if wish is None else [*limits, wish])
+        return answer_budget(room, self._sampling.max_new_tokens, wish)
 
     def _read(self, sampled: Generation, prepared: Prepared, number: int) -> Reply:
         """The reply as the agent sees it. An agent that offers no tools gets the text unchanged."""
@@ -201,9 +206,8 @@ class EnginePolicy:
         if not tools:
             return Reply(self._renderer.text(ids), sampled.finish, tokens=len(ids))
         parsed = self._renderer.parse(ids, tools, prepared.prompt)
-        calls = enumerate(parsed.tool_calls)
-        named = tuple(replace(call, id=call.id or f"call_{number}_{place}") for place, call in calls)
-        return Reply(parsed.content, sampled.finish, parsed.reasoning, named, len(ids))
+        parsed = with_call_ids(parsed, lambda place: f"call_{number}_{place}")
+        return Reply(parsed.content, sampled.finish, parsed.reasoning, parsed.tool_calls, len(ids))
 
     async def _sample(self, number: int, request: GenerateRequest, prepared: Prepared) -> Reply:
         try:
@@ -227,8 +231,8 @@ class EnginePolicy:
 
     def _record(self, prepared: Prepared, sampled: Generation, reply: Reply, name: str) -> None:
         """Record what was sampled: a whole answer, or a part of it. Without a token there was no turn."""
-        if sampled.ids:
-            self._recorder.add(self._recorder.plan(prepared, Said(sampled, reply.message, name)), prepared.history)
+        turns = planned_turns(self._recorder, prepared, [Said(sampled, reply.message, name)])
+        record_turns(self._recorder, prepared, turns)
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         earlier = self._earlier.take(request)

@@ -9,12 +9,12 @@ from inspect import isawaitable, iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
-from loopwright.agents.own_thread import in_own_thread
 from loopwright.agents.tool_call import BoundTool
 from loopwright.agents.tool_schema import given_parameters, tool_of
 from loopwright.config.imports import load_symbol
 from loopwright.errors import ConfigError
 from loopwright.types import Task
+from loopwright.workers.own_thread import in_own_thread
 
 
 class PythonTool:

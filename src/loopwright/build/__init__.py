@@ -16,7 +16,8 @@ if typing.TYPE_CHECKING:
     from loopwright.build.rehearsal import rehearse
     from loopwright.build.remote import RemoteEngine
     from loopwright.build.replay import replay_step
-    from loopwright.build.run import Run, open_run
+    from loopwright.build.run import open_run
+    from loopwright.build.running import Run, RunOpening
     from loopwright.build.serving import ServedModel, serve_engine
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Made",
     "RemoteEngine",
     "Run",
+    "RunOpening",
     "ServedModel",
     "evaluate_weights",
     "open_chat",
@@ -44,7 +46,8 @@ _MODULES = {
     "rehearsal": ("rehearse",),
     "remote": ("RemoteEngine",),
     "replay": ("replay_step",),
-    "run": ("Run", "open_run"),
+    "run": ("open_run",),
+    "running": ("Run", "RunOpening"),
     "serving": ("ServedModel", "serve_engine"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -49,7 +49,7 @@ def agents(loaded: Loaded) -> Agents:
 
 
 def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:
-    loop = make_agent(described.agent, loaded.base)
+    loop = make_agent(described.agent, loaded.base, loaded.objects)
     return AgentSetup(
         loop,
         resumable=is_resumable(described.agent, loop),
@@ -69,7 +69,7 @@ def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
 
 
 def _task_set(loaded: Loaded, described: TaskSetConfig, judgers: Judgers, *, shuffle: bool) -> TaskSetRuntime:
-    source = open_source(described.data, loaded.base)
+    source = open_source(described.data, loaded.base, loaded.objects)
     seed = derive_seed(loaded.config.trainer.seed, "order", described.name)
     return TaskSetRuntime(
         name=described.name,

@@ -8,20 +8,23 @@ what is stored, and the weights have version 0 throughout.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
+from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.build import parts
 from loopwright.build.remote import RemoteEngine
+from loopwright.build.sampling import SamplingParts
 from loopwright.build.session import SamplingSession, open_session, with_weights
 from loopwright.config import Loaded
-from loopwright.ports import StalePolicy
-from loopwright.produce import AgentLoopManager, Batch
+from loopwright.ports import Engine, StalePolicy, Storage
+from loopwright.produce import AgentLoopManager, Batch, RolloutRunner
 from loopwright.track.console import Console
 from loopwright.trainers.kept_weights import Weights
-from loopwright.types import GroupStatus
+from loopwright.types import GroupStatus, ProduceKind, Rollout
 
 VERSION = 0
 
@@ -56,11 +59,25 @@ async def roll_out(
         return await _make(session, groups)
 
 
+async def sample(
+    sampling: SamplingParts, runner: RolloutRunner, engine: Engine, version: int, groups: int
+) -> list[Rollout]:
+    """So many groups by the engine's weights `version`. They are stored nowhere; another call draws the same tasks."""
+    producer = await _producer(sampling, runner, engine, MemoryStorage(), version)
+    try:
+        batch = await producer.produce_batch(version + 1, version, groups)
+    finally:
+        await producer.shutdown()
+    return [rollout for group in batch.groups for rollout in group.rollouts]
+
+
 async def _make(session: SamplingSession, groups: int) -> Made:
     batch_size = session.sampling.config.trainer.groups_per_step
     batches = StoredRun(session.folder.rollouts).steps()
     number = batches[-1] if batches else 0
-    producer = await _producer(session, number)
+    producer = await _producer(
+        session.sampling, session.runner, session.engine, session.storage, number, session.on_rollout
+    )
     missing = groups - await _count(session)
     made = Made()
     while missing > 0:
@@ -76,17 +93,23 @@ async def _make(session: SamplingSession, groups: int) -> Made:
     return made
 
 
-async def _producer(session: SamplingSession, batch: int) -> AgentLoopManager:
+async def _producer(
+    sampling: SamplingParts,
+    runner: RolloutRunner,
+    engine: Engine,
+    storage: Storage,
+    batch: int,
+    on_rollout: Callable[[Rollout], None] | None = None,
+) -> AgentLoopManager:
     """It goes on after `batch`, with what was drawn and not finished."""
     # What a train step has no use for is still what these weights do.
-    sets = [replace(task_set, filter=None) for task_set in session.sampling.train_sets]
-    policy = StalePolicy(horizon=None)
+    sets = [replace(task_set, filter=None) for task_set in sampling.train_sets]
     names = [task_set.name for task_set in sets]
-    buffer, plans = await StoredBuffer.resume(session.storage, policy, names, step=batch)
-    settings = parts.produce_settings(session.sampling.config)
-    return AgentLoopManager(
-        sets, session.runner, buffer, session.engine, settings, step=batch, plans=plans, on_rollout=session.on_rollout
-    )
+    buffer, plans = await StoredBuffer.resume(storage, StalePolicy(horizon=None), names, step=batch)
+    # Nothing is trained meanwhile, so there is nothing to be ahead of.
+    produce = sampling.config.produce.model_copy(update={"kind": ProduceKind.SYNC})
+    settings = parts.produce_settings(sampling.config.model_copy(update={"produce": produce}))
+    return AgentLoopManager(sets, runner, buffer, engine, settings, step=batch, plans=plans, on_rollout=on_rollout)
 
 
 async def _count(session: SamplingSession) -> int:

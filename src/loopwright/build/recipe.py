@@ -59,8 +59,8 @@ def load_ingredients(loaded: Loaded) -> Ingredients:
     """Load the user's functions and examples; a mistake in them is an error that names them."""
     learner = loaded.config.learner
     return Ingredients(
-        _advantage(learner.advantage, loaded.base),
-        _loss(learner.loss, loaded.base),
+        _advantage(learner.advantage, loaded),
+        _loss(learner.loss, loaded),
         read_examples(loaded.base / learner.sft.path) if learner.sft else (),
     )
 
@@ -107,18 +107,18 @@ def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, ca
     )
 
 
-def _advantage(config: AdvantageConfig, base: Path) -> Advantage:
+def _advantage(config: AdvantageConfig, loaded: Loaded) -> Advantage:
     match config:
         case PlainAdvantage():
             return ADVANTAGES[config.kind]
         case PassAtK():
             return per_group(partial(pass_at_k_advantage, k=config.k))
         case PythonAdvantage():
-            function = _function("learner.advantage", "def mine(groups)", config.path, config.args, base)
+            function = _function("learner.advantage", "def mine(groups)", config.path, config.args, loaded)
             return custom_advantage(config.path, function, config.args)
 
 
-def _loss(config: LossConfig, base: Path) -> TokenLoss:
+def _loss(config: LossConfig, loaded: Loaded) -> TokenLoss:
     match config:
         case PpoClipConfig():
             return partial(ppo_clip, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip)
@@ -129,7 +129,7 @@ def _loss(config: LossConfig, base: Path) -> TokenLoss:
         case ReinforceConfig():
             return reinforce
         case PythonLoss():
-            function = _function("learner.loss", "def mine(batch)", config.path, config.args, base)
+            function = _function("learner.loss", "def mine(batch)", config.path, config.args, loaded)
             return custom_loss(config.path, function, config.args)
 
 
@@ -145,8 +145,8 @@ def _clip(config: LossConfig) -> Clip | None:
             return None
 
 
-def _function(place: str, shape: str, path: str, args: Mapping[str, Any], base: Path) -> Callable[..., Any]:
-    function = load_symbol(path, base)
+def _function(place: str, shape: str, path: str, args: Mapping[str, Any], loaded: Loaded) -> Callable[..., Any]:
+    function = load_symbol(path, loaded.base, loaded.objects)
     if not callable(function):
         raise ConfigError(
             f"{place}.path {path!r} names {function!r:.80}, which cannot be called", remedy=f"name a function `{shape}`"

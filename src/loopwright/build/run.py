@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from loopwright.buffer.replay import StoredBuffer
@@ -16,8 +15,9 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.engines import Engines, colocated, disaggregated
 from loopwright.build.recipe import load_ingredients, make_recipe
+from loopwright.build.running import Run, RunOpening
 from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
-from loopwright.build.training import ResumeState, RunParts, Trainer, make_trainer
+from loopwright.build.training import ResumeState, RunParts, make_trainer
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.learn.learner import TorchLearner
@@ -29,44 +29,11 @@ from loopwright.track.jsonl import JsonlTracker, read_jsonl
 from loopwright.track.redacting import redacting, redactor_of
 from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
-from loopwright.trainers.durable import draft_of
-from loopwright.trainers.report import write_report
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import BufferKind, TrainerKind
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run that is open: its folder is locked, its model loaded, its engine running."""
-
-    folder: RunFolder
-    config: RunConfig
-    learner: TorchLearner
-    trainer: Trainer
-    tracker: Tracker
-
-    async def train(self) -> bool:
-        """Train to the end, export the model and write the report. False when the run was stopped before."""
-        if self.learner.version < self.config.trainer.steps:
-            # An export is the model of a finished run; this one goes on.
-            shutil.rmtree(self.folder.export, ignore_errors=True)
-        finished = await self.trainer.train()
-        if finished and self.config.trainer.export and not self.folder.export.exists():
-            await self._export()
-        if self.config.track.report:
-            write_report(self.folder)
-        return finished
-
-    async def _export(self) -> None:
-        draft = draft_of(self.folder.export)
-        shutil.rmtree(draft, ignore_errors=True)
-        with self.tracker.span("export", step=self.learner.version):
-            await self.learner.export(draft)
-            draft.rename(self.folder.export)
-
-
-@asynccontextmanager
-async def open_run(
+def open_run(
     loaded: Loaded,
     *,
     cache: Path,
@@ -75,13 +42,25 @@ async def open_run(
     allow_config_change: bool = False,
     console: Console | None = None,
     env: Mapping[str, str] | None = None,
-) -> AsyncIterator[Run]:
+) -> RunOpening:
     """Open the run that a config describes. Setting `stop` ends its training after a checkpoint.
 
     `cache` is where converted models are kept; `env` is the environment, of which processes that are started see what
     holds no secret. The run folder is opened after the user's code and the model: a mistake in them costs an earlier
     run in that folder nothing.
     """
+    return RunOpening(partial(_open, loaded, cache, stop, fresh, allow_config_change, console, env or {}))
+
+
+async def _open(
+    loaded: Loaded,
+    cache: Path,
+    stop: asyncio.Event,
+    fresh: bool,
+    allow_config_change: bool,
+    console: Console | None,
+    env: Mapping[str, str],
+) -> Run:
     config, snapshot = loaded.config, loaded.config.model_dump(mode="json")
     redact = redactor_of(loaded)
     async with AsyncExitStack() as stack:
@@ -99,7 +78,7 @@ async def open_run(
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
         run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
-        engines = await stack.enter_async_context(_engines(run_parts, env or {}))
+        engines = await stack.enter_async_context(_engines(run_parts, env))
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(
@@ -109,7 +88,9 @@ async def open_run(
         trainer, manager = make_trainer(run_parts, engines, runner, stop=stop, on_rollout=on_rollout)
         stack.push_async_callback(manager.shutdown)
         stack.enter_context(_out_of_the_collectors_way())
-        yield Run(folder, config, learner, trainer, tracker)
+        run = Run(folder, config, learner, trainer, tracker, sampling, runner, engines.engine, stop, redact)
+        stack.push_async_callback(run.leave)
+        return run.closed_by(stack.pop_all())
 
 
 @contextmanager

@@ -104,7 +104,7 @@ async def _user_code(
     """The agents, what is trained on, what is evaluated on, and how; open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
-        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets)
+        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)
     )
     agents = parts.agents(loaded)
     train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)

@@ -9,10 +9,10 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from loopwright.core.together import let_go
+
 T = TypeVar("T")
 
-LAST_SECONDS = 5.0
-"""How long tasks that are left may take to end. Whoever started them has given them their grace already."""
 YOUNG_OBJECTS = 10_000
 """So many new objects are looked through at a time."""
 MACOS_FILES = 10_240
@@ -25,7 +25,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         try:
             return runner.run(main)
         finally:
-            runner.run(_let_go())
+            runner.run(let_go())
 
 
 def run_server(main: Coroutine[Any, Any, T]) -> T:
@@ -60,15 +60,3 @@ def settle_down() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-
-
-async def _let_go() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        _, left = await asyncio.wait(left, timeout=LAST_SECONDS)
-    for task in left:
-        # The process ends without them. Their owner has warned of them; asyncio need not do it again.
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        asyncio.tasks._unregister_task(task)

@@ -13,7 +13,7 @@ from loopwright.config.data import (
 from loopwright.config.evaluation import BuiltInMetric, CustomMetric, EvalConfig, MetricSpec
 from loopwright.config.files import BUNDLED_MODEL, model_folder
 from loopwright.config.gateway import GatewayConfig
-from loopwright.config.imports import load_symbol, user_line
+from loopwright.config.imports import NO_OBJECTS, Objects, load_symbol, user_line
 from loopwright.config.judgers import (
     BUILT_IN_JUDGERS,
     ComposedJudgerConfig,
@@ -44,7 +44,15 @@ from loopwright.config.learner import (
     ReinforceConfig,
     SftConfig,
 )
-from loopwright.config.loading import Loaded, Migrated, Setting, load, migrate_file
+from loopwright.config.loading import (
+    ConfigLike,
+    Loaded,
+    Migrated,
+    Setting,
+    load,
+    load_from_python,
+    migrate_file,
+)
 from loopwright.config.purpose import Purpose
 from loopwright.config.schema import (
     BufferConfig,
@@ -71,6 +79,7 @@ from loopwright.config.tools import McpToolsConfig, PythonToolConfig, ToolConfig
 __all__ = [
     "BUILT_IN_JUDGERS",
     "BUNDLED_MODEL",
+    "NO_OBJECTS",
     "AdvantageConfig",
     "AgentConfig",
     "BufferConfig",
@@ -79,6 +88,7 @@ __all__ = [
     "CispoConfig",
     "Columns",
     "ComposedJudgerConfig",
+    "ConfigLike",
     "CustomMetric",
     "DataConfig",
     "DatasetData",
@@ -105,6 +115,7 @@ __all__ = [
     "Migrated",
     "ModelConfig",
     "NativeJudgerConfig",
+    "Objects",
     "ParquetData",
     "PassAtK",
     "PlainAdvantage",
@@ -134,6 +145,7 @@ __all__ = [
     "TrackConfig",
     "TrainerConfig",
     "load",
+    "load_from_python",
     "load_symbol",
     "migrate_file",
     "model_folder",

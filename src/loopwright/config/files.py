@@ -14,7 +14,7 @@ from pathlib import Path
 
 from loopwright.config.base import needs_of
 from loopwright.config.extras import missing
-from loopwright.config.imports import split_symbol
+from loopwright.config.imports import is_object_name, split_symbol
 from loopwright.config.judgers import BUILT_IN_JUDGERS
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
@@ -109,6 +109,8 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
 
 
 def _symbol(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
+    if is_object_name(path):  # nothing on disk
+        return
     try:
         symbol = split_symbol(path, base)
     except ConfigError as error:

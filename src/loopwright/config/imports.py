@@ -1,6 +1,7 @@
 """The user's own Python by path: `package.module:name`, or `file.py:name` relative to the config file.
 
 A file is imported once: asking for it again gives the same module, in this process and, by the same name, in others.
+An object that a Python program gave without a path is found by the text that stands for it (`config/objects.py`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,26 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 from loopwright.config.problems import nearest
 from loopwright.errors import ConfigError
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
+
+USER_MODULE = "loopwright_user_"
+"""How the modules are called that are imported from files."""
+
+OBJECT = "object:"
+"""How a path begins that stands for an object which has no import path."""
+
+Objects = Mapping[str, object]
+"""The objects without an import path that a Python program gave, by the text that stands for each in the config."""
+
+NO_OBJECTS: Objects = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +52,26 @@ def split_symbol(path: str, base: Path) -> SymbolPath:
     return SymbolPath(place, name, base / place if place.endswith(".py") else None)
 
 
-def load_symbol(path: str, base: Path) -> object:
-    """Import the object that `path` names; files and modules are looked for from `base` on."""
+def is_object_name(path: str) -> bool:
+    return path.startswith(OBJECT)
+
+
+def no_such_object(path: str) -> ConfigError:
+    """A program opened the run with this object, and whoever asks for it now has not given it."""
+    return ConfigError(
+        f"{path!r} is a Python object without an import path, which only the Python program that defines it can give",
+        remedy="open the run from that program with loopwright.open_run; or put the function into a file, and name it "
+        "as `file.py:name`",
+    )
+
+
+def load_symbol(path: str, base: Path, objects: Objects = NO_OBJECTS) -> object:
+    """The object that `path` names: one of `objects`, or else an import. Files and modules are looked for from `base`
+    on."""
+    if path in objects:
+        return objects[path]
+    if is_object_name(path):
+        raise no_such_object(path)
     symbol = split_symbol(path, base)
     module = _import_module(symbol.place, base) if symbol.file is None else _import_file(symbol.file)
     try:
@@ -65,7 +96,7 @@ def user_line(error: BaseException) -> str:
 
 def _import_file(file: Path) -> ModuleType:
     file = file.resolve()
-    name = f"loopwright_user_{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}_{file.stem}"
+    name = f"{USER_MODULE}{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}_{file.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -5,7 +5,7 @@ The merge happens once, on plain values, before validation; so what is validated
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -24,6 +24,8 @@ class Layer(StrEnum):
 
     DEFAULT = "default"
     FILE = "file"
+    PYTHON = "Python"
+    """A program that called `open_run`: its config stands for the file, its overrides for the command line."""
     ENVIRONMENT = "env"
     COMMAND_LINE = "command line"
 
@@ -61,7 +63,7 @@ def assignments_from_env(env: Mapping[str, str]) -> Iterator[Assignment | Proble
             yield _assignment(keys, env[name], Source(Layer.ENVIRONMENT, name))
 
 
-def assignments_from_overrides(overrides: Sequence[str]) -> Iterator[Assignment | Problem]:
+def assignments_from_overrides(overrides: Iterable[str]) -> Iterator[Assignment | Problem]:
     """`rollout.temperature=0.7`, `task_sets.0.weight=2`."""
     source = Source(Layer.COMMAND_LINE)
     for override in overrides:
@@ -72,8 +74,19 @@ def assignments_from_overrides(overrides: Sequence[str]) -> Iterator[Assignment 
             yield _assignment(name.strip().split("."), text, source)
 
 
-def _assignment(keys: Sequence[str], text: str, source: Source) -> Assignment | Problem:
-    path = tuple(int(key) if key.isdecimal() else key for key in keys)
+def assignments_from_python(overrides: Mapping[str, Any]) -> Iterator[Assignment]:
+    """`{"rollout.temperature": 0.7}`, with values that are plain data already."""
+    for name, value in overrides.items():
+        yield Assignment(key_path(name.split(".")), value, Source(Layer.PYTHON))
+
+
+def key_path(keys: Iterable[str]) -> KeyPath:
+    """List items are numbered from 0."""
+    return tuple(int(key) if key.isdecimal() else key for key in keys)
+
+
+def _assignment(keys: Iterable[str], text: str, source: Source) -> Assignment | Problem:
+    path = key_path(keys)
     try:
         return Assignment(path, parse_yaml(text).values, source)
     except yaml.YAMLError:

@@ -1,8 +1,10 @@
-"""From a file, the environment and the command line to one checked config that knows where each value came from."""
+"""From a file or a Python program, the environment and the command line to one checked config that knows where each
+value came from."""
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 from loopwright.config import checks
 from loopwright.config.files import file_problems, file_warnings
+from loopwright.config.imports import Objects
 from loopwright.config.layers import (
     DEFAULT,
     ENV_PREFIX,
@@ -20,9 +23,12 @@ from loopwright.config.layers import (
     Source,
     assignments_from_env,
     assignments_from_overrides,
+    assignments_from_python,
+    key_path,
     leaves,
 )
 from loopwright.config.migration import merge, migrate, set_apart, split, take_renamed
+from loopwright.config.objects import ObjectNames, object_problems
 from loopwright.config.problems import KeyPath, Problem, config_error, dotted
 from loopwright.config.purpose import Purpose, part_for
 from loopwright.config.schema import RunConfig
@@ -40,6 +46,7 @@ from loopwright.config.short_form import (
 )
 from loopwright.config.validate import validate, without
 from loopwright.config.yaml_text import read_yaml
+from loopwright.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,8 @@ class Setting:
 class Loaded:
     """A checked config. Relative paths in it start from `base`, the folder of its file.
 
-    `secrets` holds the environment variables that it names; they are no part of it, and are never shown.
+    `secrets` holds the environment variables that it names; they are no part of it, and are never shown. `objects` are
+    those that a Python program gave.
     """
 
     config: RunConfig
@@ -63,6 +71,7 @@ class Loaded:
     sources: Mapping[KeyPath, Source]
     warnings: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    objects: Objects = field(default_factory=dict, repr=False)
 
     def settings(self) -> Iterator[Setting]:
         """Every field with its value and who gave it."""
@@ -95,6 +104,18 @@ class _Merged:
         return replace(problem, path=shorten(problem.path, self.places), source=source)
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A config as somebody gave it. Errors call it `name`; `file` is where it stands, if it stands in one."""
+
+    name: str
+    layered: Layered
+    base: Path
+    file: Path | None = None
+    objects: Objects = field(default_factory=dict)
+    problems: Sequence[Problem] = ()
+
+
 def load(
     path: Path,
     overrides: Sequence[str] = (),
@@ -110,33 +131,107 @@ def load(
     Of these, only what `purpose` uses must be there; with `other_model`, the model need not be. Relative paths start
     from `base`, or else from the file's folder. Raises one ConfigError that lists all problems.
     """
-    merged = _merge(path, overrides, env or {})
+    given = _from_file(path, base)
+    assignments = assignments_from_overrides(overrides)
+    return _load(given, assignments, env or {}, files=files, purpose=purpose, other_model=other_model)
+
+
+ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
+"""What a program may give for a config: the path of a file, the sections as a mapping, or the schema itself."""
+
+
+def load_from_python(
+    config: ConfigLike,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    *,
+    base: Path | None = None,
+) -> Loaded:
+    """Load the config that a program gives, and check also what it names on disk and in `env`.
+
+    A mapping and the values of `overrides` may hold Python objects where a config names the user's code. `overrides`
+    are values by dotted name, or texts as on the command line. Relative paths start from `base`, or else from the
+    file's folder, or else from the current one.
+    """
+    names = ObjectNames()
+    given = _from_program(config, base, names)
+    if isinstance(overrides, Mapping):
+        plain = {name: names.plain(value, key_path(name.split("."))) for name, value in overrides.items()}
+        assignments: Iterable[Assignment | Problem] = assignments_from_python(plain)
+    elif isinstance(overrides, str):
+        raise ConfigError(
+            f"overrides are the text {overrides!r}",
+            remedy='give a mapping, {"rollout.temperature": 0.7}, or a list of texts, ["rollout.temperature=0.7"]',
+        )
+    else:
+        assignments = assignments_from_overrides(overrides)
+    given = replace(given, objects=names.objects, problems=names.problems)
+    return _load(given, assignments, env or {}, files=True)
+
+
+def _from_file(path: Path, base: Path | None) -> _Given:
+    document = read_yaml(path)
+    sources = {place: Source(Layer.FILE, f"{path.name}:{line}") for place, line in document.lines.items()}
+    return _given(str(path), document.values, sources, base or path.resolve().parent, path)
+
+
+def _from_program(config: ConfigLike, base: Path | None, names: ObjectNames) -> _Given:
+    if isinstance(config, str | os.PathLike):
+        return _from_file(Path(config), base)
+    if not isinstance(config, Mapping | RunConfig):
+        raise ConfigError(
+            f"a config cannot be made of a {type(config).__name__}",
+            remedy="give the path of a config file, a mapping of sections, or a loopwright.config.RunConfig",
+        )
+    values = names.plain(config)
+    sources = {place: Source(Layer.PYTHON) for place, _ in leaves(values)}
+    return _given("the config", values, sources, base or Path.cwd())
+
+
+def _given(name: str, values: Any, sources: dict[KeyPath, Source], base: Path, file: Path | None = None) -> _Given:
+    if not isinstance(values, dict):
+        problem = Problem((), "the file is not a mapping of sections", "start with `model:`")
+        raise config_error(name, [problem], file)
+    return _Given(name, Layered(values, sources), base, file)
+
+
+def _load(
+    given: _Given,
+    assignments: Iterable[Assignment | Problem],
+    env: Mapping[str, str],
+    *,
+    files: bool,
+    purpose: Purpose = Purpose.TRAIN,
+    other_model: bool = False,
+) -> Loaded:
+    merged, base = _merge(given.layered, assignments, env), given.base
     name_task_sets(merged.layered.values, merged.places)
-    base = base or path.resolve().parent
 
     def outside(config: RunConfig) -> Iterator[Problem]:
         if files:
-            yield from file_problems(part_for(config, purpose), base, model=not other_model)
+            part = part_for(config, purpose)
+            yield from file_problems(part, base, model=not other_model)
+            yield from object_problems(part, given.objects)
 
     config, found = _checked(merged.layered.values, outside)
-    found = [*merged.problems, *found]
+    found = [*given.problems, *merged.problems, *found]
     if files and config is not None:
-        found += secret_problems(part_for(config, purpose), env or {})
+        found += secret_problems(part_for(config, purpose), env)
     if found or config is None:
-        raise config_error(str(path), [merged.placed(problem) for problem in found])
+        raise config_error(given.name, [merged.placed(problem) for problem in found], given.file)
     warned = [
         *merged.notices,
         *checks.warnings(config),
         *(file_warnings(config, base) if files and not other_model else ()),
-        *_misspelt(env or {}),
+        *_misspelt(env),
     ]
     warnings = tuple(str(merged.placed(problem)) for problem in warned)
-    return Loaded(config, base, merged.layered.sources, warnings, secrets_of(config, env or {}))
+    return Loaded(config, base, merged.layered.sources, warnings, secrets_of(config, env), given.objects)
 
 
 def migrate_file(path: Path) -> Migrated:
     """Bring a file with old keys into today's spelling, as far as that can be done without its author."""
-    merged = _merge(path, (), {})
+    merged = _merge(_from_file(path, None).layered, (), {})
     values = copy.deepcopy(merged.layered.values)
     contract(values, merged.places)
     name_task_sets(merged.layered.values, merged.places)
@@ -147,17 +242,12 @@ def migrate_file(path: Path) -> Migrated:
     return Migrated(values, tuple(str(notice) for notice in merged.notices), problems)
 
 
-def _merge(path: Path, overrides: Sequence[str], env: Mapping[str, str]) -> _Merged:
-    document = read_yaml(path)
-    if not isinstance(document.values, dict):
-        raise config_error(str(path), [Problem((), "the file is not a mapping of sections", "start with `model:`")])
-    sources = {place: Source(Layer.FILE, f"{path.name}:{line}") for place, line in document.lines.items()}
-    layered = Layered(document.values, sources)
+def _merge(layered: Layered, assignments: Iterable[Assignment | Problem], env: Mapping[str, str]) -> _Merged:
     old = set_apart(layered)
     places = short_places(layered.values)
     problems = list(expand(layered))
     expand_kinds(layered)
-    for item in [*assignments_from_env(env), *assignments_from_overrides(overrides)]:
+    for item in [*assignments_from_env(env), *assignments]:
         problems += [item] if isinstance(item, Problem) else _assign(item, layered, old, places)
     migration = migrate(old)
     moved = [replace(each, path=lengthen(each.path, places)) for each in migration.moved]

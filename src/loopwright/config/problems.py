@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from loopwright.errors import ConfigError
 
@@ -51,13 +52,14 @@ def suggest(name: object, candidates: Sequence[str], what: str) -> str:
     return f"{what}: {', '.join(candidates)}" if candidates else f"there is no {what}"
 
 
-def config_error(name: str, problems: Sequence[Problem]) -> ConfigError:
-    """All problems of one config as one error."""
+def config_error(name: str, problems: Sequence[Problem], file: Path | None) -> ConfigError:
+    """All problems of one config, which stands in `file` or was given by a program, as one error."""
     lines = [str(problem) for problem in problems]
     count = f"{len(lines)} problems" if len(lines) > 1 else "1 problem"
     numbered = "\n".join(f"  {number}. {line}" for number, line in enumerate(lines, 1))
+    again = f"run `loopwright check {file}`" if file else "open the run again"
     return ConfigError(
         f"{name} has {count}:\n{numbered}",
-        remedy=f"mend {'them' if len(lines) > 1 else 'it'}, then run `loopwright check {name}`",
+        remedy=f"mend {'them' if len(lines) > 1 else 'it'}, then {again}",
         problems=lines,
     )

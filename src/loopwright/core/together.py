@@ -14,6 +14,8 @@ log = logging.getLogger("loopwright")
 
 GRACE_SECONDS = 30.0
 """How long cancelled work may take to clean up. After that nobody waits for it."""
+LAST_SECONDS = 5.0
+"""How long tasks that are left at the very end may take. Whoever started them has given them their grace already."""
 
 
 def own_task() -> asyncio.Task[Any]:
@@ -69,3 +71,17 @@ async def call_off(task: asyncio.Future[Any]) -> BaseException | None:
     task.cancel()
     await asyncio.wait({task}, timeout=GRACE_SECONDS)
     return None if not task.done() or task.cancelled() else task.exception()
+
+
+async def let_go() -> None:
+    """Cancel every other task of the event loop, so that it can be closed; it would wait for ever for an agent that
+    cannot be cancelled."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=LAST_SECONDS)
+    for task in left:
+        # The process ends without them. Their owner has warned of them; asyncio need not do it again.
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        asyncio.tasks._unregister_task(task)

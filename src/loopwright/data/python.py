@@ -8,7 +8,7 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
-from loopwright.config import load_symbol, user_line
+from loopwright.config import NO_OBJECTS, Objects, load_symbol, user_line
 from loopwright.data.records import task_of
 from loopwright.errors import DataError
 from loopwright.types import Task
@@ -21,9 +21,9 @@ class PythonSource:
     tasks: tuple[Task, ...]
 
     @classmethod
-    def open(cls, path: str, args: Mapping[str, Any], base: Path) -> PythonSource:
+    def open(cls, path: str, args: Mapping[str, Any], base: Path, objects: Objects = NO_OBJECTS) -> PythonSource:
         """Call the function that `path` names with `args`. It returns Tasks, or records as in a JSONL file."""
-        function = load_symbol(path, base)
+        function = load_symbol(path, base, objects)
         if not callable(function) or iscoroutinefunction(function):
             raise DataError(
                 f"{path} is not a plain function",

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loopwright.config import DataConfig, DatasetData, JsonlData, ParquetData, PythonData, ReasoningGymData
+from loopwright.config import (
+    NO_OBJECTS,
+    DataConfig,
+    DatasetData,
+    JsonlData,
+    Objects,
+    ParquetData,
+    PythonData,
+    ReasoningGymData,
+)
 from loopwright.config.extras import require_extras
 from loopwright.data.jsonl import JsonlSource
 from loopwright.data.mapping import RowMap
@@ -12,7 +21,7 @@ from loopwright.data.python import PythonSource
 from loopwright.ports import TaskSource
 
 
-def open_source(data: DataConfig, base: Path) -> TaskSource:
+def open_source(data: DataConfig, base: Path, objects: Objects = NO_OBJECTS) -> TaskSource:
     """Open the tasks. Relative paths start from `base`. Raises DataError, or ConfigError for a bad import."""
     require_extras(data, data.kind)
     match data:
@@ -27,7 +36,7 @@ def open_source(data: DataConfig, base: Path) -> TaskSource:
 
             return DatasetSource.open(base / data.path, data.split, data.subset, RowMap.of(data, base))
         case PythonData():
-            return PythonSource.open(data.path, data.args, base)
+            return PythonSource.open(data.path, data.args, base, objects)
         case ReasoningGymData():
             from loopwright.data.reasoning_gym import ReasoningGymSource
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from operator import attrgetter
 
 import orjson
@@ -29,6 +30,7 @@ from loopwright.gateway.tries import Ask
 from loopwright.gateway.upstream import sample
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
+from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Said
 from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, Sampling
@@ -142,9 +144,11 @@ class Exchange:
         )
 
     async def _prepared(self, session: Session, history: History, call: Call, *, fitting: bool = True) -> Prepared:
-        placed = session.recorder.place(history, call.tools, preamble=call.instructions)
+        most = self._max_context if fitting else None
         try:
-            prepared = await placed.prepare_beside(self.renderer, self._max_context if fitting else None)
+            prepared = await prepared_call(
+                session.recorder, history, call.tools, self.renderer, most, preamble=call.instructions
+            )
         except ContextError as error:
             session.unfit = self._unfit(f"at least {error.facts['tokens']}", error.facts["tokens"])
             raise _too_long(session.unfit) from error
@@ -208,7 +212,8 @@ class Exchange:
             raise refused(Code.ENGINE, "the engine gave no answer", remedy="try again") from error
         session.fault = None
         logprobs = self._logprobs(generation) if call.logprobs else ()
-        return _answer(head, _with_ids(reader.finish(), head.id), generation, reader.stop, logprobs), generation
+        parsed = with_call_ids(reader.finish(), partial(tool_call_id, head.id))
+        return _answer(head, parsed, generation, reader.stop, logprobs), generation
 
     def _commit(
         self, session: Session, prepared: Prepared, call: Call, answers: Sequence[tuple[Answer, Generation]]
@@ -220,14 +225,13 @@ class Exchange:
         said = [
             Said(generation, answer.parsed.message, answer.id, answer.created, answer.stop, wishes, session.calls)
             for answer, generation in answers
-            if generation.ids
         ]
         # If the session was ended, its record was already returned: a turn added now would only be in the store.
         _check_open(session)
-        turns = [session.recorder.plan(prepared, one, sample) for sample, one in enumerate(said)]
+        turns = planned_turns(session.recorder, prepared, said)
         self._store.add(session.id, turns)
+        record_turns(session.recorder, prepared, turns)
         for turn in turns:
-            session.recorder.add(turn, prepared.history)
             self._metrics.recorded(turn)
 
     def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
@@ -281,13 +285,6 @@ def _answer(
         len(generation.ids),
         logprobs,
     )
-
-
-def _with_ids(parsed: Parsed, answer: str) -> Parsed:
-    if not parsed.tool_calls:
-        return parsed
-    calls = (replace(call, id=call.id or tool_call_id(answer, n)) for n, call in enumerate(parsed.tool_calls))
-    return replace(parsed, tool_calls=tuple(calls))
 
 
 def _wishes(call: Call) -> dict[str, object]:

@@ -17,6 +17,7 @@ from loopwright.core.together import own_task
 from loopwright.errors import ContextError, EngineError
 from loopwright.gateway.call import Wishes
 from loopwright.gateway.tries import Tries
+from loopwright.render.recording.model_call import answer_budget, answer_sampling
 from loopwright.render.recording.recorder import Recorder
 from loopwright.types import FinishReason, Sampling
 
@@ -106,8 +107,7 @@ class Session:
         """The settings of each sample of the next call, within the room in its context (S5). The rest of the budget is
         divided among them. `ends` are the tokens with which the model ends a turn."""
         own, left = self.settings.sampling, self.tokens_left
-        limits = [room, wishes.max_tokens, own.max_new_tokens if own else None]
-        most = max(0, min(limit for limit in limits if limit is not None))
+        most = answer_budget(room, wishes.max_tokens, own.max_new_tokens if own else None)
         budgets = [most if left is None else min(most, (left + n) // samples) for n in reversed(range(samples))]
         return [self._sampling(wishes, ends, sample, budget) for sample, budget in enumerate(budgets)]
 
@@ -115,9 +115,7 @@ class Session:
         number, self.calls = self.calls, self.calls + 1
         own, seed = self.settings.sampling, derive_seed(self.settings.seed, number)
         if own is not None:
-            stop = tuple(dict.fromkeys((*own.stop, *wishes.stop)))
-            ends = tuple(dict.fromkeys((*own.stop_token_ids, *ends)))
-            return Sampling(own.temperature, budget, own.top_k, own.top_p, ends, stop, seed)
+            return answer_sampling(own, ends, budget, seed, wishes.stop)
         if wishes.seed is not None:
             seed = derive_seed(wishes.seed, sample) if sample else derive_seed(wishes.seed)
         return Sampling(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopwright.config import (
     BUILT_IN_JUDGERS,
+    NO_OBJECTS,
     ComposedJudgerConfig,
     EndpointConfig,
     HttpJudgerConfig,
@@ -17,6 +18,7 @@ from loopwright.config import (
     LlmJudgerConfig,
     MathAnswerConfig,
     NativeJudgerConfig,
+    Objects,
     ReasoningGymConfig,
 )
 from loopwright.config.extras import require_extras
@@ -37,14 +39,19 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_judgers(
-    names: Iterable[str], configs: Mapping[str, JudgerConfig], base: Path, secrets: Mapping[str, str]
+    names: Iterable[str],
+    configs: Mapping[str, JudgerConfig],
+    base: Path,
+    secrets: Mapping[str, str],
+    objects: Objects = NO_OBJECTS,
 ) -> AsyncIterator[dict[str, Judger]]:
     """The judgers called `names`, ready for use, and closed at the end with those that they are made of.
 
-    `secrets` holds the environment variables that the config names; files are looked for from `base` on.
+    `secrets` holds the environment variables that the config names; files are looked for from `base` on. `objects` are
+    those that a Python program gave.
     """
     async with AsyncExitStack() as stack:
-        workshop = _Workshop(stack, {**BUILT_IN_JUDGERS, **configs}, base, secrets)
+        workshop = _Workshop(stack, {**BUILT_IN_JUDGERS, **configs}, base, secrets, objects)
         yield {name: await workshop.judger(name) for name in names}
 
 
@@ -52,12 +59,18 @@ class _Workshop:
     """Makes each judger once, and the judgers that it needs before it."""
 
     def __init__(
-        self, stack: AsyncExitStack, configs: Mapping[str, JudgerConfig], base: Path, secrets: Mapping[str, str]
+        self,
+        stack: AsyncExitStack,
+        configs: Mapping[str, JudgerConfig],
+        base: Path,
+        secrets: Mapping[str, str],
+        objects: Objects,
     ) -> None:
         self._stack = stack
         self._configs = configs
         self._base = base
         self._secrets = secrets
+        self._objects = objects
         self._made: dict[str, Judger] = {}
         self._client: httpx.AsyncClient | None = None
 
@@ -80,7 +93,7 @@ class _Workshop:
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers, env=env):
                 kind = NativeGroupJudger if config.judges_groups else NativeJudger
-                return await enter(kind(name, path, base, seconds, workers, env))
+                return await enter(kind(name, path, base, seconds, workers, env, self._given(name, config)))
             case HttpJudgerConfig(url=url):
                 signature = Signature(name, url)
                 return HttpJudger(signature, await self._endpoint(signature, url, config))
@@ -90,6 +103,20 @@ class _Workshop:
                 return await self._several(name, config)
             case ComposedJudgerConfig():
                 return await self._by_source(name, config)
+
+    def _given(self, name: str, config: NativeJudgerConfig) -> Callable[..., Any] | None:
+        """The function that a program gave: the object itself, or the method of it that judges."""
+        given = self._objects.get(config.path)
+        if given is None or callable(given):
+            return given
+        method = "judge_group" if config.judges_groups else "judge"
+        if not callable(found := getattr(given, method, None)):
+            raise ConfigError(
+                f"judger {name!r} is {config.path!r}, which can neither be called nor has a method `{method}`",
+                remedy="give a function `judge(task, episode)`, or an object with such a method",
+            )
+        function: Callable[..., Any] = found
+        return function
 
     async def _llm(self, name: str, config: LlmJudgerConfig) -> LlmJudger:
         url = f"{config.base_url.rstrip('/')}/chat/completions"

@@ -5,9 +5,10 @@ How the function is called, and what becomes of its mistakes, is in `loopwright.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.judgers.verdict import Signature
@@ -16,7 +17,7 @@ from loopwright.workers import FunctionHolder, UserFunction
 
 
 class _Native(FunctionHolder):
-    """A named function by import path. Use it as `async with`."""
+    """A named function, by import path or `given` as it is. Use it as `async with`."""
 
     def __init__(
         self,
@@ -26,9 +27,10 @@ class _Native(FunctionHolder):
         timeout_seconds: float = 10.0,
         workers: int = 1,
         env: Sequence[str] = (),
+        given: Callable[..., Any] | None = None,
     ) -> None:
         self._signature = Signature(name, path)
-        super().__init__(UserFunction(self._signature, base, timeout_seconds, workers, env))
+        super().__init__(UserFunction(self._signature, base, timeout_seconds, workers, env, given))
 
     @property
     def name(self) -> str:

@@ -8,12 +8,14 @@ roll out a batch -> train on it -> tell the engine its new version -> evaluate? 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
-from loopwright.errors import BudgetError, StalledError
+from loopwright.errors import BudgetError, RunError, StalledError
 from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
+from loopwright.trainers.step import Step
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import PauseMode
@@ -50,29 +52,73 @@ class ColocateTrainer:
         self._owes_evaluation = owes_evaluation
         # These are the draws at the learner's latest step. A batch that is stopped half-way has already drawn more.
         self._next_draws = manager.next_draws
+        self._is_mid_step = False
+        self._is_broken = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step was reached, and all that is due after it is done."""
+        return self._learner.version >= self._intervals.steps and not self._owes_evaluation
 
     async def train(self) -> bool:
         """Train. True if the last step was reached, False if the run was stopped before."""
-        if self._owes_evaluation and not await self._upkeep.evaluate():
-            return await self._stopped()
-        while self._learner.version < self._intervals.steps:
-            if not await self.advance():
-                return await self._stopped()
-        return True
+        while (step := await self.advance()) is not None and not step.is_last:
+            pass
+        return self.is_finished
 
-    async def advance(self) -> bool:
-        """One step, with the evaluation and the checkpoint that are due after it. False if the run must stop."""
+    async def advance(self) -> Step | None:
+        """One step, with the evaluation and the checkpoint that are due after it.
+
+        None when none is left, or when the run is to stop: what was learned is in a checkpoint then.
+        """
+        self._require_sound()
+        try:
+            return await self._advance()
+        except Exception:
+            self._is_broken = True
+            raise
+
+    @asynccontextmanager
+    async def sampling(self) -> AsyncIterator[None]:
+        """Between steps the engine answers with the learner's weights, and nothing else is sampled."""
+        self._require_sound()
+        yield
+
+    async def evaluate(self) -> Mapping[str, float] | None:
+        """Evaluate the weights as they are. None when the run is to stop meanwhile."""
+        async with self.sampling():
+            metrics = await self._upkeep.evaluate()
+            self._owes_evaluation = self._owes_evaluation and metrics is None
+        return metrics
+
+    async def close(self, *, save: bool) -> None:
+        """No step follows. With `save`, what was learned since the latest checkpoint is kept, unless a step broke."""
+        if save and not self._is_broken and not self._is_mid_step and self._upkeep.owes_checkpoint:
+            await self._checkpoint()
+
+    async def _advance(self) -> Step | None:
+        if self._owes_evaluation and await self.evaluate() is None:
+            await self._checkpoint()
+            return None
         step = self._learner.version + 1
+        if step > self._intervals.steps:
+            return None
         batch = await self._roll_out(step)
         if batch is None:
-            return False
-        metrics = await self._learn(step, batch)
-        self._tracker.log(step, {**batch.metrics, **metrics})
-        if self._intervals.evaluates(step) and not await self._upkeep.evaluate():
-            return False
+            await self._checkpoint()
+            return None
+        metrics = {**batch.metrics, **await self._learn(step, batch)}
+        self._tracker.log(step, metrics)
+        if self._intervals.evaluates(step):
+            self._owes_evaluation = True
+            evaluated = await self.evaluate()
+            if evaluated is None:
+                await self._checkpoint()
+                return Step(step, metrics, is_last=True)
+            metrics |= evaluated
         if self._intervals.checkpoints(step):
             await self._checkpoint()
-        return True
+        return Step(step, metrics, is_last=step == self._intervals.steps)
 
     async def _roll_out(self, step: int) -> Batch | None:
         """A batch for the step, or None if the run must stop. Finished rollouts are stored in both cases."""
@@ -95,6 +141,8 @@ class ColocateTrainer:
         # belong to the next step, and are not waited for.
         await self._engine.pause(PauseMode.ABORT)
         started = time.monotonic()
+        # A checkpoint in between would hold half an update, or groups that the ledger would give out once more.
+        self._is_mid_step = True
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
         trained = time.monotonic()
@@ -103,12 +151,13 @@ class ColocateTrainer:
             await self._engine.resume()
         await self._manager.consume(batch.groups, step)
         self._next_draws = self._manager.next_draws
+        self._is_mid_step = False
         times = {"time/train": trained - started, "time/sync": time.monotonic() - trained}
         return {**{f"learner/{name}": value for name, value in report.metrics.items()}, **times}
 
-    async def _stopped(self) -> bool:
-        await self._checkpoint()
-        return False
+    def _require_sound(self) -> None:
+        if self._is_broken or self._is_mid_step:
+            raise RunError("the run cannot go on: a step broke", remedy="fix the cause, then open the run again")
 
     async def _checkpoint(self) -> None:
         await self._upkeep.checkpoint({"next_draws": self._next_draws})

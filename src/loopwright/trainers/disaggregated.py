@@ -14,16 +14,28 @@ the same step is asked for again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from enum import StrEnum
 
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, RunError
 from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
+from loopwright.trainers.step import Step
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import PauseMode
+
+
+class _State(StrEnum):
+    """Whether more steps may follow, and if not, what the last one was."""
+
+    GOES_ON = "goes on"
+    DONE = "done"
+    """The last of the run, or the last before it is to stop."""
+    BROKEN = "broken"
+    CANCELLED = "cancelled"
 
 
 class DisaggregatedTrainer:
@@ -62,23 +74,94 @@ class DisaggregatedTrainer:
         self._restarts = restarts
         self._restarts_before = 0
         self._sync_seconds = 0.0
+        self._production = AsyncExitStack()
+        self._is_begun = False
+        self._is_paused = True
+        self._published: int | None = None
         self._is_mid_step = False
+        self._is_stopped = False
+        self._state = _State.GOES_ON
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step was reached, and all that is due after it is done."""
+        return self._learner.version >= self._intervals.steps and not self._owes_evaluation and not self._is_stopped
 
     async def train(self) -> bool:
         """Train. True if the last step was reached, False if the run was stopped before."""
+        while (step := await self.advance()) is not None and not step.is_last:
+            pass
+        return self.is_finished
+
+    async def advance(self) -> Step | None:
+        """One step, with new weights for the engines, the evaluation and the checkpoint if they are due after it.
+
+        None when none is left, or when the run is to stop: what was learned is in a checkpoint then. Groups are made
+        from the first step to the last, also in between, while nobody waits for a step.
+        """
+        if self._state is _State.DONE:
+            return None
+        async with self._ended_by_errors():
+            step = await self._advance()
+            if step is None or step.is_last:
+                self._state = _State.DONE
+        if self._is_stopped:
+            await self._checkpoint()
+        return step
+
+    @asynccontextmanager
+    async def sampling(self) -> AsyncIterator[None]:
+        """Meanwhile the engines answer with the learner's weights, and no group starts until the next step. Rollouts
+        that a pause holds (`keep`, and agents that cannot be interrupted) go on beside it."""
+        is_new = True
+        async with self._ended_by_errors():
+            await self._begin()
+            if self._state is _State.GOES_ON and not self._is_paused:
+                is_new = await self._renew()
+            elif self._published != self._learner.version:
+                await self._publish()
+            await self._watchdog.wait("the engines to resume", self._engine.resume())
+        if not is_new:
+            raise RunError("nothing more is sampled: the run is to stop", remedy="open the run again")
+        yield
+
+    async def evaluate(self) -> Mapping[str, float] | None:
+        """Evaluate the weights as they are. None when the run is to stop meanwhile."""
+        async with self.sampling():
+            return await self._measure()
+
+    async def close(self, *, save: bool) -> None:
+        """End production. With `save`, what was learned since the latest checkpoint is kept, unless a step broke."""
+        await self._production.aclose()
+        is_sound = self._state is not _State.BROKEN and not self._is_mid_step
+        if save and is_sound and self._upkeep.owes_checkpoint:
+            await self._checkpoint()
+
+    @asynccontextmanager
+    async def _ended_by_errors(self) -> AsyncIterator[None]:
+        """What breaks the block ends production and the run; and after the last step, production ends with the block.
+
+        Unless it broke in the middle of a step, the learner is sound, and what it has learned is kept.
+        """
+        if self._state in (_State.BROKEN, _State.CANCELLED):
+            raise RunError(f"the run cannot go on: a step was {self._state}", remedy="open the run again")
         try:
-            async with self._produced_beside():
-                reached = await self._begin() and await self._train()
+            async with AsyncExitStack() as ending:
+                ending.push_async_exit(self._production)
+                yield
+                if self._state is _State.GOES_ON:
+                    ending.pop_all()
         except CheckpointError:
+            self._state = _State.BROKEN
             raise
         except Exception as error:
-            # Unless the error came in the middle of a step, the learner's state is consistent, so it is saved.
+            self._state = _State.BROKEN
             if not self._is_mid_step:
                 await self._checkpoint_after(error)
             raise
-        if not reached:
-            await self._checkpoint()
-        return reached
+        except BaseException:
+            self._state = _State.CANCELLED
+            raise
 
     @asynccontextmanager
     async def _produced_beside(self) -> AsyncIterator[None]:
@@ -96,22 +179,33 @@ class DisaggregatedTrainer:
         if broken is not None:
             raise broken
 
-    async def _begin(self) -> bool:
-        """Give the engines the learner's weights before anything is sampled. False if the run must stop."""
-        await self._publish()
-        return not self._owes_evaluation or await self._evaluate()
+    async def _begin(self) -> None:
+        """Start production, which is paused at first, and bring the engines to the learner's weights."""
+        if not self._is_begun:
+            self._is_begun = True
+            await self._production.enter_async_context(self._produced_beside())
+            await self._publish()
 
-    async def _train(self) -> bool:
-        if self._learner.version < self._intervals.steps:
+    async def _advance(self) -> Step | None:
+        await self._begin()
+        if self._owes_evaluation and await self._evaluate() is None:
+            self._is_stopped = True
+            return None
+        step = self._learner.version + 1
+        if step > self._intervals.steps:
+            return None
+        if self._is_paused:
             await self._continue()
-        while (step := self._learner.version + 1) <= self._intervals.steps:
-            batch = await self._take(step)
-            if batch is None:
-                return False
-            await self._learn(step, batch)
-            if self._intervals.syncs(step, wanted=self._manager.wants_weights) and not await self._sync():
-                return False
-        return True
+        batch = await self._take(step)
+        if batch is None:
+            self._is_stopped = True
+            return None
+        metrics = await self._learn(step, batch)
+        if self._intervals.syncs(step, wanted=self._manager.wants_weights):
+            evaluated = await self._sync()
+            self._is_stopped = evaluated is None
+            metrics |= evaluated or {}
+        return Step(step, metrics, is_last=self._is_stopped or step == self._intervals.steps)
 
     async def _take(self, step: int) -> Batch | None:
         """The batch of the step, or None if the run must stop. If production failed, its own error is raised."""
@@ -129,7 +223,7 @@ class DisaggregatedTrainer:
                 return None
             await self._continue()
 
-    async def _learn(self, step: int, batch: Batch) -> None:
+    async def _learn(self, step: int, batch: Batch) -> dict[str, float]:
         started = self._now()
         # A checkpoint at this point would hold half an update, or its groups would be handed out a second time.
         self._is_mid_step = True
@@ -139,36 +233,41 @@ class DisaggregatedTrainer:
         self._is_mid_step = False
         train, sync, wait = self._now() - started, self._sync_seconds, batch.metrics["time/wait"]
         restarts = self._restarts()
-        self._tracker.log(
-            step,
-            {
-                **batch.metrics,
-                **{f"learner/{name}": value for name, value in report.metrics.items()},
-                "time/train": train,
-                "time/sync": sync,
-                "time/idle_share": 1 - train / (wait + train + sync),
-                "engine/restarts": float(restarts - self._restarts_before),
-            },
-        )
+        metrics = {
+            **batch.metrics,
+            **{f"learner/{name}": value for name, value in report.metrics.items()},
+            "time/train": train,
+            "time/sync": sync,
+            "time/idle_share": 1 - train / (wait + train + sync),
+            "engine/restarts": float(restarts - self._restarts_before),
+        }
+        self._tracker.log(step, metrics)
         self._sync_seconds, self._restarts_before = 0.0, restarts
+        return metrics
 
-    async def _sync(self) -> bool:
-        """Give the engines new weights, and do what else is due after this step. False if the run must stop."""
+    async def _sync(self) -> Mapping[str, float] | None:
+        """New weights for the engines, and what else is due after this step: the metrics of its evaluation. None when
+        the run is to stop."""
         step = self._learner.version
+        metrics: Mapping[str, float] | None = {}
         if not await self._renew():
-            return False
-        if self._intervals.evaluates(step) and not await self._evaluate():
-            return False
+            return None
+        if self._intervals.evaluates(step):
+            self._owes_evaluation = True
+            metrics = await self._evaluate()
+            if metrics is None:
+                return None
         if self._intervals.checkpoints(step):
             await self._checkpoint()
         if step < self._intervals.steps:
             await self._continue()
-        return True
+        return metrics
 
     async def _renew(self) -> bool:
         """Pause production and give the engines the newest weights. False if the run must stop."""
         started = self._now()
         with self._tracker.span("sync", step=self._learner.version):
+            self._is_paused = True
             pausing = self._manager.pause(self._in_flight)
             await self._watchdog.wait_or_stop(f"the rollouts under way to {self._in_flight}", pausing)
             if self._watchdog.is_stopping:
@@ -182,17 +281,24 @@ class DisaggregatedTrainer:
         await self._watchdog.wait(
             f"the engines to load the weights of version {version}", self._weights.publish(version)
         )
+        self._published = version
 
-    async def _evaluate(self) -> bool:
-        """Evaluate while no group starts. False if the run must stop.
+    async def _evaluate(self) -> Mapping[str, float] | None:
+        """While production is paused. None when the run is to stop.
 
         The engines answer again, so rollouts that were held by the pause (`keep`, and agents that cannot be
         interrupted) continue during the evaluation.
         """
         await self._watchdog.wait("the engines to resume", self._engine.resume())
-        return await self._upkeep.evaluate()
+        return await self._measure()
+
+    async def _measure(self) -> Mapping[str, float] | None:
+        metrics = await self._upkeep.evaluate()
+        self._owes_evaluation = self._owes_evaluation and metrics is None
+        return metrics
 
     async def _continue(self) -> None:
+        self._is_paused = False
         await self._watchdog.wait("production to go on", self._manager.continue_(self._learner.version))
 
     async def _checkpoint_after(self, error: Exception) -> None:

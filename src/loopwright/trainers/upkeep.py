@@ -40,25 +40,31 @@ class Upkeep:
         self._watchdog = watchdog
         self._storage = storage
         self._archives = archives
+        self._tried_to_save = learner.version
 
-    async def evaluate(self) -> bool:
-        """Evaluate. False if the run must stop during the evaluation, which is then repeated when the run continues."""
+    @property
+    def owes_checkpoint(self) -> bool:
+        """Whether the learner has learned something that nobody has tried to save."""
+        return self._tried_to_save != self._learner.version
+
+    async def evaluate(self) -> Mapping[str, float] | None:
+        """The metrics. None when the run is to stop meanwhile: the evaluation is then made when it goes on."""
         step = self._learner.version
-        if self._evaluator is not None:
-            report = await self._watchdog.wait_or_stop(
-                f"the evaluation after step {step}", self._evaluator.evaluate(step)
-            )
-            if report is None:
-                return False
-            self._tracker.log(step, report.metrics)
-            for error in report.errors:
-                log.warning("step %d: %s", step, error)
-        return True
+        if self._evaluator is None:
+            return {}
+        report = await self._watchdog.wait_or_stop(f"the evaluation after step {step}", self._evaluator.evaluate(step))
+        if report is None:
+            return None
+        self._tracker.log(step, report.metrics)
+        for error in report.errors:
+            log.warning("step %d: %s", step, error)
+        return report.metrics
 
     async def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save the learner after its latest step, with `state`. Before the first step nothing is saved."""
         step = self._learner.version
         if step > 0:
+            self._tried_to_save = step
             with self._tracker.span("checkpoint", step=step):
                 await self._checkpoints.write(step, self._save, state)
                 if self._archives:

@@ -1,8 +1,9 @@
 """Calls the user's own function so that it cannot damage the run.
 
 A sync function runs in a pool of worker processes: it cannot block the event loop, and after its deadline the worker is
-killed. An async function runs in the event loop. In both cases the caller gets what `read` makes of the returned value,
-or an error that names the function. A cancelled call leaves nothing running.
+killed. A sync function without an import path runs in a thread of this process: after its deadline nobody waits for
+it. An async function runs in the event loop. In all cases the caller gets what `read` makes of the returned value, or
+an error that names the function. A cancelled call leaves no worker and no task running.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import iscoroutinefunction
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from pebble import ProcessExpired, ProcessPool
 from loopwright.config.imports import load_symbol
 from loopwright.core.environment import child_environment
 from loopwright.errors import ConfigError, LoopwrightError
+from loopwright.workers.own_thread import in_own_thread
 
 T = TypeVar("T")
 
@@ -61,13 +63,21 @@ class Blame(Protocol):
 class UserFunction:
     """The function that `blame` names, relative to `base`. Use it as `async with`.
 
-    Its workers see the harmless part of our environment, and the variables that `env` names.
+    Its workers see the harmless part of our environment, and the variables that `env` names. `given` is the function
+    itself, if only this process has it.
     """
 
     def __init__(
-        self, blame: Blame, base: Path, timeout_seconds: float = 10.0, workers: int = 1, env: Sequence[str] = ()
+        self,
+        blame: Blame,
+        base: Path,
+        timeout_seconds: float = 10.0,
+        workers: int = 1,
+        env: Sequence[str] = (),
+        given: Callable[..., Any] | None = None,
     ) -> None:
         self._blame = blame
+        self._given = given
         self._env = tuple(env)
         self._base = base
         self._timeout = timeout_seconds
@@ -79,7 +89,7 @@ class UserFunction:
         """The function, if it is async."""
 
     async def __aenter__(self) -> Self:
-        function = load_function(self._blame.path, self._base)
+        function = self._given or load_function(self._blame.path, self._base)
         called = getattr(function, "__call__", None)  # noqa: B004
         if iscoroutinefunction(function) or iscoroutinefunction(called):
             self._awaited = function
@@ -94,15 +104,20 @@ class UserFunction:
     async def call(self, read: Callable[[Any], T], *args: Any) -> T:
         """Return `read(function(*args))`. `read` runs in the same process as the function, so it must be picklable."""
         if self._awaited is not None:
-            return await self._await(self._awaited, read, args)
+            return await self._await(partial(self._awaited, *args), read, self._awaited)
         async with self._slots:
+            if self._given is not None:
+                in_thread = partial(in_own_thread, partial(self._given, *args), "loopwright-function")
+                return await self._await(in_thread, read, self._given)
             return await self._in_worker(read, args)
 
-    async def _await(self, function: Callable[..., Any], read: Callable[[Any], T], args: tuple[Any, ...]) -> T:
+    async def _await(
+        self, call: Callable[[], Awaitable[Any]], read: Callable[[Any], T], function: Callable[..., Any]
+    ) -> T:
         deadline = asyncio.timeout(self._timeout)
         try:
             async with deadline:
-                value = await function(*args)
+                value = await call()
         except BaseException as error:
             if deadline.expired():
                 raise self._blame.late(self._timeout) from error

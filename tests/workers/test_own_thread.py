@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from loopwright.agents.own_thread import in_own_thread
+from loopwright.workers.own_thread import in_own_thread
 
 
 def leaves() -> None:

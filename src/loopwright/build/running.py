@@ -1,0 +1,200 @@
+"""A run that is open: what the command line and Python programs can do with it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.build.plain_rollouts import sample
+from loopwright.build.sampling import SamplingParts
+from loopwright.build.training import Trainer
+from loopwright.config import RunConfig
+from loopwright.core.redaction import Redactor
+from loopwright.errors import ConfigError, RunError
+from loopwright.learn.learner import TorchLearner
+from loopwright.ports import Engine, Tracker
+from loopwright.produce import RolloutRunner
+from loopwright.track.redacting import redacting_errors
+from loopwright.trainers.durable import draft_of
+from loopwright.trainers.report import write_report
+from loopwright.trainers.run_folder import RunFolder
+from loopwright.trainers.step import Step
+from loopwright.types import Rollout
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that is open: its folder is locked, its model loaded, its engine running.
+
+    It does one thing at a time: steps, evaluations and rollouts use the same engine and the same weights.
+    """
+
+    folder: RunFolder
+    config: RunConfig
+    learner: TorchLearner
+    trainer: Trainer
+    tracker: Tracker
+    _sampling: SamplingParts
+    _runner: RolloutRunner
+    _engine: Engine
+    _stop: asyncio.Event
+    _redact: Redactor
+    _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _has_stepped: bool = False
+    _busy_with: str | None = None
+    _is_closed: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
+
+    @property
+    def version(self) -> int:
+        """The version of the weights: how many steps they were trained."""
+        return self.learner.version
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step was reached, and all that is due after it is done."""
+        return self.trainer.is_finished
+
+    async def train(self) -> bool:
+        """Train to the end, export the model and write the report. False when the run was stopped before."""
+        async for _ in self.steps():
+            pass
+        return self.is_finished
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """Train step by step, to the end or until the run is to stop. Whoever leaves earlier may go on later."""
+        while (step := await self.step()) is not None:
+            yield step
+            if step.is_last:
+                return
+
+    async def step(self) -> Step | None:
+        """Train one step. After the last one, the model is exported and the report is written.
+
+        None when no step is left, or when the run is to stop.
+        """
+        with self._busy("a step"):
+            self._has_stepped = True
+            if self.version < self.config.trainer.steps:
+                # An export is the model of a finished run; this one goes on.
+                shutil.rmtree(self.folder.export, ignore_errors=True)
+            step = await self.trainer.advance()
+            if step is None or step.is_last:
+                await self._conclude()
+        return step
+
+    async def evaluate(self) -> Mapping[str, float]:
+        """Evaluate the weights as they are on the evaluation tasks. The metrics are also logged for their step."""
+        if self.config.eval is None:
+            raise ConfigError("the config has nothing to evaluate on", remedy="add eval.data and eval.agent to it")
+        with self._busy("an evaluation"):
+            metrics = await self.trainer.evaluate()
+        if metrics is None:
+            raise RunError("the evaluation was not finished: the run is to stop", remedy="open the run again")
+        return metrics
+
+    async def roll_out(self, groups: int) -> list[Rollout]:
+        """Sample rollouts of `groups` tasks with the weights as they are, and score them. Nothing is trained or stored.
+
+        Every call takes the first training tasks, so that two calls can be compared.
+        """
+        if groups < 1:
+            raise RunError(f"{groups} groups cannot be sampled", remedy="ask for 1 group or more")
+        with self._busy("rollouts"):
+            async with self.trainer.sampling():
+                return await sample(self._sampling, self._runner, self._engine, self.version, groups)
+
+    def trajectories(self, step: int | None = None) -> Iterator[Rollout]:
+        """The stored rollouts that train step `step` was trained on, or those of all steps, one after the other."""
+        if not self.folder.rollouts.is_file():
+            raise RunError("the run stores no rollouts", remedy="set buffer.kind to sqlite")
+        stored = StoredRun(self.folder.rollouts)
+        steps = stored.steps()
+        if step is not None and step not in steps:
+            known = f"steps {steps[0]} to {steps[-1]} are" if steps else "none is"
+            raise RunError(f"no rollouts of step {step} are stored", remedy=f"name a step that was trained: {known}")
+        return (rollout for one in (steps if step is None else (step,)) for rollout in stored.rollouts(one))
+
+    def stop(self) -> None:
+        """End the training after a checkpoint. Rollouts that are under way are kept for the next time."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Close the run. What was learned since the latest checkpoint is saved first."""
+        await self.__aexit__(None, None, None)
+
+    def closed_by(self, closing: AsyncExitStack) -> Run:
+        """The run, which closes all that `closing` holds when it is closed."""
+        self._closing = closing
+        return self
+
+    async def leave(self) -> None:
+        """Save what `step` has learned, and end production."""
+        await self.trainer.close(save=self._has_stepped)
+
+    async def __aenter__(self) -> Run:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_closed = True
+        await self._closing.__aexit__(kind, error, trace)
+
+    @contextmanager
+    def _busy(self, what: str) -> Iterator[None]:
+        if self._is_closed:
+            raise RunError("the run is closed", remedy="open it again")
+        if self._busy_with is not None:
+            raise RunError(f"the run is busy with {self._busy_with}", remedy="await that first")
+        self._busy_with = what
+        try:
+            with redacting_errors(self._redact):
+                yield
+        finally:
+            self._busy_with = None
+
+    async def _conclude(self) -> None:
+        if self.is_finished and self.config.trainer.export and not self.folder.export.exists():
+            await self._export()
+        if self.config.track.report:
+            write_report(self.folder)
+
+    async def _export(self) -> None:
+        draft = draft_of(self.folder.export)
+        shutil.rmtree(draft, ignore_errors=True)
+        with self.tracker.span("export", step=self.learner.version):
+            await self.learner.export(draft)
+            draft.rename(self.folder.export)
+
+
+class RunOpening:
+    """A run that is about to be opened: by `async with`, which also closes it, or by `await`; then call `close`."""
+
+    def __init__(self, open: Callable[[], Awaitable[Run]]) -> None:
+        self._open = open
+        self._run: Run | None = None
+
+    def __await__(self) -> Generator[Any, None, Run]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Run:
+        self._run = await self._open()
+        return self._run
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._run is not None:
+            await self._run.__aexit__(kind, error, trace)
