@@ -8,6 +8,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "src/loopwright"
 SHARED = {
+    "Run",  # `loopwright.sync` has the names of the asynchronous door
+    "open_run",  # likewise; and the door opens a run as the commands do
     "judge",  # the function that a judger's import path names
     "problems",  # every file of config/checks has one
     "warnings",  # likewise

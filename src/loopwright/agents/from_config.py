@@ -28,8 +28,8 @@ from loopwright.types import Task, ToolScope
 
 
 def make_agent(config: AgentConfig, base: Path, objects: Objects = NO_OBJECTS) -> AgentLoop:
-    """Load the user's code and make the loop. Relative paths start from `base`. `objects` are those that a Python program
-    gave.
+    """Load the user's code and make the loop. Relative paths start from `base`. `objects` are those that a Python
+    program gave.
 
     A loop that is a context manager must be entered before it runs.
     """

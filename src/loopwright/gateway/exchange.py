@@ -27,7 +27,7 @@ from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import over
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.tries import Ask
-from loopwright.gateway.upstream import sample
+from loopwright.gateway.upstream import sample_answer
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
@@ -204,7 +204,7 @@ class Exchange:
         request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
         reader = SampleReader(self.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
-            generation = await sample(self._engine, request, reader.hear, early=listener is not None)
+            generation = await sample_answer(self._engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
             session.fault = error
             # Agents must not learn where the engine is or what its problem is; the log says it.

@@ -11,7 +11,7 @@ MOST_IDLE_ABORTS = 8
 """An engine that returns nothing this often in a row is broken, not paused."""
 
 
-async def sample(
+async def sample_answer(
     engine: StreamingEngine, request: GenerateRequest, on_part: OnPart, *, early: bool = True
 ) -> Generation:
     """The whole answer. `on_part` gets every token once before this returns; with `early`, while it is sampled."""
