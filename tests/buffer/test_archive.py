@@ -249,14 +249,14 @@ CHILD = """
     async def main():
         async with SqliteStorage(pathlib.Path(sys.argv[1])) as storage:
             await live(storage)
-            let_go = archiving.let_go
+            real = archiving.delete_archived
             match sys.argv[2]:
                 case "before a file has its name":
                     archive.Path.replace = die
                 case "before the database lets go":
-                    archiving.let_go = die
+                    archiving.delete_archived = die
                 case "between two files":
-                    archiving.let_go = lambda db, parcel: let_go(db, parcel) if parcel.kind == "step" else die()
+                    archiving.delete_archived = lambda db, parcel: real(db, parcel) if parcel.kind == "step" else die()
             await storage.archive(1)
 
     asyncio.run(main())

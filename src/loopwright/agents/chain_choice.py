@@ -1,6 +1,6 @@
-"""Which chains of a rollout are trained (T6). The others stay recorded, and change nothing of what is trained.
+"""Chooses which chains of a rollout are trained (T6). The others stay recorded, and do not affect the trained ones.
 
-What the user's own choice does wrong is an error that fails the rollout: a chain is never trained by mistake.
+If the user's own choice does something wrong, the rollout fails, so no chain is trained by mistake.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from loopwright.workers import ChoiceBlame, FunctionHolder, UserFunction
 
 
 class MainChains:
-    """Those of the main conversation."""
+    """Trains the chains of the main conversation."""
 
     async def choose(self, chains: Sequence[RecordedChain]) -> frozenset[int]:
         return frozenset(chain.number for chain in chains if chain.is_main)
 
 
 class UserChoice(FunctionHolder):
-    """The user's `choose(chains)`, sync or async, as `async with`. It returns those of the chains that are trained."""
+    """The user's `choose(chains)`, sync or async, which returns the chains to train. Use it as `async with`."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
         self._blame = _Blame("agent.train", path)

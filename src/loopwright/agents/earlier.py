@@ -1,8 +1,8 @@
-"""What an interrupted rollout had sampled, for the policy that goes on with it.
+"""What an interrupted rollout had sampled, for the policy that continues it.
 
-A recorded turn is given out once, to a call that asks exactly what was asked then. So a loop that is run again hears
-again what it heard, and where the recording ends, the engine goes on. A call that asks something else finds nothing
-here, and is sampled afresh: nothing is ever joined that was not one context (T1).
+A recorded turn is returned once, to a call with exactly the same prompt. So a loop that runs again gets the same
+replies again, and where the recording ends, the engine continues. A call with another prompt finds nothing here and is
+sampled anew: tokens that were not one context are never joined (T1).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Earlier:
         self._renderer = renderer
 
     def take(self, request: GenerateRequest) -> Generation | None:
-        """What was sampled for this request: to its end, or as far as it came (`finish = abort`)."""
+        """What was sampled for this request: the whole answer, or a part of it (`finish = abort`)."""
         for turn in self._turns:
             if turn.prompt_ids == request.prompt_ids:
                 self._turns.remove(turn)

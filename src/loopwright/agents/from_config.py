@@ -1,4 +1,4 @@
-"""Agent loops from the config: what training, evaluation and the deep check run is made here."""
+"""Makes agent loops from the config, for training, evaluation and the deep check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from loopwright.types import Task, ToolScope
 
 
 def make_agent(config: AgentConfig, base: Path, objects: Objects = NO_OBJECTS) -> AgentLoop:
-    """Load the user's code and make the loop; files are looked for from `base` on. `objects` are those that a Python
+    """Load the user's code and make the loop. Relative paths start from `base`. `objects` are those that a Python
     program gave.
 
     A loop that is a context manager must be entered before it runs.
@@ -46,14 +46,14 @@ def make_agent(config: AgentConfig, base: Path, objects: Objects = NO_OBJECTS) -
 
 
 def is_resumable(config: AgentConfig, loop: AgentLoop) -> bool:
-    """Whether a rollout of `loop`, made from `config`, can be interrupted and go on from the tokens that it has."""
+    """Whether a rollout of `loop`, made from `config`, can be interrupted and continue from its tokens."""
     if config.resumable is None:
         return getattr(loop, "resumable", False) is True
     return config.resumable
 
 
 async def try_agent(config: AgentConfig, base: Path, task: Task) -> str | None:
-    """Make the loop, open what a rollout of `task` would open, and say what there is to tell of it."""
+    """Make the loop, open what a rollout of `task` would open, and return a line about it for the user."""
     loop = make_agent(config, base)
     if isinstance(loop, ToolLoop):
         async with loop, loop.open(task) as belt:
@@ -62,7 +62,7 @@ async def try_agent(config: AgentConfig, base: Path, task: Task) -> str | None:
 
 
 def _tool_loop(config: ToolAgent, base: Path) -> ToolLoop:
-    """The user's functions are loaded here; servers are started later."""
+    """Make the tool loop. The user's functions are loaded here; servers are started later."""
     return ToolLoop(
         [_tools(tool, base) for tool in config.tools],
         budget=ToolBudget(config.max_turns, config.max_tokens, config.max_seconds, config.turn_seconds),

@@ -1,10 +1,10 @@
-"""One server of tools for all rollouts, started again when it dies.
+"""One tool server for all rollouts. It is started again when it dies.
 
-Its tools keep nothing, so a call that lost its server is made once more on the next one: alone, since any of the calls
-that were under way may have killed it. A call that loses that server too is a tool's error, which the model reads (R2).
-The others never hear of it. A server that dies again and again by itself, or with every call, is given up (R4): from
-then on every rollout that wants it is a failure of infrastructure, with the last reason. One that never started is not
-tried again: a wrong command stays wrong.
+Its tools keep no state, so a call that lost its server is made once more on the next server. It then runs alone,
+because any of the running calls may have killed the server. A call that loses that server too becomes a tool error,
+which the model reads (R2). Other calls do not notice. A server that dies again and again by itself, or with every call,
+is given up (R4): from then on every rollout that needs it fails as infrastructure, with the last reason. A server that
+never started is not started again, because a wrong command stays wrong.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from loopwright.types import Tool
 log = logging.getLogger("loopwright")
 
 MAX_RESTARTS = 3
-"""Of a server that is lost again and again, no call being to blame."""
+"""How often a server is started again if no call is the cause of its deaths."""
 MAX_BLAMED = 20
-"""Calls in a row that may be blamed. A group of rollouts may make the same bad call; a server that never answers is
-broken."""
+"""How many calls in a row may be the cause of a death. A group of rollouts may make the same bad call, but a server
+that never answers is broken."""
 FIRST_PAUSE_SECONDS = 0.2
-"""Before a server is started again; each later pause is twice as long."""
+"""The pause before a server is started again. Each later pause is twice as long."""
 
 
 class RunningServer(Protocol):
-    """A server that was started, and what it offers."""
+    """A running server, and the tools that it offers."""
 
     @property
     def tools(self) -> Sequence[Tool]: ...
 
     async def use(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool says. Raises ToolServerError when the server is lost."""
+        """The result of a tool. Raises ToolServerError if the server is lost."""
         ...
 
 
 class SharedServer:
     """Use it as `async with`. Entering `start` starts a server, or raises ToolServerError; leaving ends it.
 
-    A call may take `timeout_seconds`. What it has to wait for a server is not its own time.
+    A call may take `timeout_seconds`. Waiting for a server does not count.
     """
 
     def __init__(self, start: Callable[[], AbstractAsyncContextManager[RunningServer]], timeout_seconds: float) -> None:
@@ -59,7 +59,7 @@ class SharedServer:
     async def __aenter__(self) -> Self:
         self._running: asyncio.Future[RunningServer] = asyncio.get_running_loop().create_future()
         self._lost: asyncio.Future[ToolServerError] = asyncio.get_running_loop().create_future()
-        # A task of its own: a server has to be left by whoever has entered it.
+        # The server needs its own task: the task that entered its context must also leave it.
         self._keeper = asyncio.create_task(self._keep())
         try:
             await self.running()
@@ -73,7 +73,7 @@ class SharedServer:
         await asyncio.wait((self._keeper,))
 
     async def running(self) -> RunningServer:
-        """The server, as soon as there is one. Raises why there will be none."""
+        """The server, as soon as there is one. Raises if there will be none."""
         return await asyncio.shield(self._running)
 
     async def use(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -93,7 +93,7 @@ class SharedServer:
                 self._no_suspects.set()
 
     async def _unsuspected(self) -> RunningServer:
-        """The server, as soon as no call is under way that may kill it."""
+        """The server, as soon as no running call may kill it."""
         while True:
             await self._no_suspects.wait()
             server = await self.running()
@@ -124,15 +124,16 @@ class SharedServer:
         return said
 
     def _lose(self, server: RunningServer, error: ToolServerError) -> None:
-        """From now on whoever wants a server waits for the next one. Others may have lost this one before."""
+        """Record that the server is lost: callers now wait for the next one. Another call may have recorded it
+        before."""
         running = self._running
         if running.done() and running.exception() is None and running.result() is server:
             self._running = asyncio.get_running_loop().create_future()
-            if not self._lost.done():  # its keeper may be gone: everything ends
+            if not self._lost.done():  # the keeper may be gone, because everything ends
                 self._lost.set_result(error)
 
     async def _keep(self) -> None:
-        """Runs until it is cancelled, or until the server is given up."""
+        """Keep a server running until this is cancelled, or until the server is given up."""
         try:
             raise await self._last_loss()
         except asyncio.CancelledError:
@@ -142,10 +143,10 @@ class SharedServer:
             if self._running.done():
                 self._running = asyncio.get_running_loop().create_future()
             self._running.set_exception(error)
-            self._running.exception()  # it is no mistake if nobody asks for a server any more
+            self._running.exception()  # mark it as retrieved: nobody may ask for a server any more
 
     async def _last_loss(self) -> ToolServerError:
-        """Start the server again and again; returns why that has an end."""
+        """Start the server again and again. Returns the reason why it is given up."""
         error = await self._live()
         while self._deaths < MAX_RESTARTS:
             log.warning("%s; it is started again", error.message)
@@ -160,7 +161,7 @@ class SharedServer:
         return ToolServerError(f"a shared server of tools {words}: {error.message}", remedy=error.remedy)
 
     async def _live(self) -> ToolServerError:
-        """The life of one server; returns how it was lost."""
+        """Start one server and wait until it is lost. Returns how it was lost."""
         async with self._start() as server:
             self._lost = asyncio.get_running_loop().create_future()
             self._running.set_result(server)

@@ -1,10 +1,10 @@
 """The model as one rollout sees it, over an engine.
 
-The invariants: every token that goes in and comes out is recorded as the engine had it (T1, T4); a conversation that
-continues a recorded one continues its token stream and is not rendered again (T5); a request never asks for more than
-the context can hold (S5). What kept the model from answering is remembered as a fault, whatever the agent makes of it.
-An interrupted rollout is such a fault too: its policy keeps what was sampled, and the policy that goes on gives it out
-again, so that every token is sampled, and recorded, once.
+The invariants: Every token that goes in and comes out is recorded as the engine had it (T1, T4). A conversation that
+continues a recorded one continues its token stream and is not rendered again (T5). A request never asks for more than
+the context can hold (S5). What kept the model from answering is kept as a fault, no matter what the agent does with the
+exception. An interruption is such a fault too: the policy keeps what was sampled, and the policy that continues the
+rollout returns it again, so that every token is sampled and recorded once.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class EnginePolicies:
 
 
 class EnginePolicy:
-    """A `Policy` for one rollout; it is used once. Calls may overlap, as when an agent asks sub-agents at once.
+    """A `Policy` for one rollout; it is used once. Calls may overlap, for example if an agent runs several sub-agents.
 
-    With `resumable`, an engine that is paused interrupts the rollout; `resume_from` are the chains of one that was.
+    With `resumable`, a paused engine interrupts the rollout; `resume_from` are the chains of an interrupted one.
     `seconds` is how long the agent may take.
     """
 
@@ -111,7 +111,7 @@ class EnginePolicy:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The model calls that were answered, in the order in which they were."""
+        """The answered model calls, in the order of their answers."""
         return self._recorder.as_turns()
 
     @property
@@ -125,9 +125,9 @@ class EnginePolicy:
 
     @property
     def fault(self) -> Exception | None:
-        """What the engine raised, unless a call that was made afterwards was answered; or that no prompt ever fitted.
+        """What the engine raised, unless a later call was answered; or the error that no prompt ever fitted.
 
-        An agent may have wrapped it in its own exception, or swallowed it.
+        The agent may have wrapped the exception in its own, or ignored it.
         """
         raised = next(iter(self._faults.values()), None)
         return raised or (None if len(self._recorder) else self._unfit)
@@ -170,7 +170,8 @@ class EnginePolicy:
         self._stop = StopReason.BUDGET
 
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
-        """The recorded tokens under the agent's transcript. Without `stop`, a last reply cut by length is a budget."""
+        """The recorded tokens with the agent's transcript. Without `stop`, a last reply that was cut by length counts
+        as BUDGET."""
         cut = StopReason.BUDGET if self._finish is FinishReason.LENGTH else StopReason.DONE
         transcript = transcript_of(messages, verb="returned")
         return Episode(transcript, self._recorder.chains(), stop or self._stop or cut, self._recorder.tools)
@@ -180,10 +181,10 @@ class EnginePolicy:
         return describe_chains(self._recorder)
 
     async def drift(self) -> None:
-        """Not measured: `loopwright drift` does it from what is stored."""
+        """Not measured here: `loopwright drift` computes it from what is stored."""
 
     async def _prepared(self, asked: tuple[Message, ...], tools: Sequence[Tool]) -> Prepared | None:
-        """None if the prompt is so long that it need not be encoded."""
+        """The prepared call. None if the prompt is too long to be encoded at all."""
         offered = canonical_tools(tools)
         history = self._recorder.history(canonical_messages(asked), offered)
         try:
@@ -193,14 +194,14 @@ class EnginePolicy:
             return None
 
     def _budget(self, prompt: int, wish: int | None) -> int:
-        """How many tokens may be sampled after so many (S5)."""
+        """How many tokens may be sampled after a prompt of `prompt` tokens (S5)."""
         room = self._max_context - prompt
         if room <= 0:
             self._unfit = self._unfit or _does_not_fit(prompt, self._max_context)
         return answer_budget(room, self._sampling.max_new_tokens, wish)
 
     def _read(self, sampled: Generation, prepared: Prepared, number: int) -> Reply:
-        """The reply as the agent sees it. An agent that offers no tools reads the text as it is."""
+        """The reply as the agent sees it. An agent that offers no tools gets the text unchanged."""
         ids, tools = sampled.ids, prepared.tools
         if not tools:
             return Reply(self._renderer.text(ids), sampled.finish, tokens=len(ids))
@@ -221,7 +222,7 @@ class EnginePolicy:
         except OutOfTimeError:
             raise
         except Exception as error:
-            # Known by the first call that could be made after it: only such a call, answered, makes it good.
+            # Stored with the number of the next call: only if a call from there on is answered, the fault is cleared.
             self._faults.setdefault(self._calls, error)
             raise
         self._faults = {after: fault for after, fault in self._faults.items() if after > number}
@@ -229,7 +230,7 @@ class EnginePolicy:
         return reply
 
     def _record(self, prepared: Prepared, sampled: Generation, reply: Reply, name: str) -> None:
-        """What was sampled, to its end or as far as it came. Without a token there was no turn."""
+        """Record what was sampled: a whole answer, or a part of it. Without a token there was no turn."""
         turns = planned_turns(self._recorder, prepared, [Said(sampled, reply.message, name)])
         record_turns(self._recorder, prepared, turns)
 

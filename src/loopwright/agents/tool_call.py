@@ -1,7 +1,7 @@
-"""Calling tools on a model's behalf.
+"""Calls tools for a model.
 
-A tool is the user's code, and this is the boundary round it (R1): whatever it raises, and every call that cannot be
-made, becomes text that the model reads (R2). Only what is lost for good, like a server that died, ends the rollout.
+A tool is the user's code, and this is the boundary around it (R1): whatever it raises, and every call that cannot be
+made, becomes text that the model reads (R2). Only a permanent loss, such as a server that died, ends the rollout.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from loopwright.types import Message, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """A tool, ready to be called in one rollout. `use` may raise anything, and take as long as it likes if there are no
-    `timeout_seconds`."""
+    """A tool that can be called in one rollout. `use` may raise anything. Without `timeout_seconds` it may take any
+    time."""
 
     tool: Tool
     timeout_seconds: float | None
@@ -32,7 +32,7 @@ class BoundTool:
 
 
 class ToolBelt:
-    """The tools of one rollout. With `parallel`, the calls of one reply are made at once."""
+    """The tools of one rollout. With `parallel`, the calls of one reply run at the same time."""
 
     def __init__(self, tools: Sequence[BoundTool], *, parallel: bool = True) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -46,11 +46,11 @@ class ToolBelt:
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """What the model is told."""
+        """The tools as the model sees them."""
         return tuple(tool.tool for tool in self._tools.values())
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """The results of a reply's calls, in the order in which they were asked for."""
+        """The results of a reply's calls, in the order of the calls."""
         if not self._parallel:
             return [await self._result(call) for call in calls]
         try:

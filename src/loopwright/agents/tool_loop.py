@@ -1,5 +1,5 @@
-"""The agent that works with tools: ask the model, make the calls that it asks for, tell it their results, until it
-answers without a call or a budget is spent. Either way what it did is graded (R2)."""
+"""The agent with tools: it asks the model, makes the calls that the model asks for, and returns their results to it,
+until the model answers without a call or a budget is used up. In both cases its work is graded (R2)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from loopwright.types import Message, Task
 
 @dataclass(frozen=True, slots=True)
 class ToolBudget:
-    """What one rollout may spend. How long one reply may be is a matter of sampling. None: no limit.
+    """What one rollout may use. The length of one reply is a sampling setting. None means no limit.
 
-    Seconds in which the engines answer nobody, as while weights are exchanged, are not the agent's.
+    Seconds in which the engines answer nobody, for example during weight updates, do not count.
     """
 
     turns: int
@@ -30,7 +30,7 @@ class ToolBudget:
 
 
 class ToolSource(Protocol):
-    """Gives the tools of one rollout. A source that is a context manager is open as long as the run."""
+    """Provides the tools of one rollout. A source that is a context manager is open as long as the run."""
 
     def open(self, task: Task, state: dict[str, Any]) -> AbstractAsyncContextManager[Sequence[BoundTool]]: ...
 
@@ -65,14 +65,14 @@ class ToolLoop:
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[ToolBelt]:
-        """The tools of one rollout of `task`, with a state of their own."""
+        """The tools of one rollout of `task`, with their own state."""
         state: dict[str, Any] = {}
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(source.open(task, state)) for source in self._sources]
             yield ToolBelt([tool for tools in opened for tool in tools], parallel=self._parallel)
 
     async def _in_time(self, messages: list[Message], belt: ToolBelt, policy: Policy) -> bool:
-        """Whether the model came to an end before time was up. What it said till then is in `messages`."""
+        """Whether the model finished before the time was up. Its replies until then are in `messages`."""
         asked = len(messages)
         try:
             async with _limit(self._budget.seconds, policy) as whole:

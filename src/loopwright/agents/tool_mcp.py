@@ -1,8 +1,8 @@
-"""The tools of an MCP server that is started as a program and spoken to over its standard input and output.
+"""The tools of an MCP server, which is a program that speaks MCP over its standard input and output.
 
-A server belongs to one rollout, or, if its tools keep nothing, to the whole run (`mcp_shared.py`). It gets an
-allow-listed environment (S3), and ends with its owner. One that cannot be started, or dies under its rollout, is a
-failure of infrastructure: the rollout is tried again (R2).
+A server belongs to one rollout or, if its tools keep no state, to the whole run (`mcp_shared.py`). It gets an
+allow-listed environment (S3), and ends with its owner. A server that cannot be started, or dies during its rollout, is
+an infrastructure failure: the rollout is retried (R2).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 CONNECTION_CLOSED = -32000
 
 MOST_SAID = 500
-"""So many last characters of a server's complaints are repeated when it does not start."""
+"""How many of the last characters of a server's error output are quoted if it does not start."""
 
 
 class McpServer:
-    """Where tools come from. `shared`: one server for all rollouts, from `async with` on."""
+    """A source of tools. With `shared` there is one server for all rollouts, started by `async with`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class McpServer:
     @asynccontextmanager
     async def open(self, task: Task, state: dict[str, Any]) -> AsyncIterator[Sequence[BoundTool]]:
         if self._shared is not None:
-            # It times its calls itself.
+            # The shared server limits the time of calls itself.
             yield self._bound((await self._shared.running()).tools, self._shared.use, None)
             return
         async with self._started() as server:
@@ -81,7 +81,7 @@ class McpServer:
                 async with AsyncExitStack() as stack:
                     yield await self._start(stack, said)
             except ExceptionGroup as group:
-                # The client's tasks wrap whatever passes them, also what is no business of theirs.
+                # The client's task group wraps every exception that passes it, also those of other code.
                 raise _innermost(group) from None
 
     async def _start(self, stack: AsyncExitStack, said: IO[str]) -> _Connection:
@@ -120,7 +120,7 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Connection:
-    """A server that is running. `lost` makes the error of one that is not any more."""
+    """A running server. `lost` makes the error for a server that is gone."""
 
     client: Client
     tools: Sequence[Tool]

@@ -1,5 +1,5 @@
-"""What a model is told of a Python function: its name, the first paragraph of its docstring, and a JSON schema of its
-parameters, read from their annotations."""
+"""Describes a Python function to a model: its name, the first paragraph of its docstring, and a JSON schema of its
+parameters, made from their annotations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from loopwright.errors import ConfigError
 from loopwright.types import Tool
 
 GIVEN = ("task", "state")
-"""Parameters that the model does not fill in: the task, and what this rollout's calls have kept so far."""
+"""Parameters that the model does not fill in: the task, and the state that the calls of this rollout share."""
 
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
 
 
 def tool_of(function: Callable[..., Any], path: str) -> Tool:
-    """The tool that a function is; a ConfigError names what keeps it from being one."""
+    """The tool of a function. Raises a ConfigError that says why a function cannot be a tool."""
     try:
         parameters = inspect.signature(function).parameters
         hints = get_type_hints(function, include_extras=True)
@@ -42,12 +42,12 @@ def tool_of(function: Callable[..., Any], path: str) -> Tool:
 
 
 def given_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Those of GIVEN that the function wants."""
+    """The parameters of GIVEN that the function has."""
     return tuple(name for name in GIVEN if name in inspect.signature(function).parameters)
 
 
 def _schema(annotation: Any) -> dict[str, Any]:
-    """The schema of one annotation; what JSON has no word for may be anything."""
+    """The schema of one annotation. A type that JSON does not have may be anything."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         words = [word for word in args[1:] if isinstance(word, str)]

@@ -1,6 +1,6 @@
-"""What an agent says, checked where it says it: messages that can be rendered, and stored as JSON.
+"""Checks the messages of an agent when it sends them: they must be renderable, and storable as JSON.
 
-An agent is the user's code, and what it hands over may be anything. What passes here can be stored later.
+An agent is the user's code and may send anything. Messages that pass this check can be stored later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _JSON = json.JSONEncoder(allow_nan=False)
 
 
 def transcript_of(messages: object, *, verb: str) -> tuple[Message, ...]:
-    """The messages as they are, or an AgentError that names the one that cannot be kept. `verb`: what the agent did."""
+    """The messages unchanged. Raises an AgentError that names a message that cannot be stored. `verb` says what the
+    agent did with them."""
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise AgentError(
             f"the agent {verb} {messages!r:.80}, which is no transcript",

@@ -1,8 +1,8 @@
-"""The worker of this process, and the boundary round agents (R1, R2).
+"""The worker of this process, and the boundary around agents (R1, R2).
 
-An agent's exception and an engine's each become a typed outcome here, once. A failure is never a reward. An
-interruption is no failure: what the agent did so far is a partial rollout. Our own bugs are not outcomes: they leave
-through here and stop the run. So do cancellations.
+Exceptions of agents and of engines become typed outcomes here, once. A failure is never a reward. An interruption is
+not a failure: what the agent did so far is a partial rollout. Our own bugs are not outcomes: they are raised and stop
+the run. So are cancellations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from loopwright.types import (
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """The agent of one task set: its loop, and what becomes of its exceptions.
+    """The agent of one task set: its loop, and how its exceptions are handled.
 
     A `resumable` loop may be interrupted, and continues from its tokens. A `served` one talks to a gateway. `train`
     chooses the chains that are trained; without it, all are.
@@ -100,13 +100,13 @@ class LocalWorker:
         return Rollout(request.key, request.task, episode, outcome.reward, timing)
 
     def silent_seconds(self, key: RolloutKey) -> float:
-        """This process is its own witness."""
+        """Always 0: the rollout runs in this process."""
         return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How a run of the agent ended. Unscored: it is to be judged, or it continues later."""
+    """How a run of the agent ended. Unscored means that it will be judged, or that it continues later."""
 
     reward: Reward
     episode: Episode | None = None
@@ -117,7 +117,7 @@ async def _completed(episode: Episode, policy: RecordingPolicy, train: ChainChoi
     if episode.stop is StopReason.ABORTED:
         return episode
     chains = episode.chains
-    # An agent that raised before it asked has no chains, and may still have a reward.
+    # An agent that raised before its first call has no chains, but may still have a reward.
     if train is not None and chains:
         chosen = await train.choose(policy.recorded)
         chains = tuple(replace(chain, trained=number in chosen) for number, chain in enumerate(chains))
@@ -131,7 +131,7 @@ def _after_error(
     error: Exception, request: RolloutRequest, agent: AgentSetup, policy: RecordingPolicy, limit: ClockTimeout
 ) -> _Outcome:
     """The outcome of a run that raised. Our own bugs are raised again."""
-    # The policy's fault comes first: an agent may have wrapped it in an exception of its own.
+    # The policy's fault comes first, because an agent may have wrapped it in its own exception.
     reason, task = policy.fault or error, request.task
     if isinstance(reason, InterruptionError):
         return _Outcome(Unscored(), policy.episode(policy.transcript, StopReason.ABORTED))
@@ -150,7 +150,7 @@ def _after_error(
 
 
 def _never_asked(task: Task) -> AgentError:
-    """There is nothing of the model's to grade, and nothing to train on."""
+    """The error if the model never answered: there is nothing to grade and nothing to train on."""
     return AgentError(
         f"the agent ended without an answer of the model on task {task.id!r}",
         remedy="let it ask the model: through its policy, or at the base URL that it was given",
@@ -162,7 +162,8 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _out_of_time(task: Task, policy: RecordingPolicy, seconds: float) -> _Outcome:
-    """Time is an agent's own budget, so it is graded; but a model that never answered is no work of the agent's."""
+    """Time is the agent's own budget, so the agent is graded. But if the model never answered, the agent has done
+    nothing."""
     if policy.was_answered:
         return _Outcome(Unscored(), policy.episode(policy.transcript, StopReason.BUDGET))
     detail = f"task {task.id!r}: the model gave no reply within the agent's {seconds:g} s"

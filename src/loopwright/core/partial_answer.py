@@ -1,7 +1,7 @@
-"""An answer that comes in parts. If it is cut short, it goes on from the tokens that are here.
+"""An answer that comes in parts. If it is cut short, it continues from the tokens that have arrived.
 
-The invariant: each token is sampled once, keeps its logprob and its version (T4), and is told to the listener once, in
-order, whoever cuts the answer short: a pause, an engine that dies, or an interrupted rollout.
+The invariant: each token is sampled once, keeps its logprob and its version (T4), and is reported to the listener once,
+in order. It holds no matter what cuts the answer short: a pause, an engine that dies, or an interrupted rollout.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generat
 
 
 class PartialAnswer:
-    """What there is of the answer to a request.
+    """The answer to a request so far.
 
-    Ask an engine for `rest()`, let it show its tokens to `hear`, and give what it returns to `add`. If the engine dies,
+    Ask an engine for `rest()`, pass `hear` to it for its tokens, and pass what it returns to `add`. If the engine dies,
     ask another one for `rest()`. `on_part` is the listener. `so_far` is what was sampled before.
     """
 
@@ -35,7 +35,8 @@ class PartialAnswer:
 
     @property
     def so_far(self) -> Generation:
-        """All of it in one piece. Parts are joined only here: to join them one by one would take quadratic time."""
+        """The answer so far in one piece. Parts are joined only here: joining them one by one would take quadratic
+        time."""
         if len(self._parts) > 1:
             self._parts = [joined(self._parts)]
         return self._parts[0]
@@ -47,19 +48,19 @@ class PartialAnswer:
 
     @property
     def is_full(self) -> bool:
-        """Whether no token is left to ask for. Only the engine's word that it ended may be missing."""
+        """Whether no token is left to ask for. Only the engine's message that the answer ended may be missing."""
         return 0 < self.tokens >= self.request.sampling.max_new_tokens
 
     def hear(self, part: Generation) -> None:
-        """An engine shows tokens that it has just sampled."""
+        """Take tokens that an engine has just sampled."""
         self._parts.append(part)
         self.tokens += len(part.ids)
         if self._on_part is not None:
             self._on_part(part)
 
     def add(self, returned: Generation) -> Generation:
-        """What the engine returned for `rest()`: the tokens that were heard of it, and the others, which the listener
-        hears now. Gives the answer so far."""
+        """Take what the engine returned for `rest()`: tokens that `hear` already got, and the others, which are
+        reported to the listener now. Returns the answer so far."""
         heard = self.tokens - self._asked_at
         new = returned.since(heard) if heard else returned
         self._parts = [new] if not self.tokens else [*self._parts, new]
@@ -75,7 +76,7 @@ class PartialAnswer:
 
 
 def joined(parts: Sequence[Generation]) -> Generation:
-    """One generation of several, which ended as the last of them did."""
+    """One generation made of several. Its finish reason is that of the last one."""
     return Generation(
         tuple(chain.from_iterable([part.ids for part in parts])),
         tuple(chain.from_iterable([part.logprobs for part in parts])),

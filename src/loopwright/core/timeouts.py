@@ -1,6 +1,6 @@
 """Time limits on clocks that may stand still.
 
-An agent's time is its own (R2): it is not charged while the engines answer nobody. So its clock is not the wall's.
+An agent is not charged for time in which the engines answer nobody (R2). So its clock is not the wall clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 LOOKS = 100
-"""A clock that stands still is read again after this part of the limit."""
+"""A clock that stands still is read again after a LOOKS-th part of the limit."""
 
 
 class ClockTimeout:
@@ -54,7 +54,7 @@ class ClockTimeout:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A stretch of time in which a call was out, and how far the clock of held seconds had come at both ends."""
+    """A period in which a call was running, and the readings of the clock of held seconds at its beginning and end."""
 
     start: float
     end: float
@@ -73,9 +73,10 @@ class _Span:
 class AgentClock:
     """Counts the seconds of one agent, from its construction on.
 
-    It stands still while model calls are out, because only the far side knows whether they are held. When a call
-    returns, the clock advances by what the call took, less the seconds in which it was held. Calls may overlap: each
-    second counts once. A call that does not say when it was held counts in full, unless another one was out as well.
+    It stands still during model calls, because only the other side knows whether they are held. When a call returns,
+    the clock advances by the duration of the call minus the seconds in which it was held. Calls may overlap: each
+    second counts once. A call that does not report when it was held counts in full, unless another one ran at the same
+    time.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class AgentClock:
         self._since = self._now()
         self._calls = 0
         self._spans: list[_Span] = []
-        """What is known of the time since the first of the present calls began: stretches that do not overlap."""
+        """What is known of the time since the first of the present calls began: periods that do not overlap."""
 
     def seconds(self) -> float:
         if self._calls:
@@ -92,7 +93,7 @@ class AgentClock:
         return self._counted + self._now() - self._since
 
     def call_begins(self) -> float:
-        """Returns the time, for `call_ends`."""
+        """A call begins. Returns the time, for `call_ends`."""
         now = self._now()
         if not self._calls:
             self._counted, self._since = self._counted + now - self._since, now
@@ -100,7 +101,7 @@ class AgentClock:
         return now
 
     def call_ends(self, began: float, held: tuple[float, float] | None) -> None:
-        """`held` are two readings of the clock that counts held seconds: when the call began and when it ended."""
+        """A call ended. `held` are two readings of the clock of held seconds: when the call began and when it ended."""
         now = self._now()
         self._calls -= 1
         if held is not None:

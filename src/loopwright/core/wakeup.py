@@ -1,4 +1,4 @@
-"""Waking those who wait for shared state to change, in one event loop."""
+"""Wakes tasks that wait for shared state to change, in one event loop."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class WakeUp:
-    """Whoever changes the state calls `notify`; whoever waits for it looks again.
+    """Code that changes the state calls `notify`; then waiting tasks check the state again.
 
-    To wait for one of several things, take `news` before you look at the state, and wait for it afterwards: a change in
-    between is not missed.
+    To wait for one of several things, take `news` before you check the state, and wait for it afterwards. So a change
+    in between is not missed.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class WakeUp:
 
     @property
     def news(self) -> asyncio.Event:
-        """It is set by the next `notify`, and stays set. Each `notify` begins a new one."""
+        """An event that the next `notify` sets; it stays set. After each `notify` there is a new event."""
         return self._news
 
     def notify(self) -> None:
@@ -26,6 +26,6 @@ class WakeUp:
         self._news = asyncio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` is true. It is looked at now, and after each `notify`."""
+        """Wait until `condition` is true. It is checked now, and after each `notify`."""
         while not condition():
             await self._news.wait()

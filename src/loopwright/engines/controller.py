@@ -1,9 +1,10 @@
 """A pool of one or more engines, as one engine that does not die.
 
-The invariants: a call ends with tokens that were each sampled once, whatever happened to the engines on the way, and
-each is stamped with the version that sampled it (T4). An engine serves only under the current weights. When a pause or
-a death cuts an answer short, it goes on from the tokens that are here; only a pause hands it back, and only to those
-who can go on from it themselves. A pool that cannot be kept alive fails every call with its budget's error (R4).
+The invariants: each token of an answer is sampled once, no matter what happens to the engines, and is stamped with the
+version that sampled it (T4). An engine serves only with the current weights. If a pause or the death of an engine cuts
+an answer short, the answer continues from the tokens that have arrived. Only a pause returns a partial answer, and only
+to callers that can continue from it themselves. If the pool cannot be kept alive, every call fails with the error of
+its restart budget (R4).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from loopwright.ports import OnPart
 from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
 
 MAX_BREAKS = 3
-"""How often one answer may lose its engine. After that the request itself is a suspect."""
+"""How often one answer may lose its engine. After that the request itself may be the cause."""
 STRAGGLER_SECONDS = 2.0
-"""How long an aborted answer may be on its way."""
+"""How long to wait for aborted answers to arrive."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request, what there is of its answer, and why it may have to end early."""
+    """A request, its answer so far, and why it may have to end early."""
 
     request: GenerateRequest
     answer: PartialAnswer
@@ -43,12 +44,12 @@ class _Call:
 
     @property
     def ends(self) -> bool:
-        """Whether it returns with what it has: it was aborted by name, or a pause hands it back."""
+        """Whether it returns with what it has: it was aborted by its id, or a pause returns it."""
         return self.aborted or (self.cut and self.request.resumable)
 
 
 class RolloutController:
-    """A `StreamingEngine` over a pool of engines. Made by `open`."""
+    """A `StreamingEngine` over a pool of engines. `open` makes it."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -67,9 +68,9 @@ class RolloutController:
         max_restarts: int = MAX_RESTARTS,
         on_death: Callable[[str], object] = lambda words: None,
     ) -> AsyncIterator[Self]:
-        """Start the engines of a pool, and give the controller when they serve. Leaving ends them.
+        """Start the engines of a pool, and yield the controller when they serve. Leaving ends them.
 
-        `on_death` hears the last words of each engine that is lost.
+        `on_death` gets the last words of each engine that is lost.
         """
         async with Pool(launches, max_restarts=max_restarts, on_death=on_death).open() as pool:
             yield cls(pool)
@@ -80,11 +81,11 @@ class RolloutController:
 
     @property
     def steps(self) -> int:
-        """How often tokens came: while this grows, some engine is at work."""
+        """How often tokens arrived. While this grows, some engine is working."""
         return self._steps
 
     def held_seconds(self) -> float:
-        """For how long nobody was answered so far: the pool was paused, or no engine ran."""
+        """For how many seconds in total nobody was answered, because the pool was paused or no engine ran."""
         return self._held.seconds()
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
@@ -103,10 +104,10 @@ class RolloutController:
         await self._pool.each(lambda engine: engine.abort(request_id))
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        """Calls that come after this wait. With `abort`, all resumable ones that came before have returned.
+        """Pause the pool: calls that come later wait. With `abort`, all earlier resumable calls have returned.
 
-        To drain a pool that is paused already is to drain its engines: calls that wait for the end of that pause go on
-        waiting.
+        If the pool is already paused, draining it drains its engines only: calls that wait for the end of the pause
+        keep waiting.
         """
         is_new = self._paused is None
         if is_new:
@@ -133,7 +134,7 @@ class RolloutController:
         self._pool.changed.notify()
 
     async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
-        """An engine that is away meanwhile loads the same before it serves again."""
+        """Load weights into all engines. An engine that is away loads the same weights before it serves again."""
         await self._pool.load(version, weights)
 
     async def _answer(self, call: _Call) -> Generation:
@@ -153,7 +154,7 @@ class RolloutController:
         return call.answer.so_far
 
     async def _admit(self, call: _Call) -> Supervised | None:
-        """Wait for a place in the pool; None if the call has to end instead."""
+        """Wait for an engine of the pool. None if the call must end instead."""
         if not (running := self._places_for(call)) and not call.ends:
             with self._held.running():
                 await self._pool.until(lambda: call.ends or bool(self._places_for(call)))
@@ -164,15 +165,15 @@ class RolloutController:
         return self._router.choose(call.request.id, running)
 
     def _places_for(self, call: _Call) -> Sequence[Supervised]:
-        """The engines that may answer it now."""
+        """The engines that may answer the call now."""
         return self._pool.running if self._lets_in(call) else ()
 
     def _lets_in(self, call: _Call) -> bool:
-        """A drain lets those finish that had begun, also when they have to begin again elsewhere."""
+        """Whether the call may run now. During a drain, calls that had begun may finish, also on another engine."""
         return self._paused is None or (self._paused is PauseMode.DRAIN and call.begun)
 
     async def _ask(self, member: Supervised, call: _Call) -> None:
-        """Have one engine go on with the answer. What it shows is kept, also if it dies."""
+        """Let one engine continue the answer. The tokens that it streams are kept, also if it dies."""
         engine = member.engine
         if engine is None:
             raise RuntimeError("a call was given to a place without an engine")
@@ -200,7 +201,7 @@ class RolloutController:
             raise
 
     async def _cut_stragglers(self) -> None:
-        """A request that reached its engine after the pause waits there. It is taken back."""
+        """Abort requests that reached their engine after the pause and wait there."""
 
         def stragglers() -> list[_Call]:
             return [call for call in self._calls if call.ends]
@@ -215,7 +216,8 @@ class RolloutController:
 
 
 async def _end_of(work: asyncio.Future[Any]) -> None:
-    """Wait for it, however it ends. For one future, `asyncio.wait` takes as long as all else that a call costs here."""
+    """Wait for the future, no matter how it ends. For one future, `asyncio.wait` would take as long as the rest of a
+    call takes here."""
     ended = asyncio.get_running_loop().create_future()
     work.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     await ended

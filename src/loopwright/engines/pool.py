@@ -1,7 +1,7 @@
-"""Engines that are kept alive and current, each in its place.
+"""Keeps several engines alive and on the current weights.
 
-The invariant: an engine that is running has the weights that were loaded last. Weights go to all engines, and an engine
-that comes later gets them before it may serve. When no place can be kept filled any more, whoever waits is told why.
+The invariant: a running engine has the weights that were loaded last. Weights go to all engines, and an engine that
+starts later gets them before it serves. If no engine can be kept alive any more, all waiting callers get the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_RESTARTS = 3
 
 
 class Pool:
-    """The engines that `launches` start, supervised. `on_death` hears the last words of each that is lost."""
+    """The engines that `launches` start, supervised. `on_death` gets the last words of each engine that is lost."""
 
     def __init__(self, launches: Sequence[Launch], *, max_restarts: int, on_death: Callable[[str], object]) -> None:
         self.changed = WakeUp()
@@ -62,7 +62,7 @@ class Pool:
             self._version, self._weights = version, weights
 
     async def each(self, command: Callable[[StreamingEngine], Awaitable[None]]) -> None:
-        """Have every engine do something. One that is lost on the way is replaced by one that need not do it."""
+        """Run a command on every engine. An engine that is lost meanwhile is replaced by one that does not need it."""
 
         async def one(member: Supervised, engine: StreamingEngine) -> None:
             try:
@@ -73,13 +73,14 @@ class Pool:
         await together(one(member, member.engine) for member in self._members if member.engine is not None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for `condition`, or raise what keeps the pool from ever meeting it."""
+        """Wait for `condition`. Raises the error that ended the pool, if it ended."""
         await self.changed.until(lambda: condition() or self._failure() is not None)
         if not condition() and (failure := self._failure()) is not None:
             raise failure
 
     async def _join(self, member: Supervised, engine: StreamingEngine) -> None:
-        """Bring an engine to the current weights, and let it serve. The lock keeps newer weights from passing it by."""
+        """Load the current weights into an engine, and let it serve. The lock ensures that it misses no newer
+        weights."""
         async with self._loading:
             if self._version is None:
                 self._version = engine.version
@@ -89,7 +90,8 @@ class Pool:
         self.changed.notify()
 
     def _failure(self) -> BaseException | None:
-        """What ended the supervision: anything but a budget ends it for all; a budget, when no place is left."""
+        """The error that ended the pool. An exceeded restart budget ends it only when no engine is left; any other
+        error ends it at once."""
         ended = [keeper.exception() for keeper in self._keepers if keeper.done() and not keeper.cancelled()]
         fatal = next((error for error in ended if not isinstance(error, BudgetError)), None)
         return fatal or (ended[0] if ended and len(ended) == len(self._keepers) else None)

@@ -1,8 +1,8 @@
-"""An engine elsewhere that somebody else keeps alive, as one engine that does not die.
+"""A remote engine that somebody else restarts, behind a `StreamingEngine` that survives the restarts.
 
-The invariant is a pool's (`controller.py`): a call ends with tokens that were each sampled once, and each is stamped
-with the version that sampled it (T4). When the engine is lost, a call goes on from the tokens that were heard, and
-waits for an engine to answer at the same address, but not for long: whoever asks has a deadline too.
+The invariant is the same as in `controller.py`: each token of an answer is sampled once, and is stamped with the
+version that sampled it (T4). If the engine is lost, a call continues from the tokens that arrived. It waits for an
+engine at the same address, but not for long, because the caller has a deadline too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
 
 WAIT_SECONDS = 60.0
-"""How long a call waits for an engine that went away. Clients ask again after 120 s of silence."""
+"""How long a call waits for a lost engine. Clients ask again after 120 s of silence."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
 
@@ -38,14 +38,14 @@ class RestartableEngine:
         return self._engine.version
 
     def held_seconds(self) -> float:
-        """For how long calls have waited so far for an engine that was lost."""
+        """For how many seconds in total calls have waited for a lost engine."""
         return self._held.seconds()
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        """Who does not listen gets an answer that was lost anew, from its beginning."""
+        """Without `on_part`, a lost answer is sampled again from its beginning."""
         answer = None if on_part is None else PartialAnswer(request, on_part)
         try:
-            # Nothing was heard yet, so there is nothing to join: most calls go no further.
+            # No token has arrived yet, so there is nothing to join. Most calls end here.
             return await self._engine.generate(request, None if answer is None else answer.hear)
         except EngineLostError as lost:
             return await self._go_on(answer, request, lost)
@@ -63,8 +63,8 @@ class RestartableEngine:
         await self._engine.load(version, weights)
 
     async def _go_on(self, heard: PartialAnswer | None, request: GenerateRequest, lost: EngineLostError) -> Generation:
-        """Ask until an engine answers. Its time begins anew with every token, but not for ever: an answer that loses
-        its engine again and again may be what kills it."""
+        """Ask until an engine answers. The waiting time starts again with every token, but only a few times: an answer
+        that loses its engine again and again may be what kills it."""
         answer, on_part = heard or PartialAnswer(request), None if heard is None else heard.hear
         loop = asyncio.get_running_loop()
         deadline, pause, breaks = loop.time() + self._wait_seconds, FIRST_PAUSE_SECONDS, 1

@@ -1,4 +1,4 @@
-"""A time limit for each model call, counted where it is known whether the call is held."""
+"""A time limit for each model call. It is counted on the side that knows whether the call is held."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from loopwright.types import GenerateRequest, Generation
 
 
 class TimedClient:
-    """A `ModelClient` over the engines of this process. It ends a call when the caller's seconds are spent, and tells
-    how long the call was held.
+    """A `ModelClient` over the engines of this process. It ends a call when the caller's seconds are used up, and
+    reports how long the call was held.
 
-    `held` reads the clock of held seconds: for how long the engines have answered nobody so far.
+    `held` reads the clock of held seconds: for how many seconds in total the engines have answered nobody.
     """
 
     def __init__(self, engine: Engine, held: Callable[[], float] = lambda: 0.0) -> None:

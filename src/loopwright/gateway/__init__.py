@@ -1,4 +1,4 @@
-"""The LLM server that agents talk to: three dialects in front, one engine behind, and every token recorded between.
+"""The LLM server that agents talk to. It speaks three dialects, uses one engine, and records every token.
 
-It knows HTTP, sessions and histories. It knows no tokenizer (that is the renderer's) and no weights (the engine's).
+It knows HTTP, sessions and histories. It does not know tokenizers (the renderer does) or weights (the engine does).
 """

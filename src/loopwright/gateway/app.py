@@ -1,7 +1,7 @@
-"""The gateway as an ASGI app: who asks, for what, and an answer in the asker's own words.
+"""The gateway as an ASGI app: it checks who asks for what, and answers in the dialect of the client.
 
-Whatever goes wrong becomes a typed answer here, once (S4); our own bugs are answered as such and raised, so that the
-server's log has them. A request that was refused has changed nothing.
+Every error becomes a typed answer here, once (S4). Our own bugs are answered as server errors and raised, so that the
+server's log has them. A refused request has changed nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DIALECTS: dict[Action, Dialect] = {
     Action.COUNT_TOKENS: AnthropicMessages(),
 }
 NO_KEY = frozenset({Action.HEALTH, Action.OPENAPI, Action.BASE})
-"""What says nothing about anybody."""
+"""Actions that reveal nothing about a session, so they need no key."""
 OWN_KEY = frozenset({Action.SESSION, Action.MODELS, Action.RESPONSE, *DIALECTS})
-"""What a session's own key opens, beside the gateway's."""
+"""Actions for which a session's own key is enough. The gateway's key opens them too."""
 
 Handler = Callable[[Request, Target], Awaitable[None]]
 
@@ -75,7 +75,7 @@ class GatewayApp:
                 self._metrics.answered(route, request.status, time.perf_counter() - started)
 
     async def refuse(self, scope: Scope, send: Send, error: RefusedError) -> None:
-        """Answer one who was stopped before the app."""
+        """Answer a request that the guard refused before it reached the app."""
         request = Request(scope, _nothing, send)
         await _refuse(request, target_of(request.path), error)
 
@@ -95,9 +95,9 @@ class GatewayApp:
             await self._calls.answer(request, target, DIALECTS[target.action])
 
     def _check_key(self, request: Request, target: Target) -> None:
-        """The gateway's key opens everything; a session's opens that session (S3).
+        """The gateway's key opens everything; a session's key opens that session (S3).
 
-        Nothing is said before of the session that is asked for: without its key nobody learns whether it is there.
+        This check comes before anything is said about the session: without its key nobody learns whether it exists.
         """
         keys = request.keys
         if any(hmac.compare_digest(key.encode(), self._key) for key in keys):
@@ -135,7 +135,7 @@ async def _refuse(request: Request, target: Target | None, error: LoopwrightErro
 
 
 def _dialect(request: Request, target: Target | None) -> Dialect:
-    """The asker's own: by the path, or by a header that only one of them sends."""
+    """The client's dialect: by the path, or by a header that only one dialect's clients send."""
     known = DIALECTS.get(target.action) if target is not None else None
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""One model call, whatever dialect it came in: what was asked, and what was answered."""
+"""One model call, independent of its dialect: the request and the answer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from loopwright.types import FinishReason, Message, Parsed, Tool
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How the agent would like its answer sampled. None: it did not say. `others` are those that nobody grants.
+    """How the agent wants its answer to be sampled. None means that it did not say. `others` are settings that have no
+    effect here.
 
-    In a training session the run decides, and wishes are only recorded (T8); `max_tokens` and `stop` always hold.
+    In a training session the run decides, and wishes are only recorded (T8); `max_tokens` and `stop` always count.
     """
 
     max_tokens: int | None = None
@@ -27,9 +28,9 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request in canonical form. `previous` names an earlier answer that `messages` go on from; `instructions` says
-    that the first message is a preamble which such a continuation does not inherit. `echo` is what the dialect needs
-    of the request to write its answer."""
+    """A request in canonical form. `previous` names an earlier answer that `messages` continue. `instructions` says
+    that the first message is a preamble, which a continuation does not inherit. `echo` is the part of the request that
+    the dialect needs to write its answer."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -53,8 +54,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said. `id` is unique; `stop` is the stop string that ended it; `cached_tokens` of the prompt were
-    seen or sampled by an earlier call of the same chain."""
+    """The model's answer. `id` is unique. `stop` is the stop string that ended it. `cached_tokens` tokens of the prompt
+    were already in an earlier call of the same chain."""
 
     id: str
     created: int
@@ -82,5 +83,5 @@ def sample_id(first: str, sample: int) -> str:
 
 
 def whole_answer(sample: str) -> str:
-    """The id that the first of an answer's samples has."""
+    """The id of the first sample of the same answer."""
     return sample.partition("s")[0]

@@ -1,4 +1,4 @@
-"""Model calls over HTTP: read, answered whole or as events, and counted as delivered when they were."""
+"""Model calls over HTTP. They are read, answered as a whole or as events, and marked as delivered."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from loopwright.types import Message
 T = TypeVar("T")
 
 LONGEST_COUNT = 9
-"""In digits: nobody tries that often."""
+"""The most digits of a retry count. Nobody retries that often."""
 
 
 class ModelCalls:
-    """What agents ask of a session."""
+    """The calls of agents to a session."""
 
     def __init__(self, sessions: Sessions, exchange: Exchange, metrics: Metrics, model: str) -> None:
         self._sessions = sessions
@@ -90,7 +90,7 @@ class ModelCalls:
         return await self._exchange.count_tokens(session, call)
 
     async def response(self, request: Request, target: Target) -> None:
-        """A response that was given, without what its request had asked for: that is not kept."""
+        """An earlier response, without the settings of its request, which are not stored."""
         session, id = self._sessions.find_open(target.session or ""), target.name or ""
         answer = self._exchange.given(session, id.removeprefix("resp_"))
         if answer is None:
@@ -100,7 +100,7 @@ class ModelCalls:
         await request.answer(200, Responses().reply(Call(()), [answer]))
 
     async def models(self, request: Request, target: Target) -> None:
-        """There is one, and it answers to every name."""
+        """List the models. There is one, and it accepts every name."""
         self._sessions.find(target.session or "")
         if target.name is not None:
             await request.answer(200, _model(target.name))
@@ -112,7 +112,7 @@ class ModelCalls:
 
 
 async def _within(session: Session, work: Coroutine[Any, Any, T]) -> T:
-    """The work, as long as the session is open; whoever ends the session cancels it."""
+    """Run the work while the session is open. Ending the session cancels it."""
     with session.use() as task:
         try:
             return await work
@@ -144,7 +144,7 @@ def _ask(request: Request) -> Ask:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """As both APIs describe a model."""
+    """A model in the form of both APIs."""
     now = int(time.time())
     return {
         "id": name,

@@ -1,4 +1,4 @@
-"""Bodies that a client has compressed: read within the same limit as those that it has not."""
+"""Reads compressed bodies, within the same size limit as other bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loopwright.serve.guard import MAX_BODY_BYTES
 
 READABLE = frozenset({"gzip", "x-gzip", "deflate"})
 BY_ITS_HEADER = 32 + zlib.MAX_WBITS
-"""zlib finds out itself which of the two formats it has."""
+"""With this value zlib finds out itself which of the two formats a body has."""
 
 
 def decoded(body: bytes, encoding: str, most: int = MAX_BODY_BYTES) -> bytes:

@@ -1,7 +1,7 @@
 """Server-sent events on their way to a client.
 
-An answer's opening is held back until something follows it, so that a failure before the first token is answered with a
-status that clients know how to retry. A client is never left in silence for so long that it would ask again.
+The opening of an answer is held back until something follows it, so that a failure before the first token gets a status
+that clients retry. A client never gets nothing for so long that it would ask again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from loopwright.gateway.dialects import Dialect, Head, Stream
 from loopwright.types import Delta
 
 FIRST_BEAT_SECONDS = 90.0
-"""How long nothing at all is sent: so long, a failure can have a status. Clients ask again after 120 s of silence."""
+"""How long nothing at all is sent, so that a failure can still have a status. Clients ask again after 120 s of
+silence."""
 BEAT_SECONDS = 10.0
-"""How long nothing is sent once something was."""
+"""The longest silence after the first bytes."""
 BEAT = b": still at work\n\n"
-"""A comment: no client hears it, and no proxy takes the connection for dead."""
+"""A comment. Clients ignore it, and proxies see that the connection is alive."""
 
 
 class Events:
-    """A `Listener` that turns what it hears into bytes for whoever iterates over `chunks`."""
+    """A `Listener` that turns an answer into bytes, which `chunks` yields."""
 
     def __init__(self, dialect: Dialect, call: Call) -> None:
         self._dialect = dialect
@@ -43,12 +44,12 @@ class Events:
             self._news.set()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Mark the end: nothing more will come."""
         self._closed = True
         self._news.set()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What there is to send, as it comes. What is left at the end is for `rest`."""
+        """The bytes to send, as they come. What is left at the end is returned by `rest`."""
         silence = FIRST_BEAT_SECONDS
         while True:
             try:
@@ -65,7 +66,7 @@ class Events:
             yield self.rest()
 
     def rest(self) -> bytes:
-        """What was not sent yet."""
+        """The bytes that were not sent yet."""
         pending, self._pending = self._pending, []
         self.begun = self.begun or bool(pending)
         return b"".join(pending)

@@ -1,8 +1,8 @@
 """One model call from its canonical form to its answer: prepare, sample, commit (S2).
 
-A turn is committed whole, and stored, before anybody hears of its end. From the plan of a turn until it is in memory
-nothing is awaited, so turns need no lock. A call that fails, is cancelled or loses its client before leaves nothing
-behind.
+A turn is committed and stored as a whole before its end is reported. Nothing is awaited between planning a turn and
+adding it to memory, so turns need no lock. A call that fails, is cancelled or loses its client before that leaves no
+trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import over
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.tries import Ask
-from loopwright.gateway.upstream import sample
+from loopwright.gateway.upstream import sample_answer
 from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
@@ -38,7 +38,7 @@ from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, 
 log = logging.getLogger("loopwright")
 
 NOTHING = Generation((), (), (), FinishReason.LENGTH)
-"""What is sampled where no room is left."""
+"""The generation if no room is left."""
 WISHES = tuple(wish.name for wish in fields(Wishes))
 wishes_of = attrgetter(*WISHES)
 
@@ -56,17 +56,17 @@ class Exchange:
         self._metrics = metrics
 
     async def answer(self, session: Session, call: Call, ask: Ask, listener: Listener | None) -> list[Answer]:
-        """Answers to the call, one for each sample that was asked for; all of them are committed."""
+        """The answers to the call, one for each requested sample. All of them are committed."""
         history = _history(session, call)
         repeats = session.tries.begin(history, ask)
-        # Most questions are new, and cost nothing more here.
+        # Most questions are new, and need nothing more here.
         if repeats or session.recorder.asked(history):
             earlier = await self._earlier(session, history, call, ask, repeats=repeats)
             if earlier:
                 tell_whole(earlier, listener)
                 return earlier
-        # A call that is encoded or waits for tokens is under way already: a second try at it must not become a sample
-        # of its own.
+        # A call that is being encoded or waits for tokens is already running: a retry of it must not become another
+        # sample.
         with session.tries.flight(history, ask):
             prepared = await self._prepared(session, history, call)
             head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
@@ -76,14 +76,14 @@ class Exchange:
             _check_open(session)
             room = self._max_context - len(prepared.prompt)
             samplings = session.samplings(call.wishes, room, self.renderer.stop_token_ids, call.samples)
-            # Until they are committed: what was sampled counts as held or as recorded, at every moment.
+            # Hold the tokens until they are committed, so that sampled tokens always count as held or as recorded.
             with session.holding(sum(sampling.max_new_tokens for sampling in samplings)):
                 answers = await self._sampled(session, call, prepared, samplings, head, listener)
                 self._commit(session, prepared, call, answers)
         return [answer for answer, _ in answers]
 
     async def count_tokens(self, session: Session, call: Call) -> int:
-        """How long the prompt would be."""
+        """The number of tokens that the prompt would have."""
         prepared = await self._prepared(session, _history(session, call), call, fitting=False)
         return len(prepared.prompt)
 
@@ -93,15 +93,14 @@ class Exchange:
         return None if number is None else self._recorded_answer(session, number, Call(()))
 
     def delivered(self, session: Session, answers: Sequence[Answer]) -> None:
-        """The client has its answers: the same question again is a new one."""
+        """Record that the client has its answers. The same question is a new one from now on."""
         numbers = session.recorder.mark_delivered([answer.id for answer in answers])
         self._store.delivered(session.id, numbers)
 
     async def _earlier(
         self, session: Session, history: History, call: Call, ask: Ask, *, repeats: bool
     ) -> list[Answer]:
-        """The answers that the client asks for once more, if this is what it does. `repeats`: it may be a second
-        try."""
+        """The earlier answers, if the client asks for them again. `repeats`: the request may be a retry."""
         recorder, tries = session.recorder, session.tries
         if repeats and not await tries.settled(history, ask):
             return []
@@ -118,7 +117,7 @@ class Exchange:
         else:
             candidates = [n for n in asked if n in recorder.undelivered and tries.is_lost(call_of[n])]
             candidates = candidates or (asked if tries.is_only(history, ask) else [])
-        # Of the latest such call, as many samples as are asked for.
+        # Take the requested number of samples from the latest such call.
         samples = [number for number in candidates if call_of[number] == call_of[candidates[-1]]][-call.samples :]
         if len(samples) < call.samples:
             return []
@@ -205,10 +204,10 @@ class Exchange:
         request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
         reader = SampleReader(self.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
-            generation = await sample(self._engine, request, reader.hear, early=listener is not None)
+            generation = await sample_answer(self._engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
             session.fault = error
-            # Where the engine is and what ails it is for whoever runs it, not for agents.
+            # Agents must not learn where the engine is or what its problem is; the log says it.
             log.warning("session %s: the engine gave no answer: %s", session.id, error.message)
             raise refused(Code.ENGINE, "the engine gave no answer", remedy="try again") from error
         session.fault = None
@@ -219,15 +218,15 @@ class Exchange:
     def _commit(
         self, session: Session, prepared: Prepared, call: Call, answers: Sequence[tuple[Answer, Generation]]
     ) -> None:
-        """All samples of a call or none, in the store and in memory: nothing happens in between. An answer for which
-        nothing was sampled is no turn."""
+        """Commit all samples of a call or none, in the store and in memory, without an await in between. An answer
+        without sampled tokens is no turn."""
         wishes = _wishes(call)
         session.last_finish = answers[-1][0].finish
         said = [
             Said(generation, answer.parsed.message, answer.id, answer.created, answer.stop, wishes, session.calls)
             for answer, generation in answers
         ]
-        # Who ended it has what was recorded: a turn that is added now would be in the store alone.
+        # If the session was ended, its record was already returned: a turn added now would only be in the store.
         _check_open(session)
         turns = planned_turns(session.recorder, prepared, said)
         self._store.add(session.id, turns)
@@ -289,6 +288,6 @@ def _answer(
 
 
 def _wishes(call: Call) -> dict[str, object]:
-    """What the agent asked for, without what it left open."""
+    """The settings that the agent asked for, without those that it did not set."""
     values = wishes_of(call.wishes)
     return {name: value for name, value in zip(WISHES, values, strict=True) if value not in (None, (), {})}

@@ -1,4 +1,4 @@
-"""Answers as those hear them who listen while they are made."""
+"""Reports answers to listeners while they are sampled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from loopwright.types import (
 
 
 class Listener(Protocol):
-    """Hears of an answer while it is made."""
+    """Receives an answer while it is sampled."""
 
     def head(self, head: Head) -> None: ...
 
@@ -31,7 +31,7 @@ class Listener(Protocol):
 
 
 class SampleReader:
-    """Reads one sample while it is made."""
+    """Reads one sample while it is sampled."""
 
     def __init__(self, parser: StreamParser, stops: Sequence[str], number: int, listener: Listener | None) -> None:
         self._parser = parser
@@ -59,7 +59,7 @@ class SampleReader:
 
 
 def tell_whole(answers: Sequence[Answer], listener: Listener | None) -> None:
-    """The committed answers to one call, told as if they were made now."""
+    """Report the committed answers to one call as if they were sampled now."""
     if listener is None:
         return
     first = answers[0]

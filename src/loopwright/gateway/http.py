@@ -1,4 +1,4 @@
-"""The little of ASGI that the gateway needs."""
+"""The small part of ASGI that the gateway needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more. It never leaves the gateway."""
+    """The client does not wait for the answer any more. This error never leaves the gateway."""
 
 
 class Request:
-    """One request, and the way back to its client, who is told the request's `id`."""
+    """One request, and the way to answer it. The answer names the request's `id`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.id = secrets.token_hex(12)
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that the client sent, in either of the usual headers: some send one in each."""
+        """The keys that the client sent in the two usual headers. Some clients send one in each."""
         kind, _, token = (self.header("authorization") or "").partition(" ")
         sent = (token.strip() if kind.lower() == "bearer" else "", self.header("x-api-key") or "")
         return tuple(key for key in sent if key)
@@ -60,7 +60,7 @@ class Request:
                 return decoded(b"".join(parts), self.header("content-encoding") or "")
 
     async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work returns. It is cancelled when the client goes away."""
+        """Return what the work returns. The work is cancelled if the client goes away."""
         here = own_task()
         leaving = asyncio.get_running_loop().create_task(self._leaves(here))
         try:

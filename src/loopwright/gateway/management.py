@@ -1,4 +1,4 @@
-"""Managing sessions over HTTP: for whoever runs agents, not for the agents themselves."""
+"""Manages sessions over HTTP. This is for the program that runs agents, not for the agents themselves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
 
 
 class Management:
-    """`base_url` is what agents reach the gateway by; None: by the name under which whoever creates a session does."""
+    """`base_url` is the URL under which agents reach the gateway. None means the host name that the creator of a
+    session used."""
 
     def __init__(
         self, sessions: Sessions, metrics: Metrics, renderer: Renderer, base_url: str | None, model: str
@@ -94,13 +95,13 @@ def _reached(request: Request) -> str:
 
 
 def base_urls(gateway: str, session: str) -> dict[str, str]:
-    """What a session's agent is told to talk to, by dialect."""
+    """The base URLs of a session, by dialect."""
     base = f"{gateway}/sessions/{session}"
     return {"openai": f"{base}/v1", "anthropic": base}
 
 
 def settings_from(body: Mapping[str, Any]) -> SessionSettings:
-    """Settings as a request gives them: with `sampling`, they override what the agent asks for."""
+    """The settings in a request. With `sampling`, they override what the agent asks for."""
     given = body.get("sampling")
     if given is not None and not isinstance(given, dict):
         raise invalid("sampling", "expected an object", remedy="name temperature, top_p, top_k and max_new_tokens")

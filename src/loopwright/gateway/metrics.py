@@ -1,4 +1,4 @@
-"""Numbers about the gateway, as Prometheus reads them."""
+"""Numbers about the gateway, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class Metrics:
-    """Counts since the process started. Everything happens in one event loop, so nothing is locked."""
+    """Counts since the process started. Everything runs in one event loop, so no locks are needed."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()

@@ -1,8 +1,8 @@
-"""Contents as the text that the model reads.
+"""Turns contents into the text that the model reads.
 
-What is text in a part is read. What is none (a picture, a sound, a file) is refused in a task, because the model would
-answer something else. In what came after the model spoke, such as the result of a tool, a placeholder stands for it and
-is counted: the agent has seen it, and its rollout goes on. Nothing is dropped in silence.
+The text of a part is read. A part that is no text (a picture, a sound, a file) is refused in a task, because the model
+would answer something else. After the model's first answer, for example in the result of a tool, a placeholder replaces
+it and is counted: the agent has seen it, and its rollout continues. Nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ MEDIA = {
     "input_file": "file",
     "video": "video",
 }
-"""What the parts of each type are counted as."""
+"""The kind under which parts of each type are counted."""
 OTHER = "other"
-"""What parts are counted as whose type nobody here knows."""
+"""The kind of parts with an unknown type."""
 OPAQUE = frozenset({"encrypted_content", "encrypted_stdout", "signature", "fingerprint", "cache_control"})
-"""Fields of results that say nothing to a model."""
+"""Fields of results that mean nothing to a model."""
 MEDIA_TYPE = re.compile(r"[\w.+-]+/?[\w.+-]*")
 LONGEST_NAME = 60
 
 
 class PartReader:
-    """Reads one message's content. `is_task`: the model has said nothing yet. `omitted` are the kinds of parts for
-    which a placeholder stands."""
+    """Reads one message's content. `is_task`: the model has not answered yet. `omitted` are the kinds of the parts that
+    were replaced by placeholders."""
 
     __slots__ = ("_is_task", "omitted")
 
@@ -67,7 +67,7 @@ class PartReader:
             raise _too_deep(where) from error
 
     def part(self, part: Mapping[str, Any], where: str) -> Iterator[str]:
-        """The text of one part, or the placeholder that stands for it."""
+        """The text of one part, or its placeholder."""
         kind = part.get("type", "text")
         if not isinstance(kind, str):
             yield self._placeholder(OTHER, "part", "")
@@ -94,7 +94,7 @@ class PartReader:
         return self._placeholder(OTHER, _name(kind) or "item", "")
 
     def result(self, value: Any, where: str) -> str:
-        """What a tool has returned, in whatever shape: its text, or else JSON without what is opaque."""
+        """The result of a tool in any form: its text, or JSON without opaque fields."""
         try:
             plain = self._plain(value, where)
         except RecursionError as error:
@@ -141,7 +141,7 @@ class PartReader:
 
 
 def content_text(content: Any, where: str) -> str:
-    """A content in which nothing can be omitted, such as that of a system message."""
+    """A content in which nothing may be omitted, for example of a system message."""
     return PartReader(is_task=True).text(content, where)
 
 
@@ -150,7 +150,7 @@ def _too_deep(where: str) -> Exception:
 
 
 def _media_type(part: Mapping[str, Any]) -> str:
-    """What kind of picture, sound or file it is, if the part says so."""
+    """The media type of a picture, sound or file, if the part names it."""
     for value in (part.get(name) for name in ("source", "image_url", "input_audio", "file", "filename")):
         inner = value if isinstance(value, dict) else {"url": value, "filename": value}
         for said in (inner.get(name) for name in ("media_type", "url", "format", "filename")):
@@ -161,5 +161,5 @@ def _media_type(part: Mapping[str, Any]) -> str:
 
 
 def _name(said: str) -> str:
-    """A client's word, if it is short and plain enough to be shown to the model."""
+    """A client's text, if it is short and simple enough to be shown to the model."""
     return said if len(said) <= LONGEST_NAME and MEDIA_TYPE.fullmatch(said) else ""

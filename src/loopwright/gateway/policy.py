@@ -1,4 +1,4 @@
-"""A rollout's policy that is a session of a gateway: the agent talks HTTP, and its tokens are recorded here."""
+"""A rollout's policy that is a session of a gateway: the agent uses HTTP, and its tokens are recorded here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from loopwright.types import (
 )
 
 LONGEST_PAUSE_SECONDS = 24 * 3600.0
-"""How long an agent may think between two calls: whoever runs it has a deadline of its own."""
+"""How long an agent may wait between two calls. The code that runs the agent has its own deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SessionPolicies:
 
 
 class SessionPolicy:
-    """A `ServedPolicy` for one rollout; it is used once. What was recorded outlives the session."""
+    """A `ServedPolicy` for one rollout; it is used once. The record is kept after the session has ended."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class SessionPolicy:
         max_new_tokens: int | None = None,
         seconds: float | None = None,
     ) -> Reply:
-        """Asks within the same session, without HTTP."""
+        """Ask within the same session, without HTTP."""
         if self._session is None:
             raise RunError("the session is not open", remedy="ask inside `async with policy.endpoint()`")
         call = Call(tuple(messages), tuple(tools), Wishes(max_tokens=max_new_tokens))
@@ -127,7 +127,7 @@ class SessionPolicy:
 
     @property
     def fault(self) -> Exception | None:
-        """What kept the model from answering last; or that no prompt ever fitted."""
+        """What kept the model from answering the last call, or the error that no prompt ever fitted."""
         if self._session is None:
             return None
         return self._session.fault or (None if len(self._recorder) else self._session.unfit)
@@ -142,5 +142,5 @@ class SessionPolicy:
         return describe_chains(self._recorder)
 
     async def drift(self) -> EpisodeDrift:
-        """Measured in a thread: it renders every conversation anew."""
+        """Measured in a thread, because it renders every conversation again."""
         return await asyncio.to_thread(session_drift, self._recorder, self._exchange.renderer)

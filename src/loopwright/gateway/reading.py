@@ -1,6 +1,6 @@
-"""Reading what clients send: odd input is a 400 that names its place, never a crash.
+"""Reads what clients send. Malformed input is a 400 that names its place, never a crash.
 
-What nobody needs is ignored: unknown fields, nulls. What is needed and cannot be understood is refused.
+Unknown fields and nulls are ignored. A field that is needed and cannot be understood is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def objects(value: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def json_text(value: Any, where: str) -> str:
-    """A value as JSON. What is nested so deeply that it cannot be written again is refused."""
+    """A value as JSON. A value that is nested too deeply to be written is refused."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError as error:
@@ -64,7 +64,7 @@ def json_text(value: Any, where: str) -> str:
 
 
 def chosen(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Those fields of the body that are there."""
+    """The fields of the body with these names, if they are there."""
     found = {name: body[name] for name in names if body.get(name) is not None}
     if found:
         json_text(found, ", ".join(found))
@@ -88,7 +88,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def count(body: Mapping[str, Any], name: str, *, least: int = 1, most: int = LONGEST_TOKEN_COUNT) -> int | None:
-    """A whole number from `least` on; one above `most` is taken as `most`."""
+    """A whole number of at least `least`. A number above `most` counts as `most`."""
     value = body.get(name)
     if value is None:
         return None
@@ -120,12 +120,12 @@ def strings(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def model_name(body: Mapping[str, Any]) -> str:
-    """Any name will do: there is one model."""
+    """The model's name. Any name is accepted, because there is one model."""
     return text(body.get("model"), "model")
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in the words of JSON."""
+    """The JSON type of a value."""
     return {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}.get(
         type(value), "a number"
     )

@@ -1,4 +1,4 @@
-"""Why a request is refused, with the status that its client acts on: SDKs retry 408, 409, 429 and 5xx, nothing else."""
+"""The reasons for refusing a request, each with a status. SDKs retry only 408, 409, 429 and 5xx."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loopwright.errors import LoopwrightError, RefusedError
 
 
 class Code(StrEnum):
-    """The kinds of refusal. Every dialect has its own words for them."""
+    """The kinds of refusal. Every dialect has its own names for them."""
 
     INVALID = "invalid_request"
     CONTEXT = "context_length_exceeded"
@@ -54,14 +54,14 @@ def invalid(param: str, message: str, *, remedy: str) -> RefusedError:
 
 
 def as_refusal(error: LoopwrightError) -> RefusedError:
-    """An error of ours as an answer to a client: what is no refusal is trouble on our side."""
+    """A LoopwrightError as an answer to a client. If it is no refusal, it is a server error."""
     if isinstance(error, RefusedError):
         return error
     return refused(Code.INTERNAL, error.message, remedy=error.remedy)
 
 
 def code_of(error: RefusedError) -> Code:
-    """The kind of a refusal, also of one that was raised below the gateway, which has a status alone."""
+    """The kind of a refusal. A refusal that was raised below the gateway has only a status."""
     code = error.facts.get("code")
     if isinstance(code, Code):
         return code

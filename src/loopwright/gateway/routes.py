@@ -1,7 +1,7 @@
-"""Which part of the gateway a path means.
+"""Finds the action of a path.
 
-Base URLs differ: those of OpenAI's clients end in `/v1`, those of Anthropic's do not, and some people leave it out or
-write it twice. So a session's paths are read without it. Two slashes, where a base URL meets a path, are one.
+Base URLs differ: those of OpenAI's clients end in `/v1`, those of Anthropic's do not, and some users leave it out or
+write it twice. So `/v1` is ignored in a session's paths. Two slashes, where a base URL meets a path, count as one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 
 class Action(StrEnum):
-    """What can be asked of a gateway."""
+    """The actions of a gateway."""
 
     HEALTH = "health"
     METRICS = "metrics"
@@ -69,7 +69,7 @@ MANAGEMENT = {"": Action.SESSION, "complete": Action.COMPLETE, "chains": Action.
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked, and of which session. `name` is that of a single model or response."""
+    """The action, and its session. `name` is the name of a single model or response."""
 
     action: Action
     session: str | None = None
@@ -78,7 +78,7 @@ class Target:
 
 @lru_cache(maxsize=256)
 def target_of(path: str) -> Target | None:
-    """What a path means; None if nothing."""
+    """The target of a path, or None if there is none."""
     parts = "/".join(filter(None, path.split("/")))
     if parts in ALONE:
         return Target(ALONE[parts])

@@ -1,4 +1,4 @@
-"""A whole gateway: from an engine and a renderer to a port that agents can talk to."""
+"""A whole gateway, made from an engine and a renderer, that listens on a port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model that a gateway offers. `source` is where it was found: a folder, or a name on a hub."""
+    """The model that a gateway offers. `source` is a folder, or a name on a hub."""
 
     engine: StreamingEngine
     renderer: Renderer
@@ -35,14 +35,14 @@ class Served:
 
     @property
     def name(self) -> str:
-        """What agents are told: the last part. Where the model lies is nobody's business."""
+        """The name that agents see: the last part of the source. They must not learn where the model's folder is."""
         return PurePath(self.source).name or "model"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a gateway listens, and the URL under which agents reach it, if that is another. One they cannot use is an
-    error at once, before a model is loaded for nothing."""
+    """Where a gateway listens, and the URL under which agents reach it, if that is another one. A URL that agents
+    cannot use is an error at once, before a model is loaded."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -54,7 +54,7 @@ class Address:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the gateway is asked for by, besides its own address."""
+        """The host names under which clients reach the gateway, besides its own address."""
         host = _host_of(self.advertise_url) if self.advertise_url is not None else None
         return () if host is None else (host,)
 
@@ -78,7 +78,7 @@ class Gateway:
 async def open_gateway(
     served: Served, store: SessionStore, *, key: str, address: Address | None = None
 ) -> AsyncIterator[Gateway]:
-    """Listen, with the sessions that are in `store`. `key` opens everything."""
+    """Listen, with the sessions in `store`. `key` opens everything."""
     address = address or Address()
     advertised = address.advertise_url
     metrics, sessions = Metrics(), Sessions.restored(store)
@@ -98,13 +98,13 @@ async def open_gateway(
 def gateway_app(
     exchange: Exchange, sessions: Sessions, metrics: Metrics, *, name: str, key: str, advertised: str | None = None
 ) -> GatewayApp:
-    """The ASGI app over a model, which is called `name`, and its sessions."""
+    """The ASGI app over a model with the name `name`, and its sessions."""
     management = Management(sessions, metrics, exchange.renderer, advertised, name)
     return GatewayApp(sessions, management, ModelCalls(sessions, exchange, metrics, name), key=key)
 
 
 def _checked(url: str) -> str:
-    """The URL that sessions return, if agents can use it."""
+    """The URL that sessions return. Raises if agents cannot use it."""
     host = _host_of(url)
     if host is None:
         raise ConfigError(
@@ -119,11 +119,11 @@ def _checked(url: str) -> str:
 
 
 def _host_of(url: str) -> str | None:
-    """None when the URL is not one that paths can be added to."""
+    """The host of a URL. None if paths cannot be added to the URL."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.port != 0 and not (parts.query or parts.fragment)
-    except ValueError:  # an unclosed bracket, or a port that is none
+    except ValueError:  # an unclosed bracket, or an invalid port
         return None
     return parts.hostname if usable else None
 

@@ -1,4 +1,4 @@
-"""A session: one agent's run. What it may use, what it has recorded, and whether it is still open."""
+"""A session is one agent's run: its limits, its record, and whether it is still open."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class SessionState(StrEnum):
     COMPLETED = "completed"
     """Its agent is done. What it recorded is kept until the session is deleted."""
     EXPIRED = "expired"
-    """Nobody used it for too long: its agent is taken to be dead."""
+    """Nobody used it for too long, so its agent is assumed to be dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What a session's calls are sampled with.
+    """The sampling settings of a session's calls.
 
     With `sampling`, those settings override the agent's wishes (T8), and its `max_new_tokens` is the budget of a turn.
-    `max_tokens` is the budget of all turns together. `seed` is where the randomness of its answers comes from.
+    `max_tokens` is the budget of all turns together. `seed` is the seed of its answers.
     """
 
     sampling: Sampling | None = None
@@ -48,11 +48,11 @@ class SessionSettings:
 
 @dataclass(slots=True)
 class Session:
-    """`key_digest` is all that is kept of its key. Times are Unix times.
+    """Only `key_digest` is kept of its key. Times are Unix times.
 
-    `fault` is what the engine raised last, unless it has answered since; `unfit` says that a prompt was too long.
-    `calls` is how many samples were asked for so far: each has a seed of its own, whether it was recorded or not.
-    `held` is how many tokens the calls under way may sample; whenever one of them has ended, `freed` is set.
+    `fault` is what the engine raised last, unless it has answered since. `unfit` says that a prompt was too long.
+    `calls` is how many samples were requested so far; each has its own seed, recorded or not. `held` is how many tokens
+    the running calls may sample. Whenever one of them ends, `freed` is set.
     """
 
     id: str
@@ -76,24 +76,26 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether its time is up: no call is under way, and none was made for too long."""
+        """Whether it expires: no call is running, and none was made for too long."""
         return not self.running and time.time() - self.used > self.settings.ttl_seconds
 
     @property
     def tokens_left(self) -> int | None:
-        """What is left of the budget of all turns, beside what calls under way may sample; None: there is none."""
+        """What is left of the budget of all turns, without what running calls may sample. None if there is no
+        budget."""
         most = self.settings.max_tokens
         return None if most is None else max(0, most - self.recorder.sampled_tokens - self.held)
 
     async def has_tokens(self) -> None:
-        """While calls under way may sample all that is left: until they need less than that, or have needed it all."""
+        """Wait while running calls may sample everything that is left. It ends when they return tokens, or when the
+        budget is used up."""
         while self.held and self.tokens_left == 0:
             self.freed.clear()
             await self.freed.wait()
 
     @contextmanager
     def holding(self, tokens: int) -> Iterator[None]:
-        """While a call is under way, what it may sample is not there for others."""
+        """Inside this block, the tokens that a call may sample are not available to others."""
         self.held += tokens
         try:
             yield
@@ -102,8 +104,8 @@ class Session:
             self.freed.set()
 
     def samplings(self, wishes: Wishes, room: int, ends: tuple[int, ...], samples: int) -> list[Sampling]:
-        """The settings of each sample of the next call, within the room that its context leaves (S5). What is left of
-        the budget is divided among them. `ends` are the tokens by which the model ends a turn."""
+        """The settings of each sample of the next call, within the room in its context (S5). The rest of the budget is
+        divided among them. `ends` are the tokens with which the model ends a turn."""
         own, left = self.settings.sampling, self.tokens_left
         most = answer_budget(room, wishes.max_tokens, own.max_new_tokens if own else None)
         budgets = [most if left is None else min(most, (left + n) // samples) for n in reversed(range(samples))]
@@ -119,7 +121,7 @@ class Session:
         return Sampling(
             temperature=1.0 if wishes.temperature is None else wishes.temperature,
             max_new_tokens=budget,
-            # Nothing but the likeliest token is a share of 0.
+            # top_p 0 means only the likeliest token.
             top_k=1 if wishes.top_p == 0 else max(0, wishes.top_k or 0),
             top_p=wishes.top_p or 1.0,
             stop_token_ids=ends,
@@ -129,7 +131,8 @@ class Session:
 
     @contextmanager
     def use(self) -> Iterator[asyncio.Task[Any]]:
-        """While a call is under way, the session does not expire, and completing it can end the call."""
+        """Inside this block a call is running: the session does not expire, and completing the session ends the
+        call."""
         task = own_task()
         self.running.add(task)
         try:

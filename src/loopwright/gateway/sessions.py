@@ -1,6 +1,7 @@
-"""All sessions of a gateway (S1): made once, found by id, ended by their agent or by time, deleted when asked to be.
+"""All sessions of a gateway (S1): they are created once, found by id, ended by a request or by time, and deleted on
+request.
 
-A session that has ended takes no more calls, and what it recorded is left to the store.
+A session that has ended accepts no more calls, and its record is only in the store.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from loopwright.serve.keys import new_key
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{8,64}")
 RESERVED = frozenset({"sessions", "messages", "responses", "completions", "complete", "openapi", "embeddings"})
-"""Names that paths begin with, or might one day."""
+"""Names with which paths begin, or may begin in the future."""
 SWEEP_SECONDS = 5.0
 REMEMBERED_SECONDS = 600.0
-"""How long a session that has ended answers late calls with a 410, if nothing else keeps it."""
+"""How long an ended session answers late calls with a 410, if the store does not keep it."""
 
 
 class Sessions:
-    """Made by `restored`, or empty."""
+    """The sessions. It starts empty, or with those of a store (`restored`)."""
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
@@ -37,7 +38,7 @@ class Sessions:
 
     @classmethod
     def restored(cls, store: SessionStore) -> Sessions:
-        """What an earlier gateway has left: open sessions go on, as if their last call were now."""
+        """The sessions of an earlier gateway. Open sessions continue, as if their last call were now."""
         sessions = cls(store)
         for session in store.sessions():
             session.used = time.time()
@@ -46,7 +47,7 @@ class Sessions:
                     session.recorder.add(turn)
                 session.recorder.undelivered &= store.undelivered(session.id)
                 session.calls = max((turn.draws for turn in session.recorder.turns), default=0)
-                # A gateway of before has not kept how many it had asked for.
+                # An older gateway did not store how many samples were requested.
                 session.calls = max(session.calls, len(session.recorder))
             sessions._keep(session)
         return sessions
@@ -62,7 +63,7 @@ class Sessions:
         return self._owners.get(digest_of(key))
 
     def create(self, id: str | None, settings: SessionSettings) -> tuple[Session, str]:
-        """A new session, and the key that only its agent gets to see."""
+        """A new session, and its key, which only the caller gets."""
         id = _checked(id) if id is not None else secrets.token_urlsafe(12)
         if id in self._sessions:
             raise refused(
@@ -75,7 +76,7 @@ class Sessions:
         return session, key
 
     def find(self, id: str) -> Session:
-        """The session, in whatever state."""
+        """The session, in any state."""
         session = self._sessions.get(id)
         if session is None:
             raise refused(
@@ -84,14 +85,14 @@ class Sessions:
         return session
 
     def find_open(self, id: str) -> Session:
-        """The session, if it takes calls."""
+        """The session, if it accepts calls."""
         session = self.find(id)
         if session.state is not SessionState.OPEN or session.is_idle:
             raise over(session)
         return session
 
     def recorder_of(self, session: Session) -> Recorder:
-        """What a session has recorded, also after its end."""
+        """The record of a session, also after its end."""
         if session.state is SessionState.OPEN or len(session.recorder):
             return session.recorder
         recorder = Recorder()
@@ -100,7 +101,8 @@ class Sessions:
         return recorder
 
     def end(self, session: Session, state: SessionState = SessionState.COMPLETED) -> Recorder:
-        """Take no more calls, and cancel those under way. Gives what was recorded, which is in the store alone then."""
+        """Accept no more calls, and cancel the running ones. Returns the record, which is only in the store after
+        that."""
         if session.state is not SessionState.OPEN:
             return self.recorder_of(session)
         session.state, session.used = state, time.time()
@@ -117,7 +119,7 @@ class Sessions:
         self._owners.pop(session.key_digest, None)
 
     async def sweep(self) -> None:
-        """End the sessions of dead agents, for as long as nobody cancels this."""
+        """End the sessions of dead agents, until this is cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.end_idle()
@@ -125,7 +127,7 @@ class Sessions:
                 self.forget()
 
     def forget(self) -> None:
-        """Let go of sessions that ended a while ago: only a call that comes far too late would ask for them."""
+        """Remove sessions that ended a while ago. Only very late calls would still ask for them."""
         latest = time.time() - REMEMBERED_SECONDS
         over = [one for one in self._sessions.values() if one.state is not SessionState.OPEN and one.used < latest]
         for session in over:
@@ -142,7 +144,7 @@ class Sessions:
 
 
 def over(session: Session) -> Exception:
-    """The refusal of a call that comes too late."""
+    """The refusal of a call after the end of the session."""
     state = SessionState.EXPIRED if session.state is SessionState.OPEN else session.state
     return refused(
         Code.GONE, f"session {session.id} is {state.value}, and takes no calls", remedy="create another session"

@@ -1,4 +1,4 @@
-"""Stop strings: the engine ends at them and has sampled them; a client hears neither them nor what follows."""
+"""Stop strings: the engine samples them and stops there. A client gets neither the stop string nor what follows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loopwright.types import ContentDelta, Delta
 
 
 class StopText:
-    """Cuts a content that arrives in pieces. What may turn out to begin a stop string is held back."""
+    """Cuts a content that arrives in pieces. Text that may be the beginning of a stop string is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -16,7 +16,7 @@ class StopText:
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """What can be said of the content now."""
+        """The content that is certain now."""
         if not self._stops:
             return text
         if self.found is not None:
@@ -32,7 +32,7 @@ class StopText:
         return text[: len(text) - kept]
 
     def finish(self) -> str:
-        """What was held back, and is no stop string after all."""
+        """The text that was held back and is no stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -44,7 +44,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class CutDeltas:
-    """Deltas of one completion, with the content cut at the first stop string; calls after it are not heard either."""
+    """Deltas of one completion, with the content cut at the first stop string. Calls after it are dropped too."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._text = StopText(stops)
@@ -61,7 +61,7 @@ class CutDeltas:
             if isinstance(delta, ContentDelta):
                 heard += _content(self._text.feed(delta.text))
             else:
-                # A stop string lies in one piece of content: what is not content ends the wait for its rest.
+                # A stop string is within one piece of content, so any other delta ends the wait for its rest.
                 heard += [*_content(self._text.finish()), delta]
         return heard
 

@@ -1,8 +1,9 @@
-"""Where sessions outlive the process: a turn is stored before its answer ends, and a session until it is deleted.
+"""Stores sessions so that they survive the process. A turn is stored before its answer ends, and a session is kept
+until it is deleted.
 
-SQLite in WAL mode. Whoever stores something commits it right there, and nobody waits: that is a write to memory that
-the system owns, which takes less time than waking a thread or gathering what others write. So nothing can happen in the
-middle of it. What takes long, moving the log into the file, is left to a thread. What was committed survives the death
+It uses SQLite in WAL mode. Each write is committed at once, in the event loop: a commit only writes to the system's
+memory, which takes less time than waking a thread or collecting the writes of others. So nothing can happen in the
+middle of a commit. The slow part, moving the log into the file, is done in a thread. Committed data survives the death
 of this process.
 """
 
@@ -38,28 +39,28 @@ CREATE TABLE IF NOT EXISTS turns (
 );
 CREATE TABLE IF NOT EXISTS delivered (session TEXT, number INTEGER, PRIMARY KEY (session, number)) WITHOUT ROWID;
 """
-"""Turns have row numbers, so that a new one goes behind all others: in the order of sessions it would move them. Those
-of a gateway of before, which had no such table, count as delivered."""
+"""Turns have row numbers, so that a new turn is written after all others; ordered by session, it would move them. Turns
+of an older gateway without the table `delivered` count as delivered."""
 
 DELIVERED_SECONDS = 0.01
-"""How long a delivery may be known in memory alone. A commit for each, or another table in each turn's commit, would
-cost a twentieth of all that a call costs."""
+"""How long a delivery may be only in memory. A commit for each delivery, or another table in each turn's commit, would
+take a twentieth of a call's whole time."""
 
 
 class SessionStore(Protocol):
-    """Keeps sessions. Whatever a method has returned from is kept. One that has ended stays until it is deleted, unless
-    the store `forgets`."""
+    """Keeps sessions. When a method has returned, its change is stored. An ended session stays until it is deleted,
+    unless the store `forgets`."""
 
     forgets: bool
 
     def create(self, session: Session) -> None: ...
 
     def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
-        """Keep all of them or none. They are not delivered yet."""
+        """Store all these turns or none. They are not delivered yet."""
         ...
 
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
-        """These turns have reached their client, who has nothing to do with it if that cannot be kept."""
+        """Record that these turns have reached their client. If this cannot be stored, the client does not notice."""
         ...
 
     def undelivered(self, session_id: str) -> Set[int]: ...
@@ -69,15 +70,15 @@ class SessionStore(Protocol):
     def delete(self, session_id: str) -> None: ...
 
     def sessions(self) -> Sequence[Session]:
-        """Every session that is kept, without its turns."""
+        """All stored sessions, without their turns."""
         ...
 
     def turns(self, session_id: str) -> Sequence[Recorded]: ...
 
 
 class MemoryStore:
-    """A `SessionStore` for sessions that end with the process, as those of a train run do: it keeps nothing, because
-    each session's owner has it."""
+    """A `SessionStore` for sessions that end with the process, such as those of a training run. It stores nothing,
+    because the owner of each session has its record."""
 
     forgets = True
 
@@ -109,8 +110,8 @@ class MemoryStore:
 class SqliteStore:
     """A `SessionStore` in one file. Use it as `async with`.
 
-    What is known to `redact` is in no text of a session that is over. One that is open goes on from what was said, word
-    for word.
+    Secrets that `redact` knows are removed from the texts of a session when it ends. An open session keeps its texts
+    unchanged, because it continues from them.
     """
 
     forgets = False
@@ -123,7 +124,7 @@ class SqliteStore:
         self._tidying: asyncio.Task[None] | None = None
         self._wrote = False
         self._delivered: list[tuple[str, int]] = []
-        """Turns that have reached their client. That is written with what is written next, or a moment later."""
+        """Turns that have reached their client. This is stored with the next write, or a moment later."""
         self._removed = False
 
     async def __aenter__(self) -> Self:
@@ -213,7 +214,7 @@ class SqliteStore:
         return turns
 
     def _redacted(self, db: sqlite3.Connection, session_id: str) -> list[tuple[bytes, str, int]]:
-        """The turns of a session in which there are secrets, without them."""
+        """The turns of a session that contain secrets, with the secrets removed."""
         told = db.execute("SELECT facts, number FROM turns WHERE session = ?", (session_id,))
         texts = ((facts.decode(), number) for facts, number in told)
         shown = ((text, self._redact(text), number) for text, number in texts)
@@ -221,7 +222,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """What is done in it is committed at its end, all or nothing."""
+        """Everything in this block is committed at its end, or nothing."""
         self._wrote = True
         try:
             if self._connection is None:
@@ -229,12 +230,12 @@ class SqliteStore:
             with self._connection as connection:
                 yield connection
         except sqlite3.Error as error:
-            # Agents are told this: where the file lies is for whoever runs the gateway.
+            # Agents get this error, so it must not name the file. The log does.
             log.error("%s cannot be used: %s", self._path, error)
             raise _unusable("the store of sessions", error) from error
 
     async def _tidy(self) -> None:
-        """Move what was committed from the log into the file, from time to time, and not in the event loop."""
+        """From time to time, move committed data from the log into the file, outside of the event loop."""
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             if self._wrote:
@@ -249,7 +250,7 @@ class SqliteStore:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Two gateways would number the turns of a session alike, and neither knows what the other has recorded."""
+    """Lock the file: two gateways would give the same numbers to turns, and would not know each other's records."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("a") as file:
         try:
@@ -267,7 +268,7 @@ def _open(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    # What is deleted or redacted is not left behind in unused pages.
+    # Deleted or redacted data must not stay in unused pages.
     connection.execute("PRAGMA secure_delete = ON")
     kept_deliveries = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'delivered'").fetchone()
     connection.executescript(SCHEMA)
@@ -286,11 +287,11 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _checkpoint(path: Path, *, empty: bool) -> bool:
-    """It waits for nobody: what is in use stays in the log until the next time. With `empty`, what was deleted or
-    redacted is not left behind in the log; False if somebody was using it."""
+    """Move the log into the file without waiting: pages that are in use stay in the log until the next time. With
+    `empty`, deleted or redacted data is also removed from the log. False if the log was in use."""
     with closing(sqlite3.connect(path, timeout=0)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        # Only what was written since then is left to be moved: that holds up nobody who writes.
+        # Only what was written since then is left to be moved, so this does not block writers for long.
         busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() if empty else (0,)
     return not busy
 

@@ -1,9 +1,9 @@
-"""Which earlier call is this a second try at?
+"""Finds out which earlier call a request retries.
 
-The invariant: an answer reaches one call, and every try at that call. An idempotency key names a call. Without one,
-all that a client says is that this is try number so many at its question; equal questions may be asked by many. So a
-try gets an answer that was recorded before only if nobody else can be waiting for it: its own client has gone, or only
-one call ever asked this question. A try after one that failed has no answer to come: it is owed a sample of its own.
+The invariant: an answer reaches one call, and every retry of that call. An idempotency key names a call. Without a key,
+a client only says how often it has tried; many clients may ask the same question. So a retry gets a recorded answer
+only if nobody else can be waiting for it: the client of that answer has left, or only one call ever asked this
+question. A retry after a failed try gets a new sample, because there is no answer for it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from loopwright.render.recording.matching import History
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for an answer: `id` is what the answer will be called, `tries` is how often its client has tried
-    before, and `key` names the call."""
+    """A request for an answer. `id` is the id that the answer will have, `tries` is how often its client has tried
+    before, and `key` is the idempotency key."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     tries: int = 0
@@ -29,14 +29,14 @@ class Ask:
 
 @dataclass(slots=True)
 class Tries:
-    """The tries at one session's questions. `flights` are the questions that are under way; `calls` are the first
-    answers by idempotency key, and `keyed` all answers that have one; `owed` counts the samples that tries after a
-    failed one get."""
+    """The tries of one session's questions. `flights` are the running questions. `calls` are the first answers by
+    idempotency key, and `keyed` are all answers that have a key. `owed` counts the new samples that retries after a
+    failed try get."""
 
     flights: dict[bytes, list[Flight]] = field(default_factory=dict)
     calls: dict[str, str] = field(default_factory=dict)
     on_their_way: dict[str, str] = field(default_factory=dict)
-    """Answers that somebody waits for, by id, and who: the id of their request."""
+    """The answers that a request waits for, by answer id, with the id of the request."""
     keyed: set[str] = field(default_factory=set)
     _seen: Counter[tuple[bytes, int]] = field(default_factory=Counter)
     owed: Counter[tuple[bytes, int]] = field(default_factory=Counter)
@@ -46,17 +46,17 @@ class Tries:
         return None if ask.key is None else self.calls.get(ask.key)
 
     def begin(self, history: History, ask: Ask) -> bool:
-        """Take note of a try. Whether it may repeat another one: then `settled` is to be asked."""
+        """Record a try. Returns whether it may repeat another one; then `settled` must be called."""
         place = (history.question, ask.tries)
         self._seen[place] = self._seen.get(place, 0) + 1
         return ask.tries > 0 or (ask.key is not None and ask.key in self.calls)
 
     async def settled(self, history: History, ask: Ask) -> bool:
-        """Wait for the tries that this one may repeat. False: it is owed a sample of its own."""
+        """Wait for the tries that this one may repeat. False means that it gets a new sample."""
         place = (history.question, ask.tries)
         if self._is_owed(place, ask):
             return False
-        # An earlier try may still be under way: the client has only lost its patience.
+        # An earlier try may still be running: the client may only have stopped waiting.
         for flight in tuple(self.flights.get(place[0], ())):
             await flight.landed()
         return not self._is_owed(place, ask)
@@ -68,7 +68,7 @@ class Tries:
         return True
 
     def is_lost(self, answer: str) -> bool:
-        """Whether an answer that was not delivered is nobody's: a key still names its client, if it had one."""
+        """Whether nobody waits for an undelivered answer any more. An answer with a key still belongs to its client."""
         return answer not in self.on_their_way and answer not in self.keyed
 
     def is_only(self, history: History, ask: Ask) -> bool:
@@ -77,22 +77,22 @@ class Tries:
         return bool(ask.tries) and self._seen[question, 0] == self._seen[question, ask.tries] == 1
 
     def flight(self, history: History, ask: Ask) -> Flight:
-        """While a question is under way, a second try at it can wait for its end. If it fails, the next try is owed a
-        sample."""
+        """Inside this block a question is running, and a retry of it can wait for its end. If it fails, the next try
+        gets a new sample."""
         return Flight(self, history.question, ask)
 
     def delivering(self, ask: Ask) -> Delivery:
-        """While somebody waits for an answer, it is on its way to them: the same question is another one's."""
+        """Inside this block a client waits for the answer, so the same question from elsewhere is another question."""
         return Delivery(self.on_their_way, ask)
 
     def claim(self, answer: str, ask: Ask) -> None:
-        """An answer that was recorded before is on its way to who asks now, if they can be told from others."""
+        """Reserve a recorded answer for this request, if the request can be told apart from others."""
         if ask.id in self.on_their_way:
             self.on_their_way[answer] = ask.id
 
 
 class Flight:
-    """A question that is under way, as `with`. No generator behind it: every call has one."""
+    """A running question, used as `with`. It is a class, not a generator, because every call needs one."""
 
     def __init__(self, tries: Tries, question: bytes, ask: Ask) -> None:
         self._tries = tries
@@ -127,7 +127,7 @@ class Flight:
 
 
 class Delivery:
-    """An answer on its way to who asks, as `with`."""
+    """An answer that is being sent to its client, used as `with`."""
 
     def __init__(self, on_their_way: dict[str, str], ask: Ask) -> None:
         self._on_their_way = on_their_way

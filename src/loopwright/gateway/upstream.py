@@ -1,4 +1,4 @@
-"""Asking the engine, and going on when it was interrupted: an agent sees one slower call."""
+"""Asks the engine, and continues an interrupted answer, so that an agent sees one slower call."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import FinishReason, GenerateRequest, Generation
 
 MOST_IDLE_ABORTS = 8
-"""An engine that gives back nothing so often in a row is not being paused: it is broken."""
+"""An engine that returns nothing this often in a row is broken, not paused."""
 
 
-async def sample(
+async def sample_answer(
     engine: StreamingEngine, request: GenerateRequest, on_part: OnPart, *, early: bool = True
 ) -> Generation:
-    """The whole answer. `on_part` hears every token of it once, before this returns; `early`: as it is sampled."""
+    """The whole answer. `on_part` gets every token once before this returns; with `early`, while it is sampled."""
     answer, idle = PartialAnswer(request, on_part), 0
     while True:
         before = answer.tokens

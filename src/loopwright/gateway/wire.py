@@ -1,4 +1,4 @@
-"""Sessions and turns as rows, and back: what is read equals what was written."""
+"""Converts sessions and turns to rows and back. What is read equals what was written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def session_from_row(row: Sequence[Any]) -> Session:
 
 
 def turn_row(turn: Recorded) -> tuple[bytes, bytes]:
-    """What was said as JSON, and the four streams of tokens as they are. Tools stand where a conversation begins."""
+    """The messages and facts as JSON, and the four token streams as bytes. Tools are stored where a conversation
+    begins."""
     facts = {
         "parent": turn.parent,
         "start": turn.start,

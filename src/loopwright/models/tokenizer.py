@@ -1,8 +1,8 @@
-"""Loading a tokenizer without torch, which costs about 270 MB of memory in every process that loads it.
+"""Loads a tokenizer without torch, because torch costs about 270 MB of memory in every process that imports it.
 
 `AutoTokenizer` chooses the class of a tokenizer, and importing `AutoTokenizer` imports torch. The chosen class reads
-its files without torch. So a process that has no torch yet asks a short-lived child process for the choice, or is told
-the class by a process that knows it. Either way the same class reads the same files: the ids are the same.
+its files without torch. So a process without torch asks a short-lived child process for the choice, or gets the class
+from a process that knows it. In both cases the same class reads the same files, so the ids are the same.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from safetensors import SafetensorError
 from loopwright.errors import ModelError
 
 CHOICE_SECONDS = 120
-"""A child that has not answered by then is given up, and `AutoTokenizer` is imported here."""
+"""If the child process has not answered after this time, `AutoTokenizer` is imported in this process."""
 
 
 class ModelSpec(Protocol):
-    """What it takes to talk to a model, wherever its weights are."""
+    """What is needed to talk to a model. Its weights may be in another process."""
 
     @property
     def tokenizer(self) -> Any: ...
 
     @property
     def max_context(self) -> int:
-        """How many tokens it can hold."""
+        """How many tokens its context can hold."""
         ...
 
 
@@ -71,7 +71,7 @@ def load_tokenizer(source: str, kind: str | None = None) -> Any:
 
 
 def read_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any:
-    """What `factory` makes of a model's files; a ModelError says what is wrong with them."""
+    """Let `factory` read a model's files. Raises a ModelError that says what is wrong with them."""
     try:
         return factory.from_pretrained(source, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -84,7 +84,7 @@ def read_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any
 
 
 def chosen_kind(source: str) -> str | None:
-    """The class that `AutoTokenizer` chooses, as a child process says; None if it could not tell."""
+    """The class that `AutoTokenizer` chooses, found by a child process. None if the child could not find it."""
     command = [sys.executable, "-m", "loopwright.models.tokenizer", source]
     try:
         child = subprocess.run(

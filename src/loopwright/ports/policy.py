@@ -1,4 +1,4 @@
-"""The model as one rollout sees it, with the record of what it saw and said."""
+"""The model as one rollout sees it, with a record of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from loopwright.types import Episode, EpisodeDrift, Message, RecordedChain, Roll
 
 
 class RecordingPolicy(Policy, Protocol):
-    """A policy for one rollout that can tell afterwards what happened."""
+    """A policy for one rollout that can report afterwards what happened."""
 
     @property
     def was_answered(self) -> bool:
-        """Whether the model has said anything."""
+        """Whether the model has answered at all."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class RecordingPolicy(Policy, Protocol):
         ...
 
     async def drift(self) -> EpisodeDrift | None:
-        """What tokenising the episode's text again would get wrong. None where that is not measured."""
+        """Which tokens would be wrong if the episode's text were tokenised again. None if this is not measured."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The seam for rollouts: a request goes in, a rollout comes out, in this process or elsewhere."""
+"""The port for rollouts: a request goes in, and a rollout comes out, in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -20,5 +20,6 @@ class RolloutWorker(Protocol):
         ...
 
     def silent_seconds(self, key: RolloutKey) -> float:
-        """How long nothing was heard from whoever runs this rollout. A worker reports also while its agent waits."""
+        """For how many seconds the process that runs this rollout has sent nothing. It also reports while its agent
+        waits."""
         ...

@@ -11,9 +11,9 @@ from loopwright.types import Rollout, RolloutKey, RolloutRequest
 
 
 class WorkerElsewhere:
-    """Passes requests on to `worker`. Only pickled bytes cross over, in both directions.
+    """Passes requests on to `worker`. Everything is pickled in both directions.
 
-    `lose` names rollouts whose worker dies at once, `silence` those whose worker is never heard of again.
+    `lose` names rollouts whose worker dies at once. `silence` names those whose worker sends nothing any more.
     """
 
     def __init__(self, worker: RolloutWorker) -> None:

@@ -1,4 +1,4 @@
-"""What a worker is asked for: one attempt at one rollout, as plain data that can be sent to another process."""
+"""A request to a worker: one attempt at one rollout, as plain data that can be sent to another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a function of the user's that chooses what is trained, when it does something wrong."""
+"""The errors about a user's function that chooses what is trained (a filter, or a choice of chains)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loopwright.errors import FilterError
 
 @dataclass(frozen=True, slots=True)
 class ChoiceBlame:
-    """`option` is where the function stands in the config, and `path` what stands there."""
+    """`option` is the config option that names the function, and `path` is its value."""
 
     option: str
     path: str
@@ -30,5 +30,5 @@ class ChoiceBlame:
         return self.error(f"returned {value!r:.60}; it must return {expected}", "WrongReturn")
 
     def error(self, what: str, kind: str) -> FilterError:
-        remedy = "mend it, or raise produce.filter_timeout_seconds if it only needs more time"
+        remedy = "fix it, or raise produce.filter_timeout_seconds if it only needs more time"
         return FilterError(f"{self.option} {self.path!r} {what}", remedy=remedy, error=kind)

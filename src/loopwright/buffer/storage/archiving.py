@@ -54,7 +54,7 @@ def copy_out(db: sqlite3.Connection, parcel: Parcel, archive: Archive) -> None:
     archive.write(parcel, [Payload._make(row) for row in found])
 
 
-def let_go(db: sqlite3.Connection, parcel: Parcel) -> None:
+def delete_archived(db: sqlite3.Connection, parcel: Parcel) -> None:
     """Delete from the database what the archive has. Later rollouts use the freed pages."""
     db.execute(f"UPDATE rollouts SET messages = NULL, chains = NULL WHERE {_is_of(parcel)}", (parcel.step,))
 

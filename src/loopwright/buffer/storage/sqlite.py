@@ -114,4 +114,4 @@ class SqliteStorage:
 
     async def _move_out(self, parcel: Parcel) -> None:
         await self._reader.do(lambda db: archiving.copy_out(db, parcel, self._archive))
-        await self._writer.do(lambda db: archiving.let_go(db, parcel))
+        await self._writer.do(lambda db: archiving.delete_archived(db, parcel))

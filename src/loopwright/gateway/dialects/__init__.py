@@ -1,4 +1,4 @@
-"""The languages that agents speak, as pure translations: a request's body to a `Call`, answers to a body or to events.
+"""The APIs that agents speak, as pure translations: a request's body to a `Call`, and answers to a body or to events.
 
 Nothing here waits, records or samples.
 """

@@ -1,7 +1,7 @@
 """The messages of a request to Anthropic's API, and their blocks.
 
-What a server's tools gave stands inside an assistant's message there. To the model it is what any tool returned: a
-message of its own between two of the assistant's.
+In this API, the results of server tools are inside an assistant's message. For the model they are results like any
+other: separate messages between two messages of the assistant.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_messages(value: Any) -> Iterator[Message]:
 
 
 def _user_blocks(content: list[Any], where: str, names: ToolNames, *, is_task: bool) -> Iterator[Message]:
-    """The results of tools as messages of their own; what the user says around them, in its place."""
+    """The results of tools as separate messages, and the user's texts around them, in order."""
     said, parts = list[str](), PartReader(is_task=is_task)
     results = 0
     for place, block in objects([_as_block(part) for part in content], where):
@@ -75,7 +75,7 @@ def _assistant(content: list[Any], where: str, names: ToolNames) -> Iterator[Mes
 
 
 class _Turn:
-    """What an assistant said in one piece."""
+    """One message of the assistant."""
 
     def __init__(self) -> None:
         self.blocks = 0

@@ -1,4 +1,4 @@
-"""A message as it is sampled: one content block after the other, each opened, filled and closed."""
+"""Writes a message while it is sampled: one content block after the other, each opened, filled and closed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The tools of a request to Anthropic's API: an agent's own, and those that Anthropic defines but the agent runs.
 
-The latter come as a type and a name alone, because Anthropic's models know what they take; ours is told. Tools that a
-server would run (searching, fetching, running code) are left out: there is no such server here.
+The latter come only as a type and a name, because Anthropic's models know their parameters. Our model gets a
+description. Tools that a server would run (searching, fetching, running code) are left out: there is no such server
+here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FILE = {"path": TEXT, "view_range": LINES, "file_text": TEXT, "old_str": TEXT, "
 
 @dataclass(frozen=True, slots=True)
 class TypedTool:
-    """`begin` is what its type begins with; a date follows, or the rest of it."""
+    """`begin` is the beginning of its type; a date or another suffix follows."""
 
     begin: str | tuple[str, ...]
     about: str
@@ -57,7 +58,7 @@ def _editor(begin: str | tuple[str, ...], inserted: str) -> TypedTool:
     )
 
 
-# Claude says `insert_text` to the editor of 20250728 (anthropic-sdk-python#1155): so that is what agents read there.
+# For the editor of 20250728 Claude writes `insert_text` (anthropic-sdk-python#1155), so agents expect it there.
 OLD_EDITOR = _editor(("text_editor_2024", "text_editor_20250124", "text_editor_20250429"), "new_str")
 EDITOR = _editor("text_editor_", "insert_text")
 MEMORY = TypedTool(

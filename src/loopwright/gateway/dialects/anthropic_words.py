@@ -1,4 +1,4 @@
-"""What whole and streamed messages of Anthropic's API say alike."""
+"""What whole and streamed messages of Anthropic's API have in common."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TYPES = {
 
 
 class ShownThinking(StrEnum):
-    """What a client is told of the model's thoughts. They are recorded whole in any case."""
+    """What a client gets of the model's thoughts. They are always recorded completely."""
 
     NONE = "none"
-    """It did not ask: it may take a block that it does not know for an error, and the thoughts for the answer."""
+    """Nothing, because it did not ask: it may treat an unknown block as an error, or the thoughts as the answer."""
     SIGNATURE = "signature"
-    """That there were some."""
+    """Only that there were thoughts."""
     WHOLE = "whole"
 
 
@@ -52,7 +52,7 @@ def stop_reason(answer: Answer) -> str:
 
 
 def input_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Anthropic counts what was read from a cache apart from the rest of the input."""
+    """The usage of the input. Anthropic counts cached tokens separately from the rest."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -65,7 +65,7 @@ def anthropic_usage(answer: Answer) -> Mapping[str, Any]:
 
 
 def signature(answer: str) -> str:
-    """Clients send thoughts back only with a signature; ours names the answer that the thoughts belong to."""
+    """The signature of thoughts. Clients send thoughts back only with a signature; ours names their answer."""
     return f"loopwright-{answer}"
 
 
@@ -75,6 +75,6 @@ def anthropic_error(error: RefusedError) -> Mapping[str, Any]:
     if code is Code.THREADS:
         said["details"] = {"error_code": code.value}
     if code is Code.CONTEXT:
-        # Clients look for these words to know that they must compact their history.
+        # Clients search for these words to find out that they must compact their history.
         said["message"] = f"prompt is too long: {said['message']}"
     return {"type": "error", "error": said}

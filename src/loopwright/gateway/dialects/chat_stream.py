@@ -1,4 +1,4 @@
-"""A chat completion as it is sampled: a role, deltas, a finish reason, the usage if asked for, an end."""
+"""Writes a chat completion while it is sampled: a role, deltas, a finish reason, the usage if requested, and an end."""
 
 from __future__ import annotations
 

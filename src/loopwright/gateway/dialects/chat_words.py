@@ -1,4 +1,4 @@
-"""What whole and streamed chat completions say alike."""
+"""What whole and streamed chat completions have in common."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chat_usage(answers: Sequence[Answer]) -> Mapping[str, Any]:
 
 
 def logprobs_body(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
-    """The sampled tokens alone: how likely others were is not known here."""
+    """The logprobs of the sampled tokens only: those of other tokens are not known here."""
     return {"content": logprob_entries(tokens), "refusal": None}
 
 

@@ -13,7 +13,7 @@ from loopwright.gateway.call import Answer, Call
 from loopwright.types import Delta, Message, Tool
 
 Recall = Callable[[str], Message | None]
-"""What an answer of the same session said, by the answer's id; None if the session has given no such answer."""
+"""Returns the message of an earlier answer of the same session by its id, or None if there is no such answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +32,30 @@ class Stream(Protocol):
     def start(self) -> bytes: ...
 
     def delta(self, sample: int, delta: Delta) -> bytes:
-        """More of sample number `sample`. May be empty: some deltas say nothing in some dialects."""
+        """A delta of sample number `sample`. It may be empty: some dialects have no event for some deltas."""
         ...
 
     def end(self, answers: Sequence[Answer]) -> bytes: ...
 
     def failed(self, error: RefusedError) -> bytes:
-        """The answer ends here, unfinished; its client may try again."""
+        """End the answer with an error. Its client may retry."""
         ...
 
 
 def nothing(answer: str) -> None:
-    """A `Recall` of a session that has said nothing yet."""
+    """A `Recall` of a session that has no answers yet."""
 
 
 class Dialect(Protocol):
-    """One API. `name` is what sessions call its base URL by."""
+    """One API. Sessions list its base URL under `name`."""
 
     @property
     def name(self) -> str: ...
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
-        """The request in canonical form. Raises RefusedError for what cannot be understood.
+        """The request in canonical form. Raises RefusedError if it cannot be understood.
 
-        `recall` is for APIs in which a request may name what was said before instead of repeating it.
+        `recall` is for APIs in which a request may name earlier messages instead of repeating them.
         """
         ...
 
@@ -66,7 +66,7 @@ class Dialect(Protocol):
     def stream(self, call: Call, head: Head) -> Stream: ...
 
     def error(self, error: RefusedError) -> Mapping[str, Any]:
-        """A refusal in the words of this API (S4)."""
+        """A refusal in the form of this API (S4)."""
         ...
 
 
@@ -77,18 +77,18 @@ def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
 
 
 def tool(name: str, description: str, parameters: Any) -> Tool:
-    """A tool in canonical form: nothing that a client adds beside these (strictness, caching) reaches the model."""
+    """A tool in canonical form. Other fields of a client (strictness, caching) do not reach the model."""
     schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
     return {"name": name, "description": description, "parameters": schema}
 
 
 def error_text(error: RefusedError) -> str:
-    """What is wrong and what to do, in one text: clients show nothing else."""
+    """What is wrong and what to do, in one text, because clients show nothing else."""
     return f"{error.message}. {error.remedy[:1].upper()}{error.remedy[1:]}." if error.remedy else error.message
 
 
 class ToolNames:
-    """The names of called tools by the ids of their calls: results refer to ids, and the model reads names."""
+    """The names of called tools by the ids of their calls. Results refer to ids, but the model reads names."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

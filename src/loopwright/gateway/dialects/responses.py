@@ -19,7 +19,7 @@ from loopwright.types import Message, Tool
 UNGRANTED = ("tool_choice", "text", "reasoning", "parallel_tool_calls", "truncation")
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "store")
 KEPT_ELSEWHERE = ("conversation", "prompt")
-"""Parts of a prompt that OpenAI keeps: without them, the model would answer to something else."""
+"""Parts of a prompt that are stored at OpenAI. Without them the model would answer something else."""
 MORE_ECHOED = ("temperature", "text", "tool_choice", "tools", "top_p", "truncation", "user", "reasoning")
 
 
@@ -78,7 +78,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
-    """Functions alone: tools that a server would run, and those without a schema, cannot be offered."""
+    """The functions. Tools that a server would run, and tools without a schema, cannot be offered."""
     for where, item in objects(body.get("tools"), "tools"):
         if item.get("type", "function") == "function" and item.get("name"):
             name, about = text(item["name"], f"{where}.name"), text(item.get("description"), f"{where}.description")

@@ -1,8 +1,8 @@
 """The items of a Responses request as messages.
 
-What the model said in one turn arrives as several items (reasoning, a message, function calls). Neighbours of that kind
-are put together again: they are one assistant's message. A client may also send the id of such an item alone; what is
-not remembered under it is refused, because the model must not be shown a conversation with a hole.
+What the model wrote in one turn arrives as several items (reasoning, a message, function calls). Neighbouring items of
+this kind are joined to one assistant's message. A client may also send only the id of such an item. An unknown id is
+refused, because the model must not get a conversation with a gap.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from loopwright.types import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user"}
 RESULTS = ("output", "outputs", "results", "result", "error", "tools")
-"""Fields in which items hold what a tool returned."""
+"""Fields in which items hold the result of a tool."""
 FRAME = ("id", "type", "call_id", "status", "name", "caller", "container_id", "server_label")
-"""Fields of a call that say nothing about what is asked of the tool."""
+"""Fields of a call that are not part of its arguments."""
 
 
 def read_input(value: Any, recall: Recall = nothing, *, is_task: bool = True) -> tuple[Message, ...]:
-    """The messages of `input`: a text, or a list of items. `is_task`: the model has said nothing before them."""
+    """The messages of `input`: a text, or a list of items. `is_task`: the model has not answered before them."""
     if isinstance(value, str):
         return ({"role": "user", "content": value},)
     reader = _Reader(recall, is_task)
@@ -75,7 +75,7 @@ class _Reader:
         return tuple(self._messages)
 
     def _other(self, item: Mapping[str, Any], kind: str, where: str) -> None:
-        """A call of a tool with a type of its own, its output, or both in one; for anything else, a placeholder."""
+        """A call of a tool with its own item type, its output, or both in one. Anything else becomes a placeholder."""
         parts = PartReader()
         name = kind.removesuffix("_output").removesuffix("_call")
         results = [item[field] for field in RESULTS if item.get(field) is not None]
@@ -97,7 +97,8 @@ class _Reader:
         self._add(parts.message({"role": "tool", "content": result, "tool_call_id": call_id, "name": name}))
 
     def _note(self, placeholder: str, parts: PartReader) -> None:
-        """A placeholder that nobody said. Templates want roles to alternate, so it joins what a user said before."""
+        """Add a placeholder that belongs to no message. Templates need alternating roles, so it joins the user's
+        message before it."""
         self._end_turn()
         before = self._messages.pop() if self._messages and self._messages[-1]["role"] == "user" else {}
         parts.omitted[:0] = before.get("omitted", ())
@@ -130,7 +131,7 @@ class _Reader:
             turn["reasoning"] = turn.get("reasoning", "") + thoughts
 
     def _reference(self, id: str, where: str) -> None:
-        """What the item of that id said. An answer's texts are remembered as one, so they count once."""
+        """The content of the item with this id. The texts of an answer are stored as one, so they are added once."""
         kind, answer, place = named_by(id)
         said = self._recall(answer)
         calls = said.get("tool_calls", ()) if said else ()
@@ -173,7 +174,7 @@ class _Reader:
 
 
 def _arguments(item: Mapping[str, Any], parts: PartReader, where: str) -> str:
-    """What a call of a tool with a type of its own asks for: its arguments, its action, or all that it says."""
+    """The arguments of a call with its own item type: its arguments, its action, or all its other fields."""
     for field in ("arguments", "action", "operation"):
         if item.get(field) is not None:
             return parts.result(item[field], where)

@@ -1,6 +1,6 @@
-"""A response as it is sampled: every item is added, filled and done, and the whole comes last.
+"""Writes a response while it is sampled: every item is added, filled and done, and the whole response comes last.
 
-Clients build their history from these events, not from the last one: with that alone, some would do nothing.
+Clients build their history from these events, not from the last one. With the last one alone, some would do nothing.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ResponsesStream:
 
 
 class _Message:
-    """An item that says something."""
+    """An item with a message."""
 
     growth = "output_text"
     extra: Mapping[str, Any] = {"content_index": 0, "logprobs": []}
@@ -146,7 +146,7 @@ class _Message:
 
 
 class _Reasoning:
-    """An item of thoughts."""
+    """An item with thoughts."""
 
     growth = "reasoning_text"
     extra: Mapping[str, Any] = {"content_index": 0}

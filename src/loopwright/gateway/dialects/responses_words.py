@@ -1,4 +1,4 @@
-"""What whole and streamed responses say alike: the items of an answer, and the body around them."""
+"""What whole and streamed responses have in common: the items of an answer, and the body around them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from loopwright.types import FinishReason, ToolCall
 Item = Mapping[str, Any]
 
 MESSAGE, REASONING, CALL = "msg", "rs", "fc"
-"""What the ids of items begin with. The id of the answer follows, and which of its items it is."""
+"""The prefixes of item ids. The id of the answer and the number of the item follow."""
 LONGEST_PLACE = 9
-"""In digits."""
+"""The most digits of an item's number."""
 
 
 def item_id(kind: str, answer: str, place: int) -> str:
@@ -23,7 +23,7 @@ def item_id(kind: str, answer: str, place: int) -> str:
 
 
 def named_by(id: str) -> tuple[str, str, int]:
-    """The kind, the answer and the place that an item's id was made of, if it is one of ours."""
+    """The kind, the answer and the number in an item's id, if it is one of ours."""
     kind, answer, place = (*id.split("_"), "", "", "")[:3]
     return kind, answer, int(place) if place.isdecimal() and len(place) < LONGEST_PLACE else 0
 
@@ -70,7 +70,7 @@ def call_item(call: ToolCall, answer: str, index: int, status: str = "completed"
 
 
 def response_body(call: Call, id: str, created: int, answer: Answer | None, output: Sequence[Item]) -> dict[str, Any]:
-    """The response with what the client asked for; without an `answer`, it is still under way."""
+    """The response with the settings of its request. Without an `answer` it is still in progress."""
     cut = answer is not None and _status(answer) == "incomplete"
     defaults: dict[str, Any] = {
         "instructions": None,
