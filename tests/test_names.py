@@ -8,12 +8,10 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "src/loopwright"
 SHARED = {
-    "Run",  # `loopwright.sync` has the names of the asynchronous door
-    "open_run",  # likewise; and the door opens a run as the commands do
+    "open_run",  # the two doors for Python programs, and what both open
     "judge",  # the function that a judger's import path names
     "problems",  # every file of config/checks has one
     "warnings",  # likewise
-    "Source",  # where a config value comes from, and where a group comes from
 }
 
 

@@ -91,7 +91,7 @@ def test_both_doors_take_what_we_promise() -> None:
 def test_both_runs_do_what_we_promise() -> None:
     promised = {"config", "evaluate", "is_finished", "path", "roll_out", "step", "steps", "stop", "train"}
     promised |= {"trajectories", "version"}
-    assert {name for name in dir(loopwright.sync.Run) if not name.startswith("_")} == promised
+    assert {name for name in dir(loopwright.sync.SyncRun) if not name.startswith("_")} == promised
     assert promised | {"close"} <= set(dir(loopwright.Run))
 
 

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loopwright import api
 from loopwright.config import ConfigLike, RunConfig
-from loopwright.core.together import let_go
+from loopwright.core.together import cancel_leftovers
 from loopwright.errors import RunError
 from loopwright.types import Rollout
 
 if TYPE_CHECKING:
-    from loopwright.build import Run as AsyncRun
+    from loopwright.build import Run
     from loopwright.trainers.step import Step
 
-__all__ = ["Run", "open_run"]
+__all__ = ["SyncRun", "open_run"]
 
 T = TypeVar("T")
 
 
-class Run:
+class SyncRun:
     """A run that is open. Each method does what that of `loopwright.Run` does, and returns when it is done."""
 
-    def __init__(self, run: AsyncRun, runner: asyncio.Runner) -> None:
+    def __init__(self, run: Run, runner: asyncio.Runner) -> None:
         self._run = run
         self._runner = runner
 
@@ -102,7 +102,7 @@ def open_run(
     allow_config_change: bool = False,
     env: Mapping[str, str] | None = None,
     cache: str | os.PathLike[str] | None = None,
-) -> Iterator[Run]:
+) -> Iterator[SyncRun]:
     """Open a run: `with open_run(config) as run:`. The arguments are those of `loopwright.open_run`."""
     _refuse_inside_a_loop()
     opening = api.open_run(
@@ -112,13 +112,13 @@ def open_run(
         try:
             run = runner.run(opening.__aenter__())
             try:
-                yield Run(run, runner)
+                yield SyncRun(run, runner)
             except BaseException as error:
                 runner.run(opening.__aexit__(type(error), error, error.__traceback__))
                 raise
             runner.run(opening.__aexit__(None, None, None))
         finally:
-            runner.run(let_go())
+            runner.run(cancel_leftovers())
 
 
 def _refuse_inside_a_loop() -> None:

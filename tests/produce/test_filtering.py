@@ -177,7 +177,7 @@ async def test_a_filter_that_cannot_be_called_is_a_config_error(mine: Callable[.
         await mine("NUMBER").__aenter__()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     draws=st.sets(st.integers(0, 40), min_size=4),
     faults=st.sets(st.integers(0, 30)),
@@ -210,7 +210,7 @@ async def test_every_drawn_group_ends_in_exactly_one_state_whatever_happens(
     assert sum(counts.values()) == producer.next_draws["math"], "no draw was skipped or counted twice"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     draws=st.sets(st.integers(0, 60), min_size=1),
     budget=st.integers(1, 6),

@@ -357,7 +357,7 @@ class Colocated(Production):
         await self.manager.shutdown()
 
 
-WALK = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+WALK = settings(max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestProduction = Production.TestCase
 TestColocated = Colocated.TestCase
 TestProduction.settings = TestColocated.settings = WALK

@@ -32,7 +32,7 @@ def house_of(seed: int, weights: list[float], groups: int, **more: object) -> Ho
     return async_house(groups=groups, members=1, stale=Stale.WAIT, seconds=seconds, task_sets=sets, **more)  # type: ignore[arg-type]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**worlds, sync_interval=st.integers(1, 3), in_flight=st.sampled_from(PauseMode))
 def test_beside_a_trainer(
     seed: int, weights: list[float], staleness: int, groups: int, sync_interval: int, in_flight: PauseMode
@@ -47,7 +47,7 @@ def test_beside_a_trainer(
     run_virtually(main())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     **worlds,
     over_sample=st.sampled_from([0.0, 0.5, 1.0, 4.0]),

@@ -59,7 +59,7 @@ async def roll_out(
         return await _make(session, groups)
 
 
-async def sample(
+async def sample_groups(
     sampling: SamplingParts, runner: RolloutRunner, engine: Engine, version: int, groups: int
 ) -> list[Rollout]:
     """So many groups by the engine's weights `version`. They are stored nowhere; another call draws the same tasks."""

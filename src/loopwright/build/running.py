@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from loopwright.buffer.reader import StoredRun
-from loopwright.build.plain_rollouts import sample
+from loopwright.build.plain_rollouts import sample_groups
 from loopwright.build.sampling import SamplingParts
 from loopwright.build.training import Trainer
 from loopwright.config import RunConfig
@@ -113,7 +113,7 @@ class Run:
             raise RunError(f"{groups} groups cannot be sampled", remedy="ask for 1 group or more")
         with self._busy("rollouts"):
             async with self.trainer.sampling():
-                return await sample(self._sampling, self._runner, self._engine, self.version, groups)
+                return await sample_groups(self._sampling, self._runner, self._engine, self.version, groups)
 
     def trajectories(self, step: int | None = None) -> Iterator[Rollout]:
         """The stored rollouts that train step `step` was trained on, or those of all steps, one after the other."""

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from loopwright.core.together import let_go
+from loopwright.core.together import cancel_leftovers
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         try:
             return runner.run(main)
         finally:
-            runner.run(let_go())
+            runner.run(cancel_leftovers())
 
 
 def run_server(main: Coroutine[Any, Any, T]) -> T:

@@ -73,7 +73,7 @@ async def call_off(task: asyncio.Future[Any]) -> BaseException | None:
     return None if not task.done() or task.cancelled() else task.exception()
 
 
-async def let_go() -> None:
+async def cancel_leftovers() -> None:
     """Cancel every other task of the event loop, so that it can be closed; it would wait for ever for an agent that
     cannot be cancelled."""
     left = asyncio.all_tasks() - {asyncio.current_task()}

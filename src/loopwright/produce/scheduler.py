@@ -19,7 +19,7 @@ from loopwright.produce.group_filler import EndedGroup, GroupFiller, Groups
 from loopwright.produce.in_flight import InFlight
 from loopwright.produce.rollouts import RolloutRunner
 from loopwright.produce.settings import ProduceSettings, TaskSetRuntime
-from loopwright.produce.strategies import ProduceContext, Source
+from loopwright.produce.strategies import GroupSource, ProduceContext
 from loopwright.produce.task_set_producer import TaskSetProducer
 from loopwright.types import Rollout
 
@@ -124,7 +124,7 @@ class GroupScheduler:
         more = "; the oldest rollouts:" if oldest else ""
         return "\n".join([f"  {self.slots.in_use} of {self.slots.size} slots are in use{more}", *oldest])
 
-    def _choose_all(self) -> list[tuple[TaskSetProducer, Source]]:
+    def _choose_all(self) -> list[tuple[TaskSetProducer, GroupSource]]:
         """All that may start now, in turn. Each counts as started."""
         chosen = []
         while found := self._choose():
@@ -136,7 +136,7 @@ class GroupScheduler:
         return chosen
 
     async def _draw(
-        self, chosen: Sequence[tuple[TaskSetProducer, Source]], version: int
+        self, chosen: Sequence[tuple[TaskSetProducer, GroupSource]], version: int
     ) -> list[tuple[StartedGroup, TaskSetRuntime]]:
         """The chosen groups, drawn at once: they share a commit, and an engine sees them as one batch. Once begun, it
         is done: nobody would answer for a group whose draw was cancelled when it was in the buffer already."""
@@ -148,12 +148,12 @@ class GroupScheduler:
             producer.started(group)
         return [(group, producer.task_set) for group, (producer, _) in zip(drawn, chosen, strict=True)]
 
-    async def _draw_one(self, producer: TaskSetProducer, source: Source, version: int) -> StartedGroup:
+    async def _draw_one(self, producer: TaskSetProducer, source: GroupSource, version: int) -> StartedGroup:
         group = await producer.draw(source, version)
         self._filler.own(group.row)
         return group
 
-    def _choose(self) -> tuple[int, Source] | None:
+    def _choose(self) -> tuple[int, GroupSource] | None:
         """The next producer in turn that may start a group, and where it comes from."""
         for offset in range(len(self._producers)):
             place = (self._turn + offset) % len(self._producers)

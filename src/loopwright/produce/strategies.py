@@ -14,7 +14,7 @@ from loopwright.produce.settings import ProduceSettings
 from loopwright.types import ProduceKind
 
 
-class Source(StrEnum):
+class GroupSource(StrEnum):
     """Where the next group comes from."""
 
     EXPIRED = "expired"
@@ -59,11 +59,11 @@ class ProduceStrategy(Protocol):
         """Another step is taken next."""
         ...
 
-    def choose(self, context: ProduceContext) -> Source | None:
+    def choose(self, context: ProduceContext) -> GroupSource | None:
         """Where the next group comes from, or None while none may start. Asking changes nothing."""
         ...
 
-    def started(self, source: Source) -> None:
+    def started(self, source: GroupSource) -> None:
         """A group from `source` was started."""
         ...
 
@@ -81,10 +81,10 @@ class SyncStrategy:
 
     def begin(self, context: ProduceContext) -> None: ...
 
-    def choose(self, context: ProduceContext) -> Source | None:
+    def choose(self, context: ProduceContext) -> GroupSource | None:
         return _first(context, context.target if context.takes_turns else context.ahead, with_expired=True)
 
-    def started(self, source: Source) -> None: ...
+    def started(self, source: GroupSource) -> None: ...
 
 
 class AsyncStrategy:
@@ -106,7 +106,7 @@ class AsyncStrategy:
             self._tail_left = tail_of(context.expired, context.batch, self._tail_batch)
         self._is_tail_step = self._tail_left > 0
 
-    def choose(self, context: ProduceContext) -> Source | None:
+    def choose(self, context: ProduceContext) -> GroupSource | None:
         return _first(context, self._limit(context), with_expired=self._tail_batch is None or self._tail_left > 0)
 
     def _limit(self, context: ProduceContext) -> int:
@@ -115,18 +115,18 @@ class AsyncStrategy:
         over_sample = 0.0 if self._is_tail_step else self._over_sample
         return window_limit(context.target, context.batch, over_sample, context.ahead)
 
-    def started(self, source: Source) -> None:
-        if source is Source.EXPIRED:
+    def started(self, source: GroupSource) -> None:
+        if source is GroupSource.EXPIRED:
             self._tail_left = max(0, self._tail_left - 1)
 
 
-def _first(context: ProduceContext, limit: int, *, with_expired: bool) -> Source | None:
+def _first(context: ProduceContext, limit: int, *, with_expired: bool) -> GroupSource | None:
     """The first source in retry order that has something, within `limit`. What was interrupted is within it already."""
     has_place = has_room(context.in_hand, limit)
     if not context.slot_is_free:
         return None
     if has_place and with_expired and context.expired:
-        return Source.EXPIRED
+        return GroupSource.EXPIRED
     if context.aborted:
-        return Source.ABORTED
-    return Source.NEW if has_place and context.may_look else None
+        return GroupSource.ABORTED
+    return GroupSource.NEW if has_place and context.may_look else None

@@ -15,7 +15,7 @@ from loopwright.produce.budgets import FailureBudget, FilterBudget, StartOrder
 from loopwright.produce.group_filler import EndedGroup
 from loopwright.produce.metrics import Tally
 from loopwright.produce.settings import ProduceSettings, TaskSetRuntime
-from loopwright.produce.strategies import ProduceContext, Source, strategy_of
+from loopwright.produce.strategies import GroupSource, ProduceContext, strategy_of
 from loopwright.types import GroupStatus, ProduceKind
 
 FRESH = ResumePlan()
@@ -24,7 +24,7 @@ FRESH = ResumePlan()
 IN_STOCK = (GroupStatus.PENDING, GroupStatus.ABORTED, GroupStatus.EXPIRED, GroupStatus.COMPLETED)
 """The statuses of a group between its draw and its end."""
 
-TAKEN_UP = {Source.EXPIRED: GroupStatus.EXPIRED, Source.ABORTED: GroupStatus.ABORTED}
+TAKEN_UP = {GroupSource.EXPIRED: GroupStatus.EXPIRED, GroupSource.ABORTED: GroupStatus.ABORTED}
 
 
 class TaskSetProducer:
@@ -52,7 +52,7 @@ class TaskSetProducer:
         """For how many steps the weights of one version may make groups of this task set."""
         self._strategy = strategy_of(kind, settings)
         self._order = StartOrder()
-        self._reserved: Counter[Source] = Counter()
+        self._reserved: Counter[GroupSource] = Counter()
         """Groups that are to be drawn, which the buffer does not count yet."""
         self._probes_left = 0
 
@@ -81,8 +81,8 @@ class TaskSetProducer:
             takes_turns=takes_turns,
             available=self._progress.available(self.name, stock[GroupStatus.COMPLETED]),
             pending=stock[GroupStatus.PENDING] + self._reserved.total(),
-            aborted=max(0, stock[GroupStatus.ABORTED] - self._reserved[Source.ABORTED]),
-            expired=max(0, stock[GroupStatus.EXPIRED] - self._reserved[Source.EXPIRED]),
+            aborted=max(0, stock[GroupStatus.ABORTED] - self._reserved[GroupSource.ABORTED]),
+            expired=max(0, stock[GroupStatus.EXPIRED] - self._reserved[GroupSource.EXPIRED]),
             slot_is_free=slot_is_free,
             may_look=self._may_look,
         )
@@ -103,20 +103,20 @@ class TaskSetProducer:
         self._probes_left = context.batch - self._buffer.count(self.name, GroupStatus.COMPLETED)
         self._strategy.begin(context)
 
-    def choose(self, context: ProduceContext) -> Source | None:
+    def choose(self, context: ProduceContext) -> GroupSource | None:
         """Where its next group comes from, or None while none may start."""
         return self._strategy.choose(context)
 
-    def reserve(self, source: Source) -> None:
+    def reserve(self, source: GroupSource) -> None:
         """A group from `source` is drawn next: it counts as pending until `draw` is done."""
         self._reserved[source] += 1
         self._strategy.started(source)
-        self._probes_left -= source is Source.NEW
+        self._probes_left -= source is GroupSource.NEW
 
-    async def draw(self, source: Source, version: int) -> StartedGroup:
+    async def draw(self, source: GroupSource, version: int) -> StartedGroup:
         """The next group from `source`, PENDING. It was reserved; the buffer counts it from now on."""
         try:
-            if source is not Source.NEW:
+            if source is not GroupSource.NEW:
                 return await self._take_up(TAKEN_UP[source], version)
             draw = self._redraw.popleft() if self._redraw else self._new_draw()
             return await self._buffer.draw(self.name, draw, self.task_set.sampler.task(draw), version)
