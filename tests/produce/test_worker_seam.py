@@ -42,7 +42,7 @@ def test_a_silent_worker_is_infrastructure_and_its_rollout_is_made_again() -> No
         return asyncio.get_running_loop().time()
 
     seconds = run_virtually(case())
-    assert 60 <= seconds < 62, "the default of rollout.worker_silence_seconds"
+    assert 60 <= seconds <= 67, "the default of rollout.worker_silence_seconds"
     assert made[0].cancelled == [FIRST], "cancellation reaches the worker"
     (lost,) = [rollout for rollout in house.seen if isinstance(rollout.reward, Failed)]
     assert isinstance(lost.reward, Failed)

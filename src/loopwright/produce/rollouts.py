@@ -12,18 +12,17 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from loopwright.core.redaction import Redactor, without_secrets
 from loopwright.core.seeds import derive_seed
-from loopwright.core.timeouts import ClockTimeout
 from loopwright.core.together import together
-from loopwright.errors import EngineError, WorkerLostError
+from loopwright.errors import EngineError
 from loopwright.ports import Judger, Lockstep, RolloutWorker
 from loopwright.produce.judging import judged
 from loopwright.produce.settings import Limits
 from loopwright.produce.slots import NotStartedError, Slots
+from loopwright.produce.worker_watch import WorkerWatch
 from loopwright.types import (
     Failed,
     FailureCause,
@@ -93,6 +92,7 @@ class RolloutRunner:
         redact: Redactor | None = None,
     ) -> None:
         self._worker = worker
+        self._watch = WorkerWatch(worker, limits.worker_silence_seconds)
         self._seed = seed
         self._limits = limits
         self._concurrency = concurrency
@@ -144,19 +144,15 @@ class RolloutRunner:
         while True:
             made = job.judge_only
             if made is None:
-                silence = ClockTimeout(
-                    self._limits.worker_silence_seconds, partial(self._worker.silent_seconds, job.key)
-                )
                 started = time.time()
                 try:
-                    async with kept.slots.slot(job.key), silence:
-                        made = await self._worker.run(job.request(self._seed, self._limits.agent_timeout_seconds))
+                    async with kept.slots.slot(job.key):
+                        with self._watch.over(job.key):
+                            made = await self._worker.run(job.request(self._seed, self._limits.agent_timeout_seconds))
                 except NotStartedError:
                     return None
-                except (EngineError, TimeoutError) as error:
-                    if isinstance(error, TimeoutError) and not silence.expired():
-                        raise
-                    made = _lost(job, error, silence, started)
+                except EngineError as error:
+                    made = _lost(job, error, started)
                 made = without_secrets(made, self._redact)
             if made.awaits_judge and not job.judger.judges_groups:
                 # A rollout that is judged again is stored already.
@@ -218,11 +214,7 @@ class _Kept:
     on_unscored: OnRollout | None
 
 
-def _lost(job: Job, error: EngineError | TimeoutError, silence: ClockTimeout, started: float) -> Rollout:
+def _lost(job: Job, error: EngineError, started: float) -> Rollout:
     """The rollout of a worker that was lost: a failure of the infrastructure."""
-    if isinstance(error, EngineError):
-        failed = Failed(FailureCause.INFRA, type(error).__name__, error.message)
-    else:
-        detail = f"the worker of rollout {job.key} was silent for {silence.seconds:g} s"
-        failed = Failed(FailureCause.INFRA, WorkerLostError.__name__, detail)
+    failed = Failed(FailureCause.INFRA, type(error).__name__, error.message)
     return Rollout(job.key, job.task, None, failed, Timing(started, time.time() - started))
