@@ -1,6 +1,6 @@
 """The composition root: config in, ready objects out. The only room that sees the whole config.
 
-Its names are loaded when they are asked for: the deep check lives here too, and must not load torch.
+Its names are imported on first use, because the deep check lives here too and must not load torch.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from loopwright.types import Message, Sampling
 
 
 class ChatModel:
-    """One conversation with a model. Each reply is drawn with another seed."""
+    """One conversation with a model. Each reply is sampled with a new seed."""
 
     def __init__(self, engine: TorchEngine, model: LoadedModel) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ async def open_chat(folder: RunFolder, *, cache: Path) -> AsyncIterator[ChatMode
 
 
 def run_renderer(folder: RunFolder) -> Renderer:
-    """The run's tokenizer, and its way of writing conversations."""
+    """The renderer of a run: its tokenizer, and how it writes conversations."""
     if not folder.tokenizer.exists():
         raise RunError(
             f"{folder.path} has no tokenizer yet", remedy="wait until the run has loaded its model, then try again"

@@ -1,4 +1,4 @@
-"""What of the finished rollouts is trained: which groups, and which of their chains."""
+"""Which groups are trained, and which chains of their rollouts."""
 
 from __future__ import annotations
 

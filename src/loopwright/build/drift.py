@@ -28,8 +28,9 @@ from loopwright.types import ChainStart, EpisodeDrift, Thinking
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One conversation: a line of a file, or a rollout of a run. `forks` are counted by why there was another chain.
-    `drift` None: its chains and messages are no single conversation, and nobody measured it while it was made."""
+    """One conversation: a line of a file, or a rollout of a run. `forks` counts the chains after the first by their
+    reason. `drift` is None if it was not measured during the rollout and cannot be measured now, because there is more
+    than one chain, for example."""
 
     line: int
     chains: int
@@ -39,7 +40,7 @@ class Measured:
 
 
 def tokenizer_renderer(model: str, cache: Path, choice: str, thinking: Thinking) -> Renderer:
-    """The renderer of a model, of which only the tokenizer is read."""
+    """The renderer of a model. Only the model's tokenizer is read."""
     source = str(smollm2_folder(cache)) if model == SMOLLM2 else model
     return make_renderer(load_tokenizer(source), choice, thinking)
 
@@ -53,7 +54,7 @@ def measure_file(file: Path, renderer: Renderer) -> Iterator[Measured]:
 
 
 def measure_run(folder: RunFolder, renderer: Renderer) -> Iterator[Measured]:
-    """Every rollout of a run that came to an episode."""
+    """Every rollout of a run that has an episode."""
     episodes = (one.rollout.episode for one in StoredRun(folder.rollouts).attempts())
     for number, episode in enumerate((one for one in episodes if one is not None), start=1):
         yield _rollout(number, episode_fields(episode), renderer)
@@ -90,7 +91,8 @@ def _measure(line: int, record: Mapping[str, Any], renderer: Renderer, where: st
 
 
 def _rollout(line: int, episode: Mapping[str, Any], renderer: Renderer) -> Measured:
-    """A rollout that was recorded: what was measured when it was made, or else what can be said of it now."""
+    """A recorded rollout, with the drift that was measured during the rollout, or else with what can be measured
+    now."""
     starts = Counter(chain["start"] for chain in episode["chains"])
     forks = {start: count for start, count in starts.items() if start != ChainStart.FIRST}
     stored = episode.get("drift")
@@ -99,7 +101,7 @@ def _rollout(line: int, episode: Mapping[str, Any], renderer: Renderer) -> Measu
 
 
 def _drift_of_one_chain(episode: Mapping[str, Any], renderer: Renderer) -> EpisodeDrift | None:
-    """The tokens of the only chain against the messages, of which the last replies were sampled."""
+    """Compare the tokens of the only chain with those of its messages rendered again."""
     messages, chains = canonical_messages(episode["messages"]), episode["chains"]
     replies = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
     if len(chains) != 1:

@@ -1,4 +1,4 @@
-"""Where the tokens of a run are sampled: in this process, on the learner's own parameters, or in one beside it."""
+"""The engines of a run: in this process, on the learner's own parameters, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("loopwright")
 
 
 class Deaths:
-    """Counts the engines that were lost, and writes down when and with which last words."""
+    """Counts the engines that died, and logs when and with which last words."""
 
     def __init__(self, learner: Learner, tracker: Tracker) -> None:
         self._learner = learner
@@ -40,7 +40,8 @@ class Deaths:
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines of a run as one, and how new weights reach them. `lockstep` is there if they can keep step."""
+    """The engines of a run behind one controller, and how new weights reach them. `lockstep` is the engine that can run
+    in lockstep, if there is one."""
 
     engine: RolloutController
     weights: WeightPublisher
@@ -62,7 +63,7 @@ async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIter
 async def disaggregated(
     sampling: LocalSamplingParts, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
 ) -> AsyncIterator[Engines]:
-    """An engine in a process of its own, which is started again when it dies; weights go through shared memory."""
+    """An engine in a process of its own. It is started again when it dies. Weights go through shared memory."""
     model, engine = sampling.config.model, sampling.config.rollout.engine
     command = engine_command(
         parts.model_source(sampling.loaded, model.path),

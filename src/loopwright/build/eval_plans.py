@@ -1,4 +1,4 @@
-"""How a config wants its task sets evaluated."""
+"""How the task sets of a config are evaluated."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def eval_plans(loaded: Loaded) -> list[EvalPlan]:
 
 
 def _plan(config: EvalConfig, mode: EvalMode, base: Path) -> EvalPlan:
-    # Greedy answers to one task are all alike: one is enough.
+    # All greedy answers to one task are equal, so one is enough.
     samples = config.samples if mode is EvalMode.SAMPLED else 1
     return EvalPlan(mode, samples, tuple(_metrics(config, samples, base)))
 
 
 def _metrics(config: EvalConfig, samples: int, base: Path) -> Iterator[Metric]:
-    """Those that so many samples are enough for."""
+    """The metrics for which this many samples are enough."""
     for spec in config.specs():
         if not isinstance(spec, BuiltInMetric) or spec.k <= samples:
             yield _metric(spec, config, base)

@@ -31,7 +31,7 @@ async def evaluate_weights(
     """Run the config's evaluation on `weights`, and keep its trajectories and numbers in the folder `out`.
 
     With `task_set`, only the set of that name. A second evaluation of the same weights replaces the first. With
-    `remote`, `weights` is but a name for those that this engine has.
+    `remote`, `weights` is only a name for the weights of that engine.
     """
     require_eval_sets(loaded, task_set)
     # Nothing is trained, so the training tasks need not be there.
@@ -48,14 +48,14 @@ async def evaluate_weights(
             session.tracker,
             on_rollout=session.on_rollout,
         )
-        # An agent may refuse to be cancelled, and whoever presses Ctrl-C waits.
+        # An agent may ignore its cancellation, but a user who presses Ctrl-C must not wait for it.
         report = await or_left_behind(evaluator.evaluate(weights.step), "the evaluation")
         session.tracker.log(weights.step, report.metrics)
     return report
 
 
 def require_eval_sets(loaded: Loaded, task_set: str | None) -> None:
-    """Raise ConfigError when the config has nothing to evaluate on, or not the set that was asked for."""
+    """Raise ConfigError if the config has no evaluation set, or none named `task_set`."""
     known = [one.name for one in (loaded.config.eval.task_sets if loaded.config.eval else ())]
     if not known:
         raise ConfigError("the config has nothing to evaluate on", remedy="add eval.data and eval.agent to it")

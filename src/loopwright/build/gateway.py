@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 async def served_policies(
     config: RunConfig, engine: StreamingEngine, model: ModelSpec, held: Callable[[], float]
 ) -> AsyncIterator[PolicyMaker]:
-    """Policies that are sessions of a gateway on the loopback, which is open meanwhile.
+    """Open a gateway on the loopback interface, and give policies that are its sessions.
 
-    Its sessions end with the process: what they record is stored as rollouts, like any other.
+    Its sessions end with the process. What they record is stored as rollouts, like all others.
     """
     from loopwright.gateway.server import Served, open_gateway
     from loopwright.gateway.store import MemoryStore
@@ -43,7 +43,8 @@ async def served_policies(
 async def serve_gateway(
     behind: ServedModel | RemoteEngine, address: Address, *, store: Path, key: str, renderer: str, thinking: Thinking
 ) -> AsyncIterator[Gateway]:
-    """A gateway of its own, in front of a model in this process or of an engine elsewhere. Sessions are in `store`."""
+    """A gateway without a run, in front of a model in this process or an engine elsewhere. `store` keeps its
+    sessions."""
     from loopwright.gateway.server import open_gateway
     from loopwright.gateway.store import SqliteStore
 

@@ -38,7 +38,7 @@ def judger_names(config: RunConfig) -> list[str]:
 
 
 def agents(loaded: Loaded) -> Agents:
-    """The agent of every task set. All chains of an evaluation are recorded; nothing of it is trained."""
+    """The agent of every task set. Evaluation needs no choice of chains, because nothing of it is trained."""
     config = loaded.config
     train = {
         (Split.TRAIN, one.name): replace(_agent_setup(loaded, one), train=make_chain_choice(loaded, one))
@@ -63,7 +63,7 @@ def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
 
 
 def eval_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
-    """Evaluation runs every task once, so their order is the source's own."""
+    """The task sets of evaluation. It runs every task once, in the order of the source."""
     described = loaded.config.eval.task_sets if loaded.config.eval else ()
     return [_task_set(loaded, task_set, judgers, shuffle=False) for task_set in described]
 
@@ -89,32 +89,33 @@ def _sampling(rollout: RolloutConfig, own: SamplingOverrides) -> Sampling:
 
 
 def make_model(loaded: Loaded, cache: Path, path: str | None = None) -> LoadedModel:
-    """The model at `path`, or else that of the config, in a process that computes as the config says."""
+    """Set up torch as the config says, and load the model at `path`, or else that of the config."""
     model = loaded.config.model
     configure(threads=_threads(loaded.config, model.threads), deterministic=loaded.config.trainer.deterministic)
     return model_at(loaded, path or model.path, cache)
 
 
 def engine_threads(config: RunConfig) -> int | None:
-    """Those of the engine's process, if it has one. To be asked before the model is made."""
+    """The threads of the engine's process, if it has one. Call this before `make_model`, which changes torch's
+    threads."""
     return _threads(config, config.rollout.engine.threads)
 
 
 def _threads(config: RunConfig, wanted: int | None) -> int | None:
-    """Learner and engine share the machine when they compute at the same time."""
+    """The threads that are wanted. In a disaggregated run, learner and engine get half of them each by default."""
     is_shared = config.trainer.kind is TrainerKind.DISAGGREGATED
     return half_of_the_threads() if wanted is None and is_shared else wanted
 
 
 def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
-    """The model at `path`, with the numbers and the context of the run's own."""
+    """The model at `path`, with the dtype and the context length of the config."""
     model, native = loaded.config.model, loaded.config.rollout.engine.native
     source = model_source(loaded, path)
     return load_model(source, cache=cache, dtype=model.dtype, max_context=model.max_context, native=native)
 
 
 def model_source(loaded: Loaded, path: str) -> str:
-    """A model as `load_model` knows it: the folder that `path` leads to, or else its name."""
+    """The source for `load_model`: the folder that `path` leads to, or else the name."""
     folder = model_folder(path, loaded.base)
     return path if folder is None else str(folder)
 
@@ -134,7 +135,7 @@ def make_worker(
 
 def make_runner(config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor) -> RolloutRunner:
     produce, rollout = config.produce, config.rollout
-    # A lost worker has to be noticed before the run is taken for stalled.
+    # A lost worker must be noticed before the watchdog ends the run as stalled.
     silence = min(rollout.worker_silence_seconds, config.trainer.stall_seconds / 2)
     if "worker_silence_seconds" in rollout.model_fields_set:
         silence = rollout.worker_silence_seconds
@@ -168,7 +169,7 @@ def produce_settings(config: RunConfig) -> ProduceSettings:
 
 
 def stale_policy(config: RunConfig) -> StalePolicy:
-    """In a sync run every step trains what the newest weights have made; only what a resume left over is older."""
+    """What happens to old tokens. In a sync run the newest weights make all groups, except what a resume left over."""
     produce = config.produce
     if produce.kind is ProduceKind.SYNC:
         return StalePolicy(horizon=None)
@@ -181,7 +182,7 @@ def _horizon(config: RunConfig) -> int:
 
 
 def _sync_interval(config: RunConfig) -> int:
-    """A colocated engine has the learner's own weights, and those of each step at once."""
+    """The steps between two weight updates. A colocated engine has the learner's weights after every step."""
     return 1 if config.trainer.kind is TrainerKind.COLOCATE else config.trainer.sync_interval
 
 

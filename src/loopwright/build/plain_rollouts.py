@@ -1,8 +1,8 @@
 """Rollouts and rewards without a trainer.
 
-Groups are made in batches, as for train steps, by the same producer: every finished rollout is stored at once, failures
-follow the same rules, and a session that was stopped goes on where it was. A batch takes the place of a train step in
-what is stored, and the weights have version 0 throughout.
+Groups are made in batches by the same code as for train steps: every finished rollout is stored at once, failures
+follow the same rules, and a session that was stopped goes on where it was. A batch is stored as a train step is, and
+the weights always have version 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSION = 0
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What one call has added to the folder."""
+    """What one call added to the folder."""
 
     groups: int = 0
     tokens: int = 0
@@ -49,7 +49,7 @@ async def roll_out(
     console: Console | None = None,
     remote: RemoteEngine | None = None,
 ) -> Made:
-    """Sample from `weights`, or from those of `remote`, until the folder `out` holds so many groups."""
+    """Sample from `weights`, or from those of `remote`, until the folder `out` holds `groups` groups."""
     # Nothing is evaluated, so the evaluation tasks need not be there.
     config = loaded.config.model_copy(update={"eval": None})
     session_of = with_weights(replace(loaded, config=config), weights, out)
@@ -62,7 +62,7 @@ async def roll_out(
 async def sample_groups(
     sampling: SamplingParts, runner: RolloutRunner, engine: Engine, version: int, groups: int
 ) -> list[Rollout]:
-    """So many groups by the engine's weights `version`. They are stored nowhere; another call draws the same tasks."""
+    """Sample groups with the engine's weights `version`. They are not stored; another call draws the same tasks."""
     producer = await _producer(sampling, runner, engine, MemoryStorage(), version)
     try:
         batch = await producer.produce_batch(version + 1, version, groups)
@@ -101,12 +101,12 @@ async def _producer(
     batch: int,
     on_rollout: Callable[[Rollout], None] | None = None,
 ) -> AgentLoopManager:
-    """It goes on after `batch`, with what was drawn and not finished."""
-    # What a train step has no use for is still what these weights do.
+    """The manager of a session that goes on after `batch`, with what was drawn and not finished."""
+    # Nothing is filtered: groups that a train step would drop are results of these weights too.
     sets = [replace(task_set, filter=None) for task_set in sampling.train_sets]
     names = [task_set.name for task_set in sets]
     buffer, plans = await StoredBuffer.resume(storage, StalePolicy(horizon=None), names, step=batch)
-    # Nothing is trained meanwhile, so there is nothing to be ahead of.
+    # Nothing is trained meanwhile, so no groups are made ahead.
     produce = sampling.config.produce.model_copy(update={"kind": ProduceKind.SYNC})
     settings = parts.produce_settings(sampling.config.model_copy(update={"produce": produce}))
     return AgentLoopManager(sets, runner, buffer, engine, settings, step=batch, plans=plans, on_rollout=on_rollout)

@@ -1,6 +1,6 @@
-"""The learner's recipe from its section of the config.
+"""Makes the learner's recipe from its section of the config.
 
-What is the user's own (functions, examples) is gathered before a model is loaded, so that a mistake in it shows soon.
+The user's own functions and examples are loaded before the model, so that mistakes in them show early.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from loopwright.types import Level
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """What a recipe needs of the user's files."""
+    """The parts of a recipe that are loaded before the model."""
 
     advantage: Advantage
     loss: TokenLoss
@@ -66,7 +66,7 @@ def load_ingredients(loaded: Loaded) -> Ingredients:
 
 
 def rehearse_learner(loaded: Loaded) -> Iterator[str]:
-    """Gather what is the user's own, and call their functions once on made-up numbers."""
+    """Load the user's functions and examples, and call the functions once on made-up numbers."""
     learner, own = loaded.config.learner, load_ingredients(loaded)
     if isinstance(learner.advantage, PythonAdvantage):
         groups = [Scores((1.0, 0.0, 0.5), (4, 2, 3)), Scores((1.0, 1.0), (5, 5)), Scores((0.0,), (1,))]
@@ -162,7 +162,7 @@ def _function(place: str, shape: str, path: str, args: Mapping[str, Any], loaded
 
 
 def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path) -> KlTerm:
-    """The reference is loaded from where the run began, also when it is resumed from a checkpoint."""
+    """The KL term. By default its reference is the run's initial model, also in a resumed run."""
     path = config.reference or loaded.config.model.path
     reference = model_at(loaded, path, cache)
     if reference.model.config.vocab_size != model.model.config.vocab_size:

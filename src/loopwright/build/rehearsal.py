@@ -1,7 +1,6 @@
-"""The deep check: the parts of a run that are the user's own are made as a run makes them, and called once, on real
-tasks and a made-up answer.
+"""The deep check: makes the user's parts as a run makes them, and calls each once, on real tasks and a made-up answer.
 
-Filters are only imported: what a made-up group is worth, nobody can say. No model is loaded.
+Filters are only imported, because a made-up group would tell nothing. No model is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SHOWN = 200
 """Characters of a task that are shown."""
 
 READ_ROWS = 50_000
-"""Rows of a table that are made tasks of: some seconds of work. The others are met only when they are drawn."""
+"""How many rows of a table are checked: some seconds of work. The others are read only when they are drawn."""
 
 
 async def rehearse(loaded: Loaded) -> AsyncIterator[str | LoopwrightError]:
@@ -69,7 +68,8 @@ async def _task_set(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[st
 
 
 def _read_through(source: TaskSource) -> str | DataError:
-    """Tables are read row by row when they are drawn: a bad row would stop the run, and every resume of it."""
+    """Check the rows of a table. A run reads them one by one when it draws them: a bad row would stop it, and every
+    resume of it."""
     rows = min(len(source), READ_ROWS)
     which = f"all {rows:,} rows" if rows == len(source) else f"the first {rows:,} of {len(source):,} rows"
     bad: list[DataError] = []
@@ -85,14 +85,14 @@ def _read_through(source: TaskSource) -> str | DataError:
 
 
 def made_up_answers(task: Task) -> tuple[str, ...]:
-    """The truth if there is one, because most judgers should like it, and one that has nothing to do with it."""
+    """Made-up answers: the truth, if there is one, because most judgers accept it, and an unrelated one."""
     return ("An answer.",) if task.truth is None else (str(task.truth), "An answer.")
 
 
 async def _judge(name: str, loaded: Loaded, task: Task, answers: Sequence[str]) -> Sequence[Scored]:
     """What the judger says of the first answer, or, if it judges groups, of all of them."""
     episodes = [_episode(task, answer) for answer in answers]
-    # The judger that training will use, with its deadline: what passes here passes there.
+    # The judger as training uses it, with its deadline.
     async with open_judgers([name], loaded.config.judgers, loaded.base, loaded.secrets) as judgers:
         judger = judgers[name]
         try:
@@ -106,7 +106,7 @@ def _episode(task: Task, answer: str) -> Episode:
 
 
 async def _choices(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[str]:
-    """The user's own choices of groups and chains are imported. Nothing is asked of them."""
+    """Import the user's functions that choose groups and chains. They are not called."""
     chosen: tuple[tuple[str, str, object], ...] = (
         ("filter", task_set.filter or loaded.config.produce.filter, make_filter(loaded, task_set)),
         ("agent.train", task_set.agent.chain_choice, make_chain_choice(loaded, task_set)),
@@ -119,7 +119,7 @@ async def _choices(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[str
 
 
 async def _metrics(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[str]:
-    """What the user's metrics say of one task, whose only sample is right."""
+    """What the user's metrics give for one task with one right sample."""
     evaluation = loaded.config.eval or EvalConfig()
     task = open_source(task_set.data, loaded.base)[0]
     answer = made_up_answers(task)[0]
@@ -137,12 +137,12 @@ def _spelled(scored: Scored) -> str:
 
 
 def _with_traceback(error: JudgeError, task: Task) -> JudgeError:
-    """The whole traceback of a judger that raised is what the deep check is for."""
+    """Show the whole traceback of a judger that raised: the deep check is for that."""
     if "trace" not in error.facts:
         return error
     return JudgeError(
         f"judger {error.facts['judger']!r} ({error.facts['path']}) raised on task {task.id!r}:\n{error.facts['trace']}",
-        remedy="mend the judger: in training, a judger that raises makes its rollout a failure",
+        remedy="fix the judger: in training, a judger that raises makes its rollout a failure",
         **error.facts,
     )
 

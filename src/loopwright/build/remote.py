@@ -16,8 +16,8 @@ from loopwright.models.tokenizer import load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class RemoteEngine:
-    """An engine at a URL. `model` names its tokenizer, if the engine does not say which model it serves. Calls wait
-    for `wait_seconds` for an engine that went away."""
+    """An engine at a URL. `model` names its tokenizer, if the engine does not say which model it serves. If the engine
+    goes away, calls wait `wait_seconds` for it."""
 
     url: str
     key: str | None
@@ -28,7 +28,7 @@ class RemoteEngine:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """The `ModelSpec` of a model whose weights are elsewhere, and what its engine calls it."""
+    """The `ModelSpec` of a model whose weights are elsewhere, and its name there."""
 
     tokenizer: Any
     max_context: int
@@ -37,7 +37,7 @@ class RemoteModel:
 
 @asynccontextmanager
 async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[RestartableEngine, RemoteModel]]:
-    """The engine, and how to talk to the model that it serves."""
+    """Connect to the engine. Gives it with the tokenizer and context length of its model."""
     from loopwright.engines.http.client import HttpEngine
 
     async with HttpEngine.connect(remote.url, remote.key) as engine:

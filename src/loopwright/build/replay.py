@@ -1,4 +1,4 @@
-"""Replaying a train step of a run: its learner, as it was before that step, without engine, tasks and judgers."""
+"""Replays a train step of a run with its learner as it was before that step, without engine, tasks and judgers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loopwright.trainers.run_folder import RunFolder
 
 
 async def replay_step(loaded: Loaded, folder: RunFolder, step: int, *, cache: Path) -> Replay:
-    """Do train step `step` of the run in `folder` again, and compare. Nothing in the folder changes.
+    """Do train step `step` of the run in `folder` again, and compare the numbers. Nothing in the folder changes.
 
     It begins at the newest checkpoint before that step, or at the model that the run began with, and does the steps in
     between as well. `cache` is where converted models are kept.
@@ -36,7 +36,7 @@ async def replay_step(loaded: Loaded, folder: RunFolder, step: int, *, cache: Pa
 
 
 def _model(loaded: Loaded, start: Checkpoint | None, elsewhere: str, cache: Path) -> LoadedModel:
-    """The model of the checkpoint, which may have outlived the one that the run began with."""
+    """Load the model of the checkpoint, or else the run's initial model, which may be gone by now."""
     if start is not None:
         return parts.make_model(loaded, cache, str(start.path.resolve()))
     try:
@@ -49,6 +49,6 @@ def _model(loaded: Loaded, start: Checkpoint | None, elsewhere: str, cache: Path
 
 
 def _elsewhere(recorded: RecordedSteps, checkpoints: Checkpoints) -> str:
-    """The steps that can be replayed from a checkpoint, for people."""
+    """The steps that can be replayed from a checkpoint, as text."""
     steps = checkpoints.steps()
     return (recorded.after(steps[0]) if steps else "") or "there are none"

@@ -1,4 +1,4 @@
-"""Opening a run: a new one, or the one in its folder, from its latest checkpoint."""
+"""Opens a run: a new one, or the one in its folder, from its latest checkpoint."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def open_run(
 ) -> RunOpening:
     """Open the run that a config describes. Setting `stop` ends its training after a checkpoint.
 
-    `cache` is where converted models are kept; `env` is the environment, of which processes that are started see what
-    holds no secret. The run folder is opened after the user's code and the model: a mistake in them costs an earlier
-    run in that folder nothing.
+    `cache` is where converted models are kept. `env` is the environment; processes that the run starts see the part of
+    it that holds no secrets. The run folder is opened after the user's code and the model, so that a mistake in them
+    does no harm to an earlier run in that folder.
     """
     return RunOpening(partial(_open, loaded, cache, stop, fresh, allow_config_change, console, env or {}))
 
@@ -95,7 +95,7 @@ async def _open(
 
 @contextmanager
 def _out_of_the_collectors_way() -> Iterator[None]:
-    """What is built lives as long as the run: to search all of it for garbage every few steps held up everybody."""
+    """A full garbage collection every few steps stalled the event loop; freeze what lives as long as the run."""
     gc.collect()
     gc.freeze()
     try:
@@ -127,7 +127,7 @@ async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> Res
     step = latest.step if latest else 0
     names = [task_set.name for task_set in config.task_sets]
     drawn = latest.state["next_draws"] if latest else {}
-    # Without a ledger, or if all after the checkpoint is made again, the checkpoint says where to go on.
+    # Without a ledger, or if everything after the checkpoint is made again, the checkpoint has the next draws.
     from_checkpoint = config.trainer.deterministic or _forgets(config)
     next_draws = {name: drawn.get(name, 0) for name in names} if from_checkpoint else None
     policy = parts.stale_policy(config)

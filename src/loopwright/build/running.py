@@ -58,22 +58,23 @@ class Run:
 
     @property
     def version(self) -> int:
-        """The version of the weights: how many steps they were trained."""
+        """The version of the weights: how many train steps they have had."""
         return self.learner.version
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step was reached, and all that is due after it is done."""
+        """Whether the last step and all work that is due after it are done."""
         return self.trainer.is_finished
 
     async def train(self) -> bool:
-        """Train to the end, export the model and write the report. False when the run was stopped before."""
+        """Train to the end, export the model and write the report. False if the run was stopped before."""
         async for _ in self.steps():
             pass
         return self.is_finished
 
     async def steps(self) -> AsyncIterator[Step]:
-        """Train step by step, to the end or until the run is to stop. Whoever leaves earlier may go on later."""
+        """Train step by step, to the end or until the run is to stop. A caller that leaves the loop may call this
+        again."""
         while (step := await self.step()) is not None:
             yield step
             if step.is_last:
@@ -87,7 +88,7 @@ class Run:
         with self._busy("a step"):
             self._has_stepped = True
             if self.version < self.config.trainer.steps:
-                # An export is the model of a finished run; this one goes on.
+                # Only a finished run has an exported model, and this one goes on.
                 shutil.rmtree(self.folder.export, ignore_errors=True)
             step = await self.trainer.advance()
             if step is None or step.is_last:
@@ -95,7 +96,7 @@ class Run:
         return step
 
     async def evaluate(self) -> Mapping[str, float]:
-        """Evaluate the weights as they are on the evaluation tasks. The metrics are also logged for their step."""
+        """Evaluate the current weights on the evaluation tasks. The metrics are also logged for the current step."""
         if self.config.eval is None:
             raise ConfigError("the config has nothing to evaluate on", remedy="add eval.data and eval.agent to it")
         with self._busy("an evaluation"):
@@ -105,7 +106,7 @@ class Run:
         return metrics
 
     async def roll_out(self, groups: int) -> list[Rollout]:
-        """Sample rollouts of `groups` tasks with the weights as they are, and score them. Nothing is trained or stored.
+        """Sample rollouts of `groups` tasks with the current weights, and score them. Nothing is trained or stored.
 
         Every call takes the first training tasks, so that two calls can be compared.
         """
@@ -127,20 +128,20 @@ class Run:
         return (rollout for one in (steps if step is None else (step,)) for rollout in stored.rollouts(one))
 
     def stop(self) -> None:
-        """End the training after a checkpoint. Rollouts that are under way are kept for the next time."""
+        """End the training after a checkpoint. Rollouts in flight are kept for the next time."""
         self._stop.set()
 
     async def close(self) -> None:
-        """Close the run. What was learned since the latest checkpoint is saved first."""
+        """Close the run. Steps that were trained since the latest checkpoint are saved first."""
         await self.__aexit__(None, None, None)
 
     def closed_by(self, closing: AsyncExitStack) -> Run:
-        """The run, which closes all that `closing` holds when it is closed."""
+        """This run, which will close `closing` when it is closed."""
         self._closing = closing
         return self
 
     async def leave(self) -> None:
-        """Save what `step` has learned, and end production."""
+        """Save what `step` has trained, and end production."""
         await self.trainer.close(save=self._has_stepped)
 
     async def __aenter__(self) -> Run:

@@ -1,7 +1,7 @@
 """What training, evaluation and plain rollouts share: the user's code, the model, the engine and its runner.
 
-They are opened in two halves, because a run folder is opened in between: a mistake in the user's code or a model that
-cannot be loaded must cost the run in that folder nothing.
+They are opened in two halves, and the run folder is opened in between. So a mistake in the user's code, or a model that
+cannot be loaded, does no harm to the run in that folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from loopwright.trainers.evaluator import EvalPlan
 
 @dataclass(frozen=True, slots=True)
 class SamplingParts:
-    """The user's code, ready to be used, and the language of the model that it is for."""
+    """The user's code, ready to be used, and the tokenizer and context length of the model."""
 
     loaded: Loaded
     agents: parts.Agents
@@ -50,8 +50,8 @@ class SamplingParts:
         *,
         redact: Redactor,
     ) -> AsyncIterator[RolloutRunner]:
-        """`lockstep` makes a deterministic run repeatable; `held` says for how many seconds the engine has answered
-        nobody; `redact` knows what no rollout may hold. With agents that talk to a gateway, one is open."""
+        """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
+        answered nobody. `redact` removes secrets from rollouts. If agents talk to a gateway, one is opened."""
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with AsyncExitStack() as stack:
             served = None
@@ -68,12 +68,12 @@ class LocalSamplingParts(SamplingParts):
     model: LoadedModel
     compute: ComputeThread
     engine_threads: int | None = None
-    """Those of an engine that has a process of its own."""
+    """The threads of an engine in a process of its own."""
 
     def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
         """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
         engine = self.config.rollout.engine
-        # A run that was killed starts with an empty cache, and must end bit for bit as if it had not been (D3).
+        # A resumed run starts with an empty cache, and must give the same bits as one that was not killed (D3).
         cache_tokens = 0 if self.config.trainer.deterministic else engine.cache_tokens
         return TorchEngine(
             self.model, self.compute, max_batch=engine.max_batch, cache_tokens=cache_tokens, version=version
@@ -101,7 +101,8 @@ async def open_local_sampling_parts(loaded: Loaded, cache: Path) -> AsyncIterato
 async def _user_code(
     loaded: Loaded, stack: AsyncExitStack
 ) -> tuple[parts.Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
-    """The agents, what is trained on, what is evaluated on, and how; open until the stack ends."""
+    """The agents, the task sets of training and of evaluation, and the eval plans. They are open until the stack
+    ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
         open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)

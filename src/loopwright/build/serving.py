@@ -1,4 +1,4 @@
-"""Serving a model's engine to other processes."""
+"""Serves a model's engine to other processes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ServedModel:
 
     @property
     def found(self) -> str:
-        """The model as others on this machine find it, too."""
+        """The model's path as other processes on this machine can use it, or its name."""
         return str(Path(self.model).resolve()) if Path(self.model).exists() else self.model
 
 
 @asynccontextmanager
 async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine, LoadedModel]]:
-    """The embedded engine in this process, over weights of version 0, and its model."""
+    """The embedded engine in this process, with weights of version 0, and its model."""
     async with AsyncExitStack() as stack:
         compute = stack.enter_context(ComputeThread())
         await compute.run(configure, threads=served.threads, deterministic=False)
@@ -54,7 +54,7 @@ async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine,
 
 @asynccontextmanager
 async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | None) -> AsyncIterator[int]:
-    """Serve the embedded engine, and give the port. Weights are version 0 until others are loaded."""
+    """Serve the embedded engine, and give the port. The weights have version 0 until others are loaded."""
     from loopwright.engines.http.model_card import ModelCard
     from loopwright.engines.http.server import engine_app
     from loopwright.serve.listen import check_bind, listening

@@ -1,7 +1,7 @@
-"""Sampling without a trainer: evaluating weights, and rollouts for their own sake.
+"""Sampling without a trainer, for evaluations and for plain rollouts.
 
 A session has a folder like that of a run, so its trajectories are stored, locked and shown the same way. Nothing is
-learned in it: its weights are those of one version throughout.
+trained: all its tokens have one version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from loopwright.types import ProduceKind, Rollout, TrainerKind
 
 @dataclass(frozen=True, slots=True)
 class SamplingSession:
-    """A folder that is locked, the user's code and an engine that is running."""
+    """A locked folder, the user's code and a running engine."""
 
     folder: RunFolder
     sampling: SamplingParts
@@ -93,7 +93,8 @@ async def open_session(
 async def _parts_and_engine(
     stack: AsyncExitStack, loaded: Loaded, cache: Path, version: int, remote: RemoteEngine | None
 ) -> tuple[SamplingParts, StreamingEngine, Lockstep | None, Callable[[], float]]:
-    """Also for how many seconds the engine has answered nobody: it may be lost and come back."""
+    """The parts, the engine, and a clock of the seconds in which the engine has answered nobody: it may go away and
+    come back."""
     if remote is not None:
         elsewhere, model = await stack.enter_async_context(connected(remote))
         there = await stack.enter_async_context(open_sampling_parts(loaded, model))

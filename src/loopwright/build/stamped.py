@@ -1,7 +1,7 @@
-"""An engine whose weights are one version throughout, whatever it calls them itself.
+"""An engine that stamps all tokens with one version, whatever version it has itself.
 
-A session counts the versions of its own weights. Tokens of a version that it never had would be taken for those of a
-run that was rolled back, and be lost when the session goes on after a kill.
+A session has its own versions. Tokens of a version that it never had would look like those of a run that was rolled
+back, and would be lost when the session resumes after a kill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trainer of a run that is open, put together from its parts."""
+"""Makes the trainer of an open run from its parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Trainer = ColocateTrainer | DisaggregatedTrainer
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What an earlier process left of a run: its latest checkpoint, and its groups, brought back to that checkpoint."""
+    """What an earlier process left of a run: its latest checkpoint, and its groups as of that checkpoint."""
 
     checkpoints: Checkpoints
     latest: Checkpoint | None
@@ -50,7 +50,7 @@ class RunParts:
 
 
 class Rollouts:
-    """Counts the rollouts that finish, and hands each on."""
+    """Counts finished rollouts, and passes each on."""
 
     def __init__(self, on_rollout: Callable[[Rollout], None] | None) -> None:
         self._on_rollout = on_rollout
@@ -123,7 +123,7 @@ def _kind(run_parts: RunParts, engines: Engines) -> Callable[..., Trainer]:
 
 
 def _owes_evaluation(run_parts: RunParts) -> bool:
-    """Whether the weights of now were to be evaluated, and were not, or not in every way."""
+    """Whether an evaluation of the current weights is due and is missing, or has not all its modes."""
     config, step = run_parts.sampling.config, run_parts.learner.version
     if config.eval is None or not parts.intervals(config).evaluates(step):
         return False

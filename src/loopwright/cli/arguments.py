@@ -10,7 +10,7 @@ import typer
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """The settings that begin so, for the shell; those of every kind of a section."""
+    """The settings that begin with this text, for the shell's completion: those of all kinds of a section."""
     from loopwright.config.fields import options
 
     names = (re.sub(r"\[[^\]]*\]", "", option.partition(":")[0]) for option in options())

@@ -1,4 +1,4 @@
-"""`loopwright audit`: whether a run has lost, doubled or trained anything that it should not have."""
+"""`loopwright audit`: whether a run has lost a group, or trained one twice or too late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def audit(
     run: RunPath,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Print where every group that was drawn stands; exit 1 when one was lost, trained twice or trained too old.
+    """Print the status of every group that was drawn; exit 1 if one was lost, trained twice or trained too old.
 
     It only reads, and works beside a run.
     """

@@ -44,7 +44,7 @@ def bench(
         _module("harness", checkout).measure(
             benchmark,
             places,
-            # Peers wait as OpenMP or the user lets them; ours says itself how it waits.
+            # Peers keep the wait policy of OpenMP or of the user; ours sets its own.
             without_our_choice(os.environ),
             rounds=rounds or benchmark.rounds,
             ours_only=ours_only,
@@ -68,7 +68,7 @@ def find_checkout() -> Path:
 
 
 def _module(name: str, checkout: Path) -> Any:
-    """Imported by name: the package must not depend on its benchmarks, which use the whole of it."""
+    """Import the benchmarks by name: they use the whole package, so the package must not depend on them."""
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
     return importlib.import_module(f"{PACKAGE}.{name}")

@@ -21,7 +21,7 @@ RESET, QUIT = "/reset", "/quit"
 
 
 class Partner(Protocol):
-    """Whom one talks to."""
+    """The model that answers."""
 
     async def reply(self, messages: Sequence[Message], *, temperature: float, max_new_tokens: int) -> Reply: ...
 
@@ -49,7 +49,7 @@ async def _chat(folder: RunFolder, temperature: float, max_new_tokens: int, once
 
 
 class Conversation:
-    """A dialogue and its memory. A reply that never came leaves no trace in it."""
+    """A dialogue and its messages. A question whose reply failed is not kept."""
 
     def __init__(self, partner: Partner, temperature: float, max_new_tokens: int) -> None:
         self._partner = partner
@@ -82,10 +82,10 @@ async def _converse(talk: Conversation) -> None:
 
 
 def _read_line() -> str | None:
-    """The next line, or None when there will be no more.
+    """The next line, or None at the end of the input.
 
-    Nothing else runs while we wait for a person, so the event loop may wait too. Its own handler of Ctrl-C would not
-    end the wait, so the usual one stands in for it.
+    Nothing else runs meanwhile, so this may block the event loop. The loop's own handler of Ctrl-C would not end the
+    wait, so Python's usual handler is set for that time.
     """
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -98,5 +98,5 @@ def _read_line() -> str | None:
 
 
 def _note(text: str) -> None:
-    """A word from us, apart from what the model says."""
+    """Print a message of ours, so that it looks different from the model's."""
     typer.secho(text, dim=True, err=True)

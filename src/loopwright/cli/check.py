@@ -1,4 +1,4 @@
-"""`loopwright check`: everything that can be known to be wrong without loading a model."""
+"""`loopwright check`: finds every mistake that can be found without loading a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(
 
 
 def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
-    """The first malformed line of every JSONL file, the first row of every Parquet file; without the user's code."""
+    """Check every line of JSONL files and the first row of Parquet files, without running the user's code."""
     from loopwright.data import open_source
     from loopwright.data.examples import read_examples
 
@@ -55,7 +55,7 @@ def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
 
 
 async def _deep_errors(loaded: Loaded) -> list[LoopwrightError]:
-    """Good news is shown at once; errors are kept for the end."""
+    """Print good results at once, and keep errors for the end."""
     from loopwright.build import rehearse
     from loopwright.track.redacting import redact_error, redactor_of
 

@@ -14,7 +14,7 @@ from loopwright.cli.show_errors import show_warning
 from loopwright.config import Layer, Loaded, load
 
 PIPE_WIDTH = 200
-"""A pipe has no width of its own; rows are kept whole there."""
+"""The width for a pipe, which has none: no row is broken."""
 
 
 def config(

@@ -65,7 +65,7 @@ def engine(
 def _key(file: Path | None) -> str | None:
     if file is not None:
         return read_key(file)
-    # Taken out: nothing that this process may start shall find it.
+    # Remove it from the environment, so that no child process sees it.
     key = os.environ.pop(KEY_VARIABLE, None)
     return None if key is None else check_key(key, f"the environment variable {KEY_VARIABLE}")
 
@@ -78,7 +78,7 @@ async def _serve(served: ServedModel, host: str, port: int, key: str | None) -> 
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serve_engine(served, host=host, port=port, key=key) as bound:
         typer.echo(json.dumps({"host": host, "port": bound, "pid": os.getpid()}))
-        # Whatever a library prints from now on is no answer to anybody.
+        # From now on, what libraries print to standard output must not reach the reader of our line.
         sys.stdout.flush()
         sys.stdout = sys.stderr
         await stop.wait()

@@ -46,7 +46,7 @@ def evaluate(
     try:
         report = run_async(_evaluate(target, folder, task_set, fresh, quiet=as_json))
     except KeyboardInterrupt:
-        typer.echo("\nStopped. What was not through is evaluated again by the same command.", err=True)
+        typer.echo("\nStopped. The same command evaluates again what was not finished.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         _print_json(target, folder, report)
@@ -119,5 +119,5 @@ def _rows(metrics: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
 
 
 def _scored(metrics: Mapping[str, float]) -> Iterator[bool]:
-    """Of each evaluation, whether anything in it has a score."""
+    """For each evaluation, whether it has at least one score."""
     return (value > 0 for name, value in metrics.items() if name.endswith("/scored"))

@@ -1,4 +1,5 @@
-"""Event loops of commands: that of one that runs agents ends, whatever they do; that of a server is a quick one."""
+"""Event loops of commands. The loop of a command that runs agents ends even if they ignore cancellation. The loop of a
+server is uvloop's, if it is installed."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from loopwright.core.together import cancel_leftovers
 T = TypeVar("T")
 
 YOUNG_OBJECTS = 10_000
-"""So many new objects are looked through at a time."""
+"""After how many new objects the garbage collector of a server runs."""
 MACOS_FILES = 10_240
-"""What macOS permits to every process."""
+"""The most open files that macOS permits to a process."""
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """What `main` returns or raises. `asyncio.run` would wait for ever for an agent that cannot be cancelled."""
+    """Run `main`. `asyncio.run` would wait for ever for an agent that cannot be cancelled."""
     with asyncio.Runner() as runner:
         try:
             return runner.run(main)
@@ -29,7 +30,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 
 def run_server(main: Coroutine[Any, Any, T]) -> T:
-    """What `main` returns, on uvloop's event loop where it is installed."""
+    """Run `main` on uvloop's event loop, if it is installed."""
     _open_many_files()
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
@@ -41,13 +42,13 @@ def run_server(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _open_many_files() -> None:
-    """As many as the system permits: each client is one, and each answer under way another."""
+    """Allow as many open files as the system permits: each client needs one, and each answer in flight another."""
     # Windows has no such limit, and no such module.
     if importlib.util.find_spec("resource") is not None:
         import resource
 
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # macOS says that there is no limit, and refuses to be told so.
+        # macOS reports that there is no limit, but refuses to set none.
         for wanted in (most, max(soft, MACOS_FILES)):
             with suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
@@ -55,8 +56,8 @@ def _open_many_files() -> None:
 
 
 def settle_down() -> None:
-    """A server has started: what it is made of stays, and nobody need look whether it is garbage. Of what a request
-    makes, most is gone before a later look."""
+    """Freeze what the server is made of, because it stays until the end. Collect garbage less often, because most
+    objects of a request are freed without it."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)

@@ -1,4 +1,4 @@
-"""Which rollouts of a run to show. A question without an answer says what there is instead."""
+"""Finds the rollouts of a run to show. If there are none, the error says what there is instead."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from loopwright.types import GroupStatus, Rollout, RolloutKey
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for. `best` True or False orders by reward; None keeps the order of the run. With `status`, groups
-    that stand so, whichever step they were drawn for."""
+    """What the user asked for. `best` True or False orders by reward; None keeps the order of the run. With `status`,
+    groups in that status, whichever step they were drawn for."""
 
     step: int | None = None
     evaluation: bool = False
@@ -51,7 +51,7 @@ def find(run: StoredRun, wanted: Wanted) -> list[Found]:
 
 
 def _in_status(run: StoredRun, status: GroupStatus, wanted: Wanted) -> list[Found]:
-    """Groups that were never trained, or not yet, belong to no step."""
+    """The rollouts of groups in a status. Groups that were not trained belong to no step."""
     matching = (Found(status, rollout) for rollout in run.rollouts_in(status))
     chosen = list(islice(_ordered((f for f in matching if _matches(f, wanted)), wanted.best), wanted.limit))
     if chosen:
@@ -97,7 +97,7 @@ def _matches(found: Found, wanted: Wanted) -> bool:
 
 
 def _ordered(found: Iterable[Found], best: bool | None) -> Iterable[Found]:
-    """By reward if that was asked for. What has no reward is neither good nor bad, and comes last."""
+    """Order by reward if the user asked for it. Rollouts without a reward come last."""
     if best is None:
         return found
     sign = -1 if best else 1

@@ -1,4 +1,4 @@
-"""`loopwright gateway`: the server that agents talk to, on its own."""
+"""`loopwright gateway`: the server that agents talk to, without a run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def gateway(
 
 
 def _own_store(engine: str | None, model: str | None) -> Path:
-    """The same for the same model or engine: its sessions are of no use to another."""
+    """The default store: one file per model or engine, because sessions are of no use to another one."""
     served = engine or str(model)
     if engine is None and Path(served).exists():
         served = str(Path(served).resolve())
@@ -106,10 +106,10 @@ def _own_store(engine: str | None, model: str | None) -> Path:
 
 
 def _key(file: Path | None, store: Path) -> tuple[str, Path | None]:
-    """The gateway's key, and the file that it was written to if nobody gave one."""
+    """The gateway's key. If nobody gave one, it is kept in a file beside the store, which is returned too."""
     if file is not None:
         return read_key(file), None
-    # Taken out: nothing that this process may start shall find it.
+    # Remove it from the environment, so that no child process sees it.
     given = os.environ.pop(KEY_VARIABLE, None)
     if given is not None:
         return check_key(given, f"the environment variable {KEY_VARIABLE}"), None

@@ -1,4 +1,4 @@
-"""`loopwright migrate`: a file with old keys, in today's spelling."""
+"""`loopwright migrate`: rewrites a config with old keys to the present ones."""
 
 from __future__ import annotations
 

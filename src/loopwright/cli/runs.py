@@ -14,7 +14,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a ru
 
 
 def existing_run(path: Path) -> RunFolder:
-    """The run in `path`. Without one, the error names runs that are near."""
+    """The run in `path`. If there is none, the error names runs nearby."""
     folder = RunFolder(path)
     if folder.stored_config() is not None:
         return folder

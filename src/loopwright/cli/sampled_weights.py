@@ -44,13 +44,13 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what is in that fol
 
 @dataclass(frozen=True, slots=True)
 class SamplingTarget:
-    """What to sample from, under which config, and the folder of the run that it belongs to."""
+    """Which weights to sample from, with which config, and the folder of their run."""
 
     loaded: Loaded
     weights: Weights
     run: RunFolder
     engine: RemoteEngine | None = None
-    """That which has the weights, if they are not to be loaded here."""
+    """The engine that has the weights, if they are not loaded here."""
 
 
 def find_target(
@@ -61,7 +61,8 @@ def find_target(
     engine: str | None,
     purpose: Purpose,
 ) -> SamplingTarget:
-    """Of a config file, the model that it names; of a run, the model that it has trained; unless told otherwise."""
+    """What to sample from: the model that a config names, or the model that a run has trained, unless an option names
+    another."""
     if engine is not None and checkpoint is not None:
         raise typer.BadParameter("it has weights of its own; leave out --checkpoint", param_hint="--engine")
     if model is not None and checkpoint is not None:
@@ -76,7 +77,7 @@ def find_target(
         purpose=purpose,
         other_model=run is not None or any(given is not None for given in (model, checkpoint, engine)),
     )
-    # Those of a run were shown when it was trained.
+    # The warnings of a run were shown when it was trained.
     for warning in () if run else loaded.warnings:
         show_warning(warning)
     folder = run or RunFolder(Path(loaded.config.trainer.run_dir))
@@ -98,6 +99,6 @@ def _remote(url: str, model: str | None) -> RemoteEngine:
     from loopwright.build import RemoteEngine
     from loopwright.engines.http.process import KEY_VARIABLE
 
-    # Taken out: nothing that this process may start shall find it.
+    # Remove it from the environment, so that no child process sees it.
     key = os.environ.pop(KEY_VARIABLE, None)
     return RemoteEngine(url, key, model, models_folder())

@@ -1,4 +1,5 @@
-"""`loopwright show`: a run's trajectories. It reads beside a running run, and loads a tokenizer only for tokens."""
+"""`loopwright show`: a run's trajectories. It works while the run goes on, and loads a tokenizer only to show
+tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def show(
 
 
 def parsed_key(text: str) -> RolloutKey:
-    """`train/000012/03/0`, as rollouts are named everywhere; a task set's name may have slashes of its own."""
+    """Parse a key such as `train/000012/03/0`. The name of a task set may contain slashes."""
     task_set, *numbers = text.rsplit("/", 3)
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
         raise typer.BadParameter(f"{text!r} is no key; it looks like train/000012/03/0", param_hint="--key")

@@ -1,4 +1,4 @@
-"""Errors on the terminal, and what they are worth as an exit code."""
+"""Shows errors on the terminal, and chooses their exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERRUPTED = 130
 
 
 def show_error(error: LoopwrightError) -> None:
-    """What is wrong, in red, and what to do."""
+    """Print what is wrong, in red, and what to do."""
     typer.secho(f"error: {error.message}", fg=typer.colors.RED, err=True)
     for note in getattr(error, "__notes__", ()):
         typer.echo(f"  {note}", err=True)
@@ -24,5 +24,5 @@ def show_warning(text: str) -> None:
 
 
 def exit_code(error: LoopwrightError) -> int:
-    """2 when the user's own files or settings have to change, else 1."""
+    """2 if the user's files or settings have to change, else 1."""
     return MEND_THE_INPUT if isinstance(error, ConfigError | DataError | ModelError) else FAILED

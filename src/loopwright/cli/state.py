@@ -1,4 +1,4 @@
-"""Where commands keep what they make for themselves: never in the current folder."""
+"""Where commands keep their own files: never in the current folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LETTERS = 60
 
 
 def state_folder(command: str) -> Path:
-    """The folder of one command, which nobody else can look into."""
+    """The folder of one command. Only its owner can read it."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     folder = base / "loopwright" / command
     try:
@@ -26,6 +26,6 @@ def state_folder(command: str) -> Path:
 
 
 def file_name(about: str) -> str:
-    """A name for a file about something: readable, and another one for everything else."""
+    """A readable file name for `about`. Different texts give different names."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", about)[-MOST_LETTERS:].strip("-.")
     return f"{readable}-{blake2b(about.encode(), digest_size=4).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Text and tokens for the terminal. What a model wrote can move no cursor and change no colour."""
+"""Text and tokens for the terminal. Control characters in a model's text have no effect there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loopwright.types import TokenChain
 
 CONTEXT = "dim"
 SAMPLED = ("black on green", "black on bright_green")
-"""Neighbours differ, so that it is seen where one token ends."""
+"""Neighbouring tokens have different colours, so that their borders show."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -1,4 +1,4 @@
-"""`loopwright train`: start a run, or go on with it."""
+"""`loopwright train`: start or continue a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(
 
 
 async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None:
-    # Heavy imports wait until the config is known to be sound.
+    # Import heavy modules only after the config was checked.
     from loopwright.build import open_run
     from loopwright.track.console import Console, print_summary
     from loopwright.trainers.report import summarise
@@ -68,7 +68,7 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
 
 
 def _command() -> str:
-    """How this program can be called again: by its name if that is on the path."""
+    """The command that runs this program again: its name if it is on the PATH."""
     return "loopwright" if shutil.which("loopwright") else sys.argv[0]
 
 
@@ -85,7 +85,7 @@ def _stop_on_signals() -> asyncio.Event:
         loop.call_soon_threadsafe(stop.set)
         typer.echo("\nStopping after a checkpoint. Once more to stop at once.", err=True)
 
-    # Not the loop's own handlers: they would wait for user code that blocks the loop.
+    # The loop's own handlers would have to wait for user code that blocks the loop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     return stop

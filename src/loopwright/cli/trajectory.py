@@ -1,4 +1,4 @@
-"""One rollout on the terminal: the task, who said what, what it was worth, and the tokens behind it."""
+"""Prints one rollout: its task, messages, reward and tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def print_rollout(out: Console, found: Found, renderer: Renderer | None, *, logp
 
 
 def _print_messages(out: Console, rollout: Rollout) -> None:
-    """The transcript, or at least the prompt when the agent came to none."""
+    """The transcript, or the prompt if there is no transcript."""
     messages = rollout.episode.messages if rollout.episode else rollout.task.messages
     for message in messages:
         role = str(message.get("role", ""))

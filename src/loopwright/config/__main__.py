@@ -1,6 +1,6 @@
 """`python -m loopwright.config` lists every option.
 
-A committed copy of that list keeps knobs from appearing silently: after adding one on purpose, run
+A committed copy of that list makes a new option visible in review. After adding one, run
 `python -m loopwright.config > tests/config/options.txt` and describe it in docs/config.md.
 """
 

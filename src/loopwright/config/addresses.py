@@ -17,7 +17,7 @@ def address_problems(place: KeyPath, url: str) -> Iterator[Problem]:
 
 
 def query_values(url: str) -> list[tuple[str, str]]:
-    """The names and values in an address. Errors repeat the address, and some of the values may be keys."""
+    """The names and values in an address's query. Errors show the address, and some of the values may be keys."""
     _, _, query = url.partition("?")
     return parse_qsl(query)
 
@@ -25,7 +25,7 @@ def query_values(url: str) -> list[tuple[str, str]]:
 def _parts(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  (it is read when it is asked for)
+        parts.port  # noqa: B018  (reading the port checks it)
     except ValueError:
         return None
     return parts

@@ -13,10 +13,10 @@ from loopwright.config.problems import KeyPath, Problem
 
 T = TypeVar("T")
 
-# YAML knows lists and texts only: strict mode would refuse them where a tuple or an enum is meant.
+# YAML has only lists and texts. Strict mode would refuse them for a tuple or an enum.
 FromYaml = Annotated[T, Field(strict=False)]
 
-# YAML reads a bare `off` as false; where it is one of the words to choose from, the word is meant.
+# YAML reads a bare `off` as false. Where `off` is one of the choices, the word is meant.
 OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 Positive = Annotated[float, Field(gt=0)]
@@ -29,13 +29,13 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A mapping in the config file. What follows from its own settings alone, it says itself; `config/checks` has what
-    depends on several sections. Places are seen from the section."""
+    """A mapping in the config file. Its methods report what depends on its own settings alone; `config/checks` reports
+    what depends on several sections. Places are relative to the section."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def needs(self) -> Iterator[Need]:
-        """What must be there outside of the config."""
+        """What must exist outside of the config."""
         yield from ()
 
     def problems(self) -> Iterator[Problem]:
@@ -43,19 +43,19 @@ class Section(BaseModel):
         yield from ()
 
     def warnings(self) -> Iterator[Problem]:
-        """What works, but not as somebody may expect."""
+        """What works, but probably not as the user expects."""
         yield from ()
 
     def idle(self) -> Iterator[tuple[KeyPath, str]]:
-        """The settings that nothing reads, each with why. Those that have their default are not reported."""
+        """The settings that have no effect, each with the reason. Those that have their default are not reported."""
         yield from ()
 
     def unrepeatable(self) -> Iterator[tuple[KeyPath, str]]:
-        """The settings by which two runs may differ that are alike in all else, each with a remedy."""
+        """The settings that can make two equal runs differ, each with a remedy."""
         yield from ()
 
     def named_values(self) -> Iterator[tuple[str, str]]:
-        """Values that the user gave under names of their own choice: some of these names say that it is a secret."""
+        """Values under names that the user chose. Some of these names show that the value is a secret."""
         yield from ()
 
 
@@ -74,6 +74,6 @@ def sections(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Sect
 
 
 def needs_of(section: Section) -> Iterator[Need]:
-    """The needs of a section and of all sections in it, with places seen from `section`."""
+    """The needs of a section and of all sections in it, with places relative to `section`."""
     for place, part in sections(section):
         yield from (replace(need, place=(*place, *need.place)) for need in part.needs())

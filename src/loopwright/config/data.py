@@ -1,6 +1,6 @@
 """The schema of sources: where tasks come from.
 
-All that is known of a kind of data stands on its class here; its source is opened in `data/sources.py`.
+Everything that is known of a kind of data is on its class here. Its source is opened in `data/sources.py`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from loopwright.config.problems import KeyPath, Problem
 
 
 class DataKind(Section):
-    """What every kind of data says of itself. Other modules ask these questions, never which kind it is. Each kind also
-    has a `label`, by which a summary calls it."""
+    """What every kind of data says about itself. Other modules ask these questions, and never which kind it is. Each
+    kind also has a `label` for summaries."""
 
     reads_late: ClassVar[bool] = False
-    """Whether a row is read when its task is drawn: a bad row does not show when the source is opened."""
+    """Whether a row is read only when its task is drawn. Then opening the source does not find bad rows."""
 
     @property
     def opens_lightly(self) -> bool:
-        """Whether opening it is quick, and runs no code of the user's."""
+        """Whether opening it is fast and runs no user code."""
         return False
 
     def overlap(self, trained: DataKind) -> str | None:
-        """What to do about tasks that are in both this evaluation's data and in `trained`; None if there are none, as
-        far as the config says."""
+        """What to do about tasks that are both in this evaluation's data and in `trained`. None if the config shows no
+        such tasks."""
         order = {"shuffle"}
         is_same = self.model_dump(exclude=order) == trained.model_dump(exclude=order)
         return "hold some tasks out" if is_same else None
 
 
 class Columns(Section):
-    """Which column of a row becomes which part of a task; a dot reaches into a column. None: its usual names."""
+    """Which column of a row becomes which part of a task; a dot reaches into a column. None means the usual names."""
 
     prompt: Text | None = None
     truth: Text | None = None
@@ -47,7 +47,7 @@ class Rows(DataKind):
     """What all sources of rows have in common. `map` is the user's function, from a row to a task."""
 
     nulls_are_absent: ClassVar[bool] = False
-    """Whether an empty column means that a row has none: in a table, every row has every column."""
+    """Whether an empty column counts as missing: in a table, every row has every column."""
 
     path: Text
     columns: Columns = Columns()
@@ -149,7 +149,7 @@ class ReasoningGymData(DataKind):
     def overlap(self, trained: DataKind) -> str | None:
         if not isinstance(trained, ReasoningGymData):
             return super().overlap(trained)
-        # The n-th task is made from the seed plus n: neighbouring seeds share nearly all of their tasks.
+        # The n-th task is made from the seed plus n, so neighbouring seeds share nearly all tasks.
         apart = self.seed >= trained.seed + trained.size or trained.seed >= self.seed + self.size
         same = (self.family, self.config) == (trained.family, trained.config)
         return f"set its seed to {trained.seed + trained.size} or more" if same and not apart else None

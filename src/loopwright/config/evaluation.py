@@ -40,7 +40,7 @@ MetricSpec = BuiltInMetric | CustomMetric
 
 
 def metric_spec(text: str) -> MetricSpec | None:
-    """What an item of `eval.metrics` names; None when there is no such metric."""
+    """The metric that an item of `eval.metrics` names, or None if there is no such metric."""
     if ":" in text:
         return CustomMetric(text)
     found = _SPELLING.fullmatch(text)
@@ -65,12 +65,12 @@ class EvalConfig(Section):
     task_sets: FromYaml[tuple[TaskSetConfig, ...]] = ()
 
     def specs(self) -> tuple[MetricSpec, ...]:
-        """What is measured, each once: the mean reward always, because every view of a run shows it."""
+        """The metrics, each once. The mean reward is always among them, because every view of a run shows it."""
         found = (metric_spec(text) for text in ("mean", *self.metrics))
         return tuple(dict.fromkeys(spec for spec in found if spec is not None))
 
     def own_metrics(self) -> tuple[CustomMetric, ...]:
-        """The user's own."""
+        """The user's own metrics."""
         return tuple(spec for spec in self.specs() if isinstance(spec, CustomMetric))
 
     def needs(self) -> Iterator[Need]:

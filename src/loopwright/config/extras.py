@@ -1,4 +1,4 @@
-"""Packages that only some configs need: whether they are installed is asked before anything starts."""
+"""Packages that only some configs need. Whether they are installed is checked before anything starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXTRAS = {
         Extra("renderers", "renderers"),
     )
 }
-"""The pip extras by name. Who needs which is said by the sections of the config (`Section.needs`)."""
+"""The pip extras by name. The sections of the config say which ones they need (`Section.needs`)."""
 
 
 def missing(name: str) -> Extra | None:

@@ -1,4 +1,4 @@
-"""Walks the schema: what a place in the config may hold, and the list of all options."""
+"""Walks the schema: finds what may stand at a place of the config, and lists all options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loopwright.config.short_form import NAMES, SHORT_KEYS
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place as the user knows it, the keys that exist beside its last one, and the kinds of section it may hold."""
+    """A place as the user writes it, the keys that exist beside its last one, and the kinds of section it may hold."""
 
     path: KeyPath
     names: tuple[str, ...]
@@ -27,7 +27,7 @@ class Place:
 
 
 def locate(loc: Sequence[Key]) -> Place:
-    """A place as pydantic names it -> as the user knows it."""
+    """Translate a place from pydantic's names to those that the user writes."""
     path: list[Key] = []
     names: tuple[str, ...] = ()
     here: Any = RunConfig
@@ -102,7 +102,7 @@ def _is_mapping(annotation: Any) -> bool:
 
 
 def _inside(annotation: Any, key: Key) -> Any:
-    """What a list or mapping holds at `key`; None for anything else."""
+    """The type of the items of a list or mapping; None for anything else."""
     for part in _parts(annotation):
         if get_origin(part) is dict:
             return get_args(part)[1]

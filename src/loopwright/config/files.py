@@ -1,4 +1,5 @@
-"""What a config names on disk: is it there, and is it of the right kind? Nothing is imported or loaded."""
+"""Checks that the files, folders and packages that a config names exist and are of the right kind. Nothing is imported
+or loaded."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def model_folder(path: str, base: Path) -> Path | None:
-    """The folder that `model.path` names, or None when it is a name to be looked up elsewhere.
+    """The folder that `model.path` names, or None if it is a name such as one of Hugging Face.
 
-    A name like `org/model` is a folder only if it is there.
+    A name like `org/model` is a folder only if that folder exists.
     """
     folder = base / Path(path).expanduser()
     looks_like_path = path.startswith((".", "/", "~")) or path.endswith("/") or path.count("/") > 1
@@ -38,7 +39,7 @@ def model_folder(path: str, base: Path) -> Path | None:
 def table_files(path: str, base: Path) -> list[Path]:
     """The file itself, all Parquet files below a folder, or what a glob pattern matches, by name.
 
-    What is there is meant as it is spelled, and so is `base`: neither is a pattern, whatever brackets it has.
+    A path that exists is never read as a pattern, and neither is `base`, even if they contain brackets.
     """
     place = base / path
     if place.is_file():
@@ -48,7 +49,8 @@ def table_files(path: str, base: Path) -> list[Path]:
 
 
 def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Iterator[Problem]:
-    """Everything on disk that is missing, unreadable or of the wrong kind; without `model`, another one is used."""
+    """Everything on disk that is missing, unreadable or of the wrong kind. Without `model`, the model is not
+    checked."""
     for need in needs_of(config):
         if model or need.place != ("model", "path"):
             yield from _unmet(need, base)
@@ -60,7 +62,7 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
 
 
 def file_warnings(config: RunConfig, base: Path) -> Iterator[Problem]:
-    """A model's name cannot be checked here, but a near miss of the bundled one is worth a word."""
+    """Warn about a near miss of the bundled model's name. Other names cannot be checked here."""
     path = config.model.path
     if path != BUNDLED_MODEL and model_folder(path, base) is None and nearest(path, [BUNDLED_MODEL]):
         yield Problem(
@@ -69,7 +71,7 @@ def file_warnings(config: RunConfig, base: Path) -> Iterator[Problem]:
 
 
 def _unmet(need: Need, base: Path) -> Iterator[Problem]:
-    """What is wrong with that which a section needs. Environment variables are looked at in `secrets.py`."""
+    """What is wrong with something that a section needs. `secrets.py` checks environment variables."""
     place, name = need.place, need.name
     match need.what:
         case Outside.CODE:
@@ -82,7 +84,7 @@ def _unmet(need: Need, base: Path) -> Iterator[Problem]:
             if not glob.has_magic(name):
                 yield _absent(place, base / name, "file")
             elif not table_files(name, base):
-                yield Problem(place, f"nothing matches {base / name}", "mend the pattern")
+                yield Problem(place, f"nothing matches {base / name}", "fix the pattern")
         case Outside.PROGRAM if shutil.which(name) is None and shutil.which(str(base / name)) is None:
             yield Problem(place, f"there is no program {name!r}", "install it, or give its path")
         case Outside.MODEL:
@@ -127,11 +129,11 @@ def _symbol(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
 
 
 def _name_in_file(place: KeyPath, file: Path, name: str) -> Iterator[Problem]:
-    """Read, not run: a name that the file never binds cannot be imported from it."""
+    """Parse the file without running it. A name that it never binds cannot be imported from it."""
     try:
         tree = ast.parse(file.read_bytes(), file.name)
     except (SyntaxError, ValueError) as error:
-        yield Problem(place, f"{file.name} is not valid Python: {error}", "mend the file")
+        yield Problem(place, f"{file.name} is not valid Python: {error}", "fix the file")
         return
     bound: set[str] = set()
     for node in ast.walk(tree):

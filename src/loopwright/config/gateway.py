@@ -1,4 +1,4 @@
-"""The schema of the gateway inside a run: what agents that talk HTTP are served with."""
+"""The schema of the gateway inside a run, for agents that talk HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from loopwright.types import Thinking
 
 
 class GatewayConfig(Section):
-    """`thinking`: whether the model sees its earlier thoughts as it sampled them, or as its chat template would have
-    it."""
+    """`thinking`: whether the model sees its earlier thoughts as it sampled them, or as its chat template writes
+    them."""
 
     thinking: FromYaml[Thinking] = Thinking.KEEP

@@ -1,7 +1,7 @@
-"""The user's own Python by path: `package.module:name`, or `file.py:name` relative to the config file.
+"""Imports the user's Python by path: `package.module:name`, or `file.py:name` relative to the config file.
 
-A file is imported once: asking for it again gives the same module, in this process and, by the same name, in others.
-An object that a Python program gave without a path is found by the text that stands for it (`config/objects.py`).
+A file is imported once per process, and its module has the same name in all processes. An object without a path, which
+a Python program gave, is found by the text that stands for it (`config/objects.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from loopwright.errors import ConfigError
 PACKAGE = str(Path(__file__).resolve().parents[1])
 
 USER_MODULE = "loopwright_user_"
-"""How the modules are called that are imported from files."""
+"""The prefix for names of modules that are imported from files."""
 
 OBJECT = "object:"
-"""How a path begins that stands for an object which has no import path."""
+"""The prefix of a path that stands for an object without an import path."""
 
 Objects = Mapping[str, object]
 """The objects without an import path that a Python program gave, by the text that stands for each in the config."""
@@ -43,7 +43,7 @@ class SymbolPath:
 
 
 def split_symbol(path: str, base: Path) -> SymbolPath:
-    """Take a symbol's path apart, without looking at the disk."""
+    """Split a symbol's path, without looking at the disk."""
     place, colon, name = path.rpartition(":")
     if not colon or not place or not name.isidentifier():
         raise ConfigError(
@@ -57,7 +57,7 @@ def is_object_name(path: str) -> bool:
 
 
 def no_such_object(path: str) -> ConfigError:
-    """A program opened the run with this object, and whoever asks for it now has not given it."""
+    """The error if a program opened the run with this object, and the present program did not give it."""
     return ConfigError(
         f"{path!r} is a Python object without an import path, which only the Python program that defines it can give",
         remedy="open the run from that program with loopwright.open_run; or put the function into a file, and name it "
@@ -66,8 +66,8 @@ def no_such_object(path: str) -> ConfigError:
 
 
 def load_symbol(path: str, base: Path, objects: Objects = NO_OBJECTS) -> object:
-    """The object that `path` names: one of `objects`, or else an import. Files and modules are looked for from `base`
-    on."""
+    """The object that `path` names: one of `objects`, or else an import. Relative files and modules start from
+    `base`."""
     if path in objects:
         return objects[path]
     if is_object_name(path):
@@ -129,10 +129,11 @@ def _import_module(name: str, base: Path) -> ModuleType:
 
 
 def _let_import_from(folder: Path) -> None:
-    """As for a script, the folder's other modules can be imported; last, so that they hide nothing installed."""
+    """Make the folder's other modules importable, as for a script. The folder comes last in the path, so that it hides
+    no installed package."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 def _broken(place: str, error: BaseException) -> ConfigError:
-    return ConfigError(f"importing {place} failed at {user_line(error)}", remedy="mend that line, or what it needs")
+    return ConfigError(f"importing {place} failed at {user_line(error)}", remedy="fix that line, or what it needs")

@@ -1,6 +1,6 @@
 """The schema of judgers: who scores an episode. Each is named once, under `judgers`, and shared by name.
 
-All that is known of a judger kind stands on its class here; the judger is made in `judgers/from_config.py`.
+Everything that is known of a judger kind is on its class here. The judger is made in `judgers/from_config.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem
 
 OUR_SETTINGS = frozenset({"max_tokens", "messages", "model", "n", "response_format", "stream", "temperature"})
-"""What a judge model is asked with by other means than `extra`, or cannot be asked with."""
+"""Fields of a request that `extra` may not hold: they have settings of their own, or are not supported."""
 
 
 class JudgePer(StrEnum):
@@ -31,7 +31,7 @@ class JudgePer(StrEnum):
 
 
 class JudgerKind(Section):
-    """What every kind of judger says of itself. Other modules ask these questions, never which kind it is."""
+    """What every kind of judger says about itself. Other modules ask these questions, and never which kind it is."""
 
     @property
     def judges_groups(self) -> bool:
@@ -46,7 +46,7 @@ class JudgerKind(Section):
 class NativeJudgerConfig(JudgerKind):
     """The user's function: `judge(task, episode)`, or `judge_group(task, episodes)` with `per: group`.
 
-    Its workers see none of our environment's secrets but the variables that `env` names.
+    Its workers see no secrets of our environment except the variables that `env` names.
     """
 
     kind: Literal["native"] = "native"
@@ -120,7 +120,7 @@ class EndpointConfig(JudgerKind):
 
 
 class HttpJudgerConfig(EndpointConfig):
-    """A service of the user's that takes an episode as JSON and answers with a score."""
+    """A service of the user that takes an episode as JSON and answers with a score."""
 
     kind: Literal["http"] = "http"
     url: Text
@@ -248,11 +248,11 @@ BUILT_IN_JUDGERS: Mapping[str, JudgerConfig] = {
     "math_answer": MathAnswerConfig(),
     "reasoning_gym": ReasoningGymConfig(),
 }
-"""What a name means that an agent uses without declaring it."""
+"""The judgers that an agent may name without declaring them."""
 
 
 def made_of(names: Iterable[str], judgers: Mapping[str, JudgerConfig]) -> set[str]:
-    """All the judgers that those called `names` are made of, by whatever detour."""
+    """All judgers that those called `names` are made of, directly or through others."""
     reached, todo = set[str](), list(names)
     while todo:
         judger = judgers.get(todo.pop())

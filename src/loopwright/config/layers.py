@@ -1,6 +1,6 @@
 """Layers: default < file < environment < command line. Each value remembers which layer gave it.
 
-The merge happens once, on plain values, before validation; so what is validated is what runs.
+The layers are merged once, as plain values, before validation. So what is validated is what runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENV_SEPARATOR = "__"
 
 
 class Layer(StrEnum):
-    """Who gave a value; a later one wins."""
+    """Who gave a value. A later layer wins."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -32,7 +32,8 @@ class Layer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A layer, and where in it: `run.yaml:12`, or the name of a variable. `was` is the old key that was written."""
+    """A layer, and the place in it: `run.yaml:12`, or the name of a variable. `was` is the old key that the user
+    wrote."""
 
     layer: Layer
     detail: str = ""
@@ -90,7 +91,7 @@ def _assignment(keys: Iterable[str], text: str, source: Source) -> Assignment | 
     try:
         return Assignment(path, parse_yaml(text).values, source)
     except yaml.YAMLError:
-        return Problem(path, f"{text!r} is not valid YAML", "put quotes round the value", source=str(source))
+        return Problem(path, f"{text!r} is not valid YAML", "put quotes around the value", source=str(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Layered:
         return None
 
     def source_near(self, path: KeyPath) -> Source:
-        """Of the field itself, or of the nearest thing round it when it is missing."""
+        """The source of the field, or of the nearest section around it if the field is missing."""
         for depth in range(len(path), 0, -1):
             if path[:depth] in self.sources:
                 return self.sources[path[:depth]]

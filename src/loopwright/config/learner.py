@@ -43,7 +43,7 @@ AdvantageConfig = Annotated[PlainAdvantage | PassAtK | PythonAdvantage, Field(di
 
 
 class _Loss(Section):
-    """What every loss has: how its tokens add up. `constant_length` None: as long as an answer may be."""
+    """What every loss has: how its tokens are aggregated. `constant_length` None means `rollout.max_new_tokens`."""
 
     kind: str
     aggregate: FromYaml[Aggregate] = Aggregate.SEQUENCE
@@ -60,7 +60,8 @@ class PpoClipConfig(_Loss):
 
 
 class GspoConfig(_Loss):
-    """The clipped loss of whole sequences. Their ratios move far less than those of tokens; so the bounds are tight."""
+    """The clipped loss of whole sequences. Their ratios change far less than those of tokens, so the bounds are
+    tight."""
 
     kind: Literal["gspo"] = "gspo"
     clip_low: Drop = 3e-4
@@ -98,7 +99,7 @@ LossConfig = Annotated[
 
 
 class ImportanceConfig(Section):
-    """The correction for tokens that were sampled by another policy, or kernel, than is trained."""
+    """The correction for tokens that were sampled by other weights, or other kernels, than those that are trained."""
 
     kind: Annotated[FromYaml[ImportanceKind], OffIsAWord] = ImportanceKind.TRUNCATE
     level: FromYaml[Level] = Level.TOKEN
@@ -107,7 +108,7 @@ class ImportanceConfig(Section):
 
 
 class KlConfig(Section):
-    """The divergence from a reference model, as a part of the loss. `reference` None: the initial weights."""
+    """The divergence from a reference model, as a part of the loss. `reference` None means the initial weights."""
 
     kind: FromYaml[KlKind] = KlKind.K3
     coefficient: Positive
@@ -119,7 +120,7 @@ class KlConfig(Section):
 
 
 class SftConfig(Section):
-    """Given conversations to imitate, as a part of the loss."""
+    """Conversations to imitate, as a part of the loss."""
 
     path: Text
     coefficient: Positive
@@ -130,7 +131,7 @@ class SftConfig(Section):
 
 
 class LearnerConfig(Section):
-    """AdamW, its schedule, how a batch is cut, and the terms of the loss. None switches `max_grad_norm` off."""
+    """AdamW, its schedule, how a batch is split, and the terms of the loss. `max_grad_norm` None does not clip."""
 
     lr: Positive = 1e-5
     betas: FromYaml[tuple[Decay, Decay]] = (0.9, 0.999)

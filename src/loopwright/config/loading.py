@@ -1,5 +1,5 @@
-"""From a file or a Python program, the environment and the command line to one checked config that knows where each
-value came from."""
+"""Makes one checked config of a file or a Python program's values, the environment and the command line. It knows where
+each value came from."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Setting:
 class Loaded:
     """A checked config. Relative paths in it start from `base`, the folder of its file.
 
-    `secrets` holds the environment variables that it names; they are no part of it, and are never shown. `objects` are
+    `secrets` holds the environment variables that it names. They are not part of it, and are never shown. `objects` are
     those that a Python program gave.
     """
 
@@ -81,7 +81,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """A file in today's spelling: its values, what was done, and what is left to do by hand."""
+    """A migrated file: its values under the present keys, what was changed, and what is left to do by hand."""
 
     values: dict[str, Any]
     notices: tuple[str, ...]
@@ -106,7 +106,7 @@ class _Merged:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A config as somebody gave it. Errors call it `name`; `file` is where it stands, if it stands in one."""
+    """A config as it was given. Errors call it `name`; `file` is its file, if it has one."""
 
     name: str
     layered: Layered
@@ -128,8 +128,8 @@ def load(
 ) -> Loaded:
     """Merge the layers and check the result; with `files`, also what it names on disk and in `env`.
 
-    Of these, only what `purpose` uses must be there; with `other_model`, the model need not be. Relative paths start
-    from `base`, or else from the file's folder. Raises one ConfigError that lists all problems.
+    Only what `purpose` uses must exist; with `other_model`, the model need not exist. Relative paths start from `base`,
+    or else from the file's folder. Raises one ConfigError that lists all problems.
     """
     given = _from_file(path, base)
     assignments = assignments_from_overrides(overrides)
@@ -230,7 +230,7 @@ def _load(
 
 
 def migrate_file(path: Path) -> Migrated:
-    """Bring a file with old keys into today's spelling, as far as that can be done without its author."""
+    """Rewrite a file with old keys to the present ones, as far as that can be done automatically."""
     merged = _merge(_from_file(path, None).layered, (), {})
     values = copy.deepcopy(merged.layered.values)
     contract(values, merged.places)
@@ -265,22 +265,22 @@ def _assign(item: Assignment, layered: Layered, old: Layered, places: frozenset[
         for part, is_old in split(item)
     ]
     expand_kinds(layered)
-    # The short form given from outside, beside task sets in the file, is the same mistake as both in the file.
+    # A short form from another layer beside task sets in the file is the same mistake as both in the file.
     return [problem for problem in [*parts, *expand(layered)] if problem]
 
 
 def _checked(
     values: Mapping[str, Any], outside: Callable[[RunConfig], Iterable[Problem]]
 ) -> tuple[RunConfig | None, list[Problem]]:
-    """The config, or None, and all its problems: also those across the fields that are sound by themselves, and those
-    that `outside` finds."""
+    """The config, or None, and all its problems: those of single fields, those across fields, and those that `outside`
+    finds."""
     config = validate(values)
     if isinstance(config, RunConfig):
         return config, [*checks.problems(config), *outside(config)]
     faulty = config
     rest = validate(without(values, [problem.path for problem in faulty]))
     if isinstance(rest, RunConfig):
-        # A faulty field fell back to its default here, so nothing is said about its neighbours.
+        # A wrong field has its default here, so do not report problems that depend on it.
         doubtful = {problem.path[:-1] for problem in faulty}
         faulty += [
             problem
@@ -291,7 +291,7 @@ def _checked(
 
 
 def _misspelt(env: Mapping[str, str]) -> Iterator[Problem]:
-    """`LOOPWRIGHT_ROLLOUT_TEMPERATURE` sets nothing, and would do so silently."""
+    """Warn about names like `LOOPWRIGHT_ROLLOUT_TEMPERATURE` (one underscore), which set nothing."""
     for name in sorted(env):
         rest = name.removeprefix(ENV_PREFIX)
         section, underscore, field = rest.partition("_")

@@ -1,5 +1,5 @@
-"""What a section of the config needs from outside of the config. Each section says so itself: whoever looks for files,
-packages or environment variables need not know which kinds of sections there are."""
+"""What a section of the config needs from outside. Each section says so itself, so code that checks files, packages or
+environment variables need not know the kinds of sections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outside(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`place` is the setting that has the need, seen from the section that says so."""
+    """`place` is the setting that has the need, relative to its section."""
 
     what: Outside
     place: KeyPath
@@ -39,5 +39,5 @@ class Need:
 
 
 def code_if_own(setting: str, value: str | None) -> tuple[Need, ...]:
-    """What a setting needs that holds an import path, one of our words, or nothing."""
+    """The need of a setting that holds an import path, one of our words, or nothing."""
     return (Need(Outside.CODE, (setting,), value),) if value is not None and ":" in value else ()

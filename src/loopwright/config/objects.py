@@ -1,7 +1,7 @@
-"""Python objects in a config that a program gave: each becomes a text, so that a config is data and can be stored.
+"""Turns Python objects in a program's config into text, so that a config is plain data and can be stored.
 
-A function or class that can be imported becomes its import path, `package.module:name`, and is used as if that had been
-written. Any other object (a lambda, a closure, an instance, a function of a script or notebook) becomes
+A function or class that can be imported becomes its import path, `package.module:name`, and is used as if the user had
+written that. Any other object (a lambda, a closure, an instance, a function of a script or notebook) becomes
 `object:` and its qualified name. Only the program that has the object can open the run again.
 """
 
@@ -31,7 +31,7 @@ PLACES = (
     ("learner", "advantage", "path"),
     ("learner", "loss", "path"),
 )
-"""Where an object without an import path may stand. Task sets, and the short form of one, may have more before it."""
+"""Where an object without an import path may stand, seen from a task set, its short form, or the top."""
 
 SECTIONS: Mapping[tuple[str, ...], str] = {
     ("judgers", "*"): "native",
@@ -46,7 +46,7 @@ TASK_SETS = ((), ("eval",), ("task_sets", "*"), ("eval", "task_sets", "*"))
 
 
 class ObjectNames:
-    """Makes plain data of values that hold objects. `objects` and `problems` are what it has met."""
+    """Makes plain data of values that hold objects, and collects `objects` and `problems`."""
 
     def __init__(self) -> None:
         self.objects: dict[str, object] = {}
@@ -96,7 +96,7 @@ class ObjectNames:
 
 
 def import_path(value: object) -> str | None:
-    """Where every process finds the object, or None: it has no name of its own at the top of a module."""
+    """The import path of the object, or None if it is not a top-level name of a module."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module in MAINS or not name.isidentifier():
         return None
@@ -117,7 +117,7 @@ def qualified_name(value: object) -> str:
 
 
 def object_problems(config: RunConfig, objects: Objects) -> Iterator[Problem]:
-    """The objects that the config names, and nobody has given."""
+    """The problems of objects that the config names and nobody has given."""
     for need in needs_of(config):
         if need.what is Outside.CODE and is_object_name(need.name) and need.name not in objects:
             error = no_such_object(need.name)
@@ -136,7 +136,7 @@ def _takes_objects(place: KeyPath) -> bool:
 
 
 def _traits(kind: str, value: object) -> dict[str, Any]:
-    """What can be seen of a judger: one with `judge_group` sees whole groups."""
+    """The setting `per` of a judger object: one with `judge_group` judges whole groups."""
     groups = kind == "native" and not hasattr(value, "judge") and hasattr(value, "judge_group")
     return {"per": "group"} if groups else {}
 

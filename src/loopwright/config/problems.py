@@ -1,4 +1,4 @@
-"""Problems as values: they are collected first and reported together, each with where it is and what to do."""
+"""Problems as values. They are collected and reported together, each with its place and what to do."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def suggest(name: object, candidates: Sequence[str], what: str) -> str:
 
 
 def config_error(name: str, problems: Sequence[Problem], file: Path | None) -> ConfigError:
-    """All problems of one config, which stands in `file` or was given by a program, as one error."""
+    """All problems of one config, from `file` or from a program, as one error."""
     lines = [str(problem) for problem in problems]
     count = f"{len(lines)} problems" if len(lines) > 1 else "1 problem"
     numbered = "\n".join(f"  {number}. {line}" for number, line in enumerate(lines, 1))

@@ -1,4 +1,4 @@
-"""What a config is loaded for: only what that uses must be there, on disk and in the environment."""
+"""What a config is loaded for. Only what that uses must exist on disk and in the environment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Purpose(StrEnum):
     ROLL_OUT = "rollout"
     """The training tasks, without training; nothing is filtered."""
     REPLAY = "replay"
-    """The learner alone, on groups that are recorded."""
+    """Only the learner, on recorded groups."""
 
 
 def part_for(config: RunConfig, purpose: Purpose) -> RunConfig:
-    """The config without the sections that `purpose` has no use for; what is left keeps its place."""
+    """The config without the sections that `purpose` does not use. The others keep their places."""
     if purpose is Purpose.TRAIN:
         return config
     changes: dict[str, Any] = {

@@ -53,8 +53,8 @@ class ModelConfig(Section):
 
 
 class TorchEngineConfig(Section):
-    """The embedded engine. `cache_tokens` bounds what is kept of earlier prompts and answers. `threads` are those of
-    the process that it has to itself in a disaggregated run. `native` False decodes by torch alone."""
+    """The embedded engine. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
+    is for the engine's own process in a disaggregated run. `native` False decodes with torch only."""
 
     kind: Literal["torch"] = "torch"
     max_batch: Count = 64
@@ -79,7 +79,7 @@ class RolloutConfig(Section):
 
 
 class ProduceConfig(Section):
-    """How groups are made, which of them are trained, how old they may be (R5), and how much failure is borne (R2, R4).
+    """How groups are made, which of them are trained, how old they may be (R5), and how many may fail (R2, R4).
 
     `filter` is one of FILTERS, or the path of the user's function.
     """

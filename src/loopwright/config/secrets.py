@@ -1,6 +1,6 @@
-"""Keys stay out of the config: it names environment variables, and only the named ones are read.
+"""Keeps keys out of the config: it names environment variables, and only those are read.
 
-The entry point hands the environment over; no other room looks at it.
+The entry point passes the environment in; no other room reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loopwright.config.schema import RunConfig
 
 
 def secrets_of(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the config names, as far as they are set."""
+    """The variables that the config names and that are set."""
     return {need.name: env[need.name] for need in _variables(config) if env.get(need.name)}
 
 

@@ -1,7 +1,7 @@
 """Short forms: `data` + `agent` (+ `sampling`) beside the other sections stands for one task set, and a kind's name for
 a section of that kind.
 
-Inside, there are only task sets and sections; messages speak of fields as the user wrote them.
+After expansion there are only task sets and sections. Messages still name fields as the user wrote them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KIND_PLACES: dict[KeyPath, str | None] = {("learner", "advantage"): None, ("lear
 
 
 def short_places(values: dict[str, Any]) -> frozenset[KeyPath]:
-    """Where the file leaves room for the short form, because it does not list task sets."""
+    """Where the short form may be used, because the file lists no task sets there."""
     return frozenset(place for place in NAMES if "task_sets" not in (_section(values, place) or {}))
 
 
@@ -53,7 +53,7 @@ def expand_kinds(layered: Layered) -> None:
 
 
 def name_kinds(values: dict[str, Any]) -> None:
-    """Give a section whose kind nobody named its usual one."""
+    """Give a section without a kind the default kind."""
     for place, usual in KIND_PLACES.items():
         section = _section(values, place)
         if usual and section is not None:

@@ -1,6 +1,6 @@
 """The schema of task sets: where tasks come from, which agent works on them, and who scores it.
 
-All that is known of an agent kind stands on its class here; its loop is made in `agents/from_config.py`.
+Everything that is known of an agent kind is on its class here. Its loop is made in `agents/from_config.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ TRAINED = ("all", "main")
 
 
 class AgentKind(Section):
-    """What every kind of agent says of itself. Other modules ask these questions, never which kind it is."""
+    """What every kind of agent says about itself. Other modules ask these questions, and never which kind it is. Each
+    kind also has the settings `judger` and `on_agent_error`."""
 
     served: ClassVar[bool] = False
     """Whether it talks to the model through a gateway."""
@@ -33,7 +34,7 @@ class AgentKind(Section):
 
     @property
     def call_limit(self) -> int | None:
-        """How often a rollout asks the model at most, if that is known."""
+        """The most model calls of a rollout, if that is known."""
         return None
 
     @property
@@ -107,7 +108,7 @@ class PythonAgent(OwnAgent):
 
 class ToolAgent(AgentKind):
     """Gives the model tools, and asks again with their results until it answers without a call, or a budget is spent.
-    How long one reply may be is said by `max_new_tokens`, as for every agent."""
+    The limit of one reply is `max_new_tokens`, as for every agent."""
 
     kind: Literal["tool"] = "tool"
     judger: Text
@@ -154,7 +155,7 @@ AgentConfig = Annotated[SingleTurnAgent | PythonAgent | ToolAgent | CallableAgen
 
 
 class SamplingOverrides(Section):
-    """What one task set samples differently from `rollout`. None: as `rollout` says."""
+    """Sampling settings of one task set. None means the setting of `rollout`."""
 
     temperature: Positive | None = None
     max_new_tokens: Count | None = None
@@ -168,7 +169,8 @@ FILTERS = ("none", "no_signal")
 
 
 class TaskSetConfig(Section):
-    """A named source of tasks with its own agent, judger and sampling. What is None is as the run's `produce` says."""
+    """A named source of tasks with its own agent, judger and sampling. `filter` and `produce` None mean the run's
+    `produce.filter` and `produce.kind`."""
 
     name: Text
     data: DataConfig

@@ -13,14 +13,14 @@ from loopwright.types import ToolScope
 
 
 class ToolKind(Section):
-    """What every kind of tool says of itself."""
+    """What every kind of tool says about itself."""
 
     answers_vary: ClassVar[bool] = False
-    """Whether the same call may be answered differently by the next run, as far as we know."""
+    """Whether the same call may get another answer in the next run."""
 
 
 class PythonToolConfig(ToolKind):
-    """A function of the user's."""
+    """A function of the user."""
 
     kind: Literal["python"] = "python"
     path: Text
@@ -31,8 +31,8 @@ class PythonToolConfig(ToolKind):
 
 
 class McpToolsConfig(ToolKind):
-    """The tools of an MCP server, or `only` those of them. It is started in the config's folder; `env` is added to the
-    little that it inherits."""
+    """The tools of an MCP server: all, or those in `only`. It is started in the config's folder. `env` is added to the
+    small environment that it inherits."""
 
     answers_vary = True
 

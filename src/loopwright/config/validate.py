@@ -1,4 +1,4 @@
-"""Plain values in, a RunConfig or readable problems out. Pydantic finds them; the words are ours."""
+"""Makes a RunConfig of plain values, or readable problems. Pydantic finds the problems; the words are ours."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REQUIRED_SECTIONS: dict[KeyPath, str] = {
 
 
 def validate(values: Mapping[str, Any]) -> RunConfig | list[Problem]:
-    """Build the config, or say everything that keeps it from being built."""
+    """Build the config, or return all its problems."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -48,7 +48,7 @@ def validate(values: Mapping[str, Any]) -> RunConfig | list[Problem]:
 
 
 def without(values: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
-    """A copy in which the faulty fields fall back to their defaults, to see what else is wrong."""
+    """A copy in which wrong fields have their defaults, to find further problems."""
     rest: dict[str, Any] = copy.deepcopy(dict(values))
     for path in paths:
         holder, field = rest, path[0]

@@ -1,4 +1,4 @@
-"""YAML in, plain values and the line of each of them out. A key may be given once only, and keys are text."""
+"""Reads YAML into plain values with their line numbers. A key may stand only once, and keys are text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from loopwright.config.problems import KeyPath, nearest
 from loopwright.errors import ConfigError
 
 MAX_DEPTH = 32
-"""Deeper than any config; an alias that contains itself would never end."""
+"""The deepest nesting. No config is that deep, but an alias that contains itself is endless."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-5 as text; everybody who writes it means the number."""
+    """YAML 1.1 reads 1e-5 as text; here it is a number."""
 
 
 _Loader.add_implicit_resolver(
@@ -105,7 +105,7 @@ def _malformed(path: Path, error: yaml.YAMLError) -> ConfigError:
     reason = getattr(error, "problem", None) or str(error)
     return ConfigError(
         f"{place}: this is not valid YAML: {reason}",
-        remedy="mend the line; watch the indentation, and quote values that hold ': ' or start with a special sign",
+        remedy="fix the line; watch the indentation, and quote values that hold ': ' or start with a special sign",
         file=str(path),
         line=line,
         column=column,

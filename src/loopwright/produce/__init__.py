@@ -1,6 +1,6 @@
 """How groups are made: attempts, judging, refills and budgets, and which group starts when.
 
-A rollout goes through manager, scheduler, group filler, rollout runner and worker. Agents and engines are known here
+A rollout goes through manager, scheduler, group filler, rollout runner and worker. This room knows agents and engines
 only through ports.
 """
 

@@ -1,7 +1,7 @@
-"""How much may go wrong: failures and filtered groups, counted in a row (R2, R4).
+"""Limits for groups in a row that fail or are filtered (R2, R4).
 
-A task set whose groups fail again and again stops the run with the reason. One whose groups are filtered again and
-again gives a step what it has; a step that is left with nothing at all stops the run.
+If too many groups of a task set fail in a row, the run stops and says why. If too many are filtered in a row, the step
+trains on the groups that it has; a step with no group at all stops the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger("loopwright")
 
 
 class FirstFailures:
-    """Tells of the first failure of each kind, as it happens; the others are for the caller to count."""
+    """Logs the first failure of each kind when it happens. The caller counts the others."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, FailureCause, str]] = set()
@@ -29,7 +29,7 @@ class FirstFailures:
             self._tell(rollout.key.task_set, f"rollout {rollout.key}", rollout.reward)
 
     def filter_failed(self, task_set: str, failures: Iterable[Failed]) -> None:
-        """A filter fails with a whole group; the failures of rollouts were seen before."""
+        """Log failures of the filter, which concern a whole group. Failures of rollouts were logged by `saw`."""
         for failed in failures:
             if failed.cause is FailureCause.FILTER:
                 self._tell(task_set, f"task set {task_set}", failed)
@@ -59,7 +59,7 @@ class FailureBudget:
         self._first_detail = ""
 
     def group_failed(self, failures: Iterable[Failed], step: int) -> None:
-        """One group more that cannot be used. Raises when the budget is spent."""
+        """Count one more failed group. Raises BudgetError when the budget is spent."""
         for failed in failures:
             self._first_detail = self._first_detail or failed.detail
             self._causes[f"{failed.cause} {failed.error}"] += 1
@@ -72,7 +72,7 @@ class FailureBudget:
         return BudgetError(
             f"step {step}, task set {self._task_set!r}, judger {self._judger!r}: {self.in_a_row} groups in a row "
             f"failed ({causes}). The first of them: {self._first_detail}",
-            remedy="mend what it names; `produce.failure_budget` says how many groups may fail in a row",
+            remedy="fix what it names; `produce.failure_budget` says how many groups may fail in a row",
             task_set=self._task_set,
             judger=self._judger,
             causes=dict(self._causes),
@@ -80,7 +80,7 @@ class FailureBudget:
 
 
 class FilterBudget:
-    """The groups of one task set that were filtered in a row: already `in_a_row` when the run was resumed."""
+    """The groups of one task set that were filtered in a row. A resumed run starts with the `in_a_row` that it had."""
 
     def __init__(self, task_set: str, chosen_by: Filter | None, budget: int, in_a_row: int = 0) -> None:
         self._task_set = task_set
@@ -98,7 +98,7 @@ class FilterBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it is time to stop looking. One group that is kept makes it worth looking again."""
+        """Whether too many groups in a row were filtered to go on drawing. One group that is kept resets the count."""
         return self.in_a_row >= self.budget
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class FilterBudget:
 
 
 def nothing_kept(step: int, budgets: Iterable[FilterBudget]) -> BudgetError:
-    """The error of a step for which no task set could give a single group."""
+    """The error of a step that got no group from any task set."""
     return BudgetError(
         f"step {step}: there is nothing to train on. {'; '.join(str(budget) for budget in budgets)}",
         remedy="choose tasks that the model solves sometimes, or raise rollout.samples_per_task; "
@@ -119,28 +119,28 @@ def nothing_kept(step: int, budgets: Iterable[FilterBudget]) -> BudgetError:
 
 
 class StartOrder:
-    """Groups of one task set that end, in the order in which they were started.
+    """Returns the ended groups of one task set in the order in which they were started.
 
-    A group that fails at once ends before a slow one. Counted as they end, a few bad tasks among many slow ones would
-    look like a row of failures.
+    A group that fails at once ends before a slow one. If groups were counted as they end, a few bad tasks among many
+    slow ones would look like many failures in a row.
     """
 
     def __init__(self) -> None:
         self._started: dict[int, EndedGroup | None] = {}
-        """By draw, in the order of their start; None while they are under way."""
+        """By draw, in the order of their start; None while they are in flight."""
         self._early: Counter[GroupStatus] = Counter()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a group is under way."""
+        """Whether a group is in flight."""
         return bool(self._started)
 
     def start(self, draw: int) -> None:
-        """A group is started, or goes on after an interruption."""
+        """Note that a group has started, or goes on after an interruption."""
         self._started[draw] = None
 
     def end(self, ended: EndedGroup) -> list[EndedGroup]:
-        """The groups whose turn has come, now that this one has ended. One that was interrupted keeps its place."""
+        """The groups that can be counted now that this one has ended. A group that was interrupted keeps its place."""
         if ended.status is GroupStatus.ABORTED:
             return []
         self._started[ended.group.draw] = ended
@@ -153,5 +153,5 @@ class StartOrder:
         return due
 
     def early(self, status: GroupStatus) -> int:
-        """Groups that ended as `status`, while one that was started before them is still under way."""
+        """How many groups ended as `status` and are not counted yet, because an earlier one is still in flight."""
         return self._early[status]

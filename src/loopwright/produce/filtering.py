@@ -23,12 +23,12 @@ class Filter(Protocol):
     def name(self) -> str: ...
 
     async def decide(self, group: Group) -> bool | Failed:
-        """Whether to train on the group, or why that cannot be said."""
+        """Whether to train on the group, or the failure of the filter."""
         ...
 
 
 class NoSignal:
-    """Drops groups whose members are equal: they move nothing."""
+    """Drops groups whose members have equal rewards: their gradient is 0."""
 
     name = "no_signal"
 
@@ -37,7 +37,8 @@ class NoSignal:
 
 
 class UserFilter(FunctionHolder):
-    """The user's `keep(group)`, sync or async, as `async with`. What it does wrong is a failure, not a decision."""
+    """The user's `keep(group)`, sync or async. Enter it with `async with`. An exception or a wrong result is a failure,
+    not a decision."""
 
     def __init__(self, path: str, base: Path, timeout_seconds: float) -> None:
         self._blame = _Blame("filter", path)

@@ -1,7 +1,7 @@
-"""A drawn group, from its start to the status in which it ends.
+"""Fills a drawn group, from its start to its final status.
 
-Members that are missing are run, episodes without a score are judged, and all of it is stored. An episode is stored no
-later than its score (D1): a run that dies while a judger is at work finds the episode again, and asks the judger alone.
+The filler runs missing members, has episodes without a score judged, and stores all of it. An episode is stored no
+later than its score (D1): a run that dies while a judger works finds the episode again, and asks only the judger.
 A group ends in exactly one status: COMPLETED, FILTERED, FAILED or, when it was interrupted, ABORTED (R3).
 """
 
@@ -24,7 +24,7 @@ Groups = Sequence[tuple[StartedGroup, TaskSetRuntime]]
 
 @dataclass(frozen=True, slots=True)
 class EndedGroup:
-    """A group that nobody works on any more. `failures` says why it failed; `seconds` is how long it took."""
+    """A group that has ended. `failures` says why it failed; `seconds` is how long it took."""
 
     group: Group
     status: GroupStatus
@@ -34,9 +34,9 @@ class EndedGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """A group with the latest attempt at each of its members, in their order.
+    """A group with the latest attempt of each member, in their order.
 
-    When it `was_interrupted`, some members are partial, or could not be started.
+    If it `was_interrupted`, some members are partial or were not started.
     """
 
     row: GroupRow
@@ -47,7 +47,7 @@ class _Filled:
 class GroupFiller:
     """Fills groups and settles them. `samples` is how many members a group gets, `least` how many scores it needs.
 
-    `saw` is told of every attempt once it has a reward, or has failed.
+    `saw` is called with every attempt once it has a reward or has failed.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class GroupFiller:
         """Groups that were drawn and are not settled."""
 
     def agents(self, groups: Groups) -> int:
-        """How many agents it takes to fill the groups."""
+        """How many agents must run to fill the groups."""
         jobs = (job for started, task_set in groups for job in self._jobs(started, task_set))
         return sum(job.judge_only is None for job in jobs)
 
     def own(self, row: GroupRow) -> None:
-        """Answer for a group from its draw on: it is settled, whatever becomes of it."""
+        """Take charge of a group when it is drawn: from now on the filler makes sure that it is settled."""
         self._unsettled[row.task_set, row.draw] = row
 
     async def give_back(self) -> None:
-        """Settle the groups whose filling was cancelled, or crashed, or never began, as interrupted: they continue from
-        what is stored of them. The owner has to ask for this: a task that is cancelled before its first step runs no
-        code of its own."""
+        """Settle as ABORTED the groups whose filling was cancelled, crashed or never began. They continue later from
+        what is stored. The scheduler must call this: a task that is cancelled before its first step cannot clean up
+        itself."""
         while self._unsettled:
             _, row = self._unsettled.popitem()
             await self._buffer.settle(row, GroupStatus.ABORTED)
 
     async def fill(self, groups: Groups) -> list[EndedGroup]:
-        """The groups, settled: one, or all those that a lockstep engine has to see together."""
+        """Fill and settle the groups: one, or all those that a lockstep engine must see together."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         store = _MemberStore(self._buffer, [started for started, _ in groups], self._saw)
@@ -121,7 +121,7 @@ class GroupFiller:
         return jobs
 
     async def _end(self, filled: _Filled, task_set: TaskSetRuntime, store: _MemberStore) -> EndedGroup:
-        """What becomes of a group, after its members were judged together, if that is how it is done."""
+        """Decide the status of a group. If its judger judges whole groups, it is asked first."""
         if task_set.judger.judges_groups and not filled.was_interrupted:
             filled = await self._judge_together(filled, task_set, store)
         row = filled.row
@@ -146,7 +146,7 @@ class GroupFiller:
         return _Filled(filled.row, tuple(members), was_interrupted=False)
 
     async def _settle(self, row: GroupRow, status: GroupStatus) -> None:
-        """It runs to its end once it has begun: a cancelled caller must not settle the group a second time."""
+        """Settle a group. Once begun, this runs to its end: a cancelled caller must not settle the group twice."""
         del self._unsettled[row.task_set, row.draw]
         await to_its_end(self._buffer.settle(row, status))
 
@@ -159,7 +159,7 @@ async def _filtered(group: Group, chosen_by: Filter | None) -> EndedGroup:
 
 
 class _MemberStore:
-    """Stores the rollouts of some groups. It knows which of them are stored already, and lack only a reward."""
+    """Stores the rollouts of some groups. It knows which of them are stored already and lack only a reward."""
 
     def __init__(self, buffer: ReplayBuffer, groups: Sequence[StartedGroup], saw: Callable[[Rollout], None]) -> None:
         self._buffer = buffer
@@ -168,7 +168,7 @@ class _MemberStore:
         self._saw = saw
 
     async def put(self, rollout: Rollout) -> None:
-        """Store a rollout that has a reward, or has failed."""
+        """Store a rollout that has a reward or has failed."""
         if rollout.key in self._stored:
             await self.put_rewards([rollout])
         else:
@@ -180,7 +180,7 @@ class _MemberStore:
         self._stored.add(rollout.key)
 
     async def put_rewards(self, rollouts: Sequence[Rollout]) -> None:
-        """Store the rewards of rollouts of one group, all or none: half a ranking is worth nothing."""
+        """Store the rewards of rollouts of one group, all or none: half a ranking is useless."""
         key = rollouts[0].key
         await self._buffer.put_rewards(self._rows[key.task_set, key.draw], rollouts)
         for rollout in rollouts:
@@ -188,7 +188,7 @@ class _MemberStore:
 
 
 def _filled(group: StartedGroup, made: Sequence[Rollout | None]) -> _Filled:
-    """What has become of a group whose jobs gave the rollouts `made`; None: the job was not started."""
+    """The group after its jobs returned the rollouts `made`. None means that the job was not started."""
     latest = {rollout.key.member: rollout for rollout in (*group.stored, *made) if rollout is not None}
     was_interrupted = None in made or any(rollout.is_partial for rollout in latest.values())
     return _Filled(group.row, tuple(latest[member] for member in sorted(latest)), was_interrupted)

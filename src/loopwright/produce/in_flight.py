@@ -1,7 +1,7 @@
 """Work in flight: scheduled, waited for, claimed or cancelled.
 
-Each piece of finished work is claimed by exactly one party, at a cost that does not depend on how much is in flight.
-Nothing outlives its owner, who ends with `cancel`; only work that cannot be cancelled does, and then the owner is told.
+Each piece of finished work is claimed exactly once. Claiming costs the same however much is in flight. The owner ends
+with `cancel`, so no work outlives it, except work that does not react to cancellation: `cancel` returns its names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class InFlight(Generic[T]):
-    """`on_done` is called whenever a piece of work has ended, however that was."""
+    """`on_done` is called whenever a piece of work has returned, raised or was cancelled."""
 
     def __init__(self, on_done: Callable[[], None]) -> None:
         self._on_done = on_done
@@ -25,12 +25,12 @@ class InFlight(Generic[T]):
         self._finished: deque[asyncio.Task[T]] = deque()
 
     def __len__(self) -> int:
-        """Pieces of work that are not through."""
+        """How many pieces of work have not ended."""
         return len(self._running)
 
     @property
     def unclaimed(self) -> int:
-        """Pieces of work that are through, and that nobody has claimed yet."""
+        """How many pieces of work have ended and were not claimed yet."""
         return len(self._finished)
 
     def schedule(self, work: Coroutine[Any, Any, T], name: str) -> None:
@@ -43,9 +43,9 @@ class InFlight(Generic[T]):
         return self._finished.popleft().result() if self._finished else None
 
     async def cancel(self) -> list[str]:
-        """End all of it, and wait until it has ended. What it returns or raises now interests nobody.
+        """Cancel all work, and wait until it has ended. Its results and exceptions are dropped.
 
-        Work that does not end within its grace is left behind: these are the names.
+        Work that does not end within GRACE_SECONDS is left behind; its names are returned.
         """
         running = set(self._running)
         for task in running:
@@ -70,6 +70,6 @@ class InFlight(Generic[T]):
 
 
 def _saw(task: asyncio.Task[Any]) -> None:
-    """Look at its error, if there is one: asyncio would complain that nobody did."""
+    """Retrieve its exception, if there is one. Otherwise asyncio logs that it was never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""The boundary round judgers (R1, R2).
+"""The boundary around judgers (R1, R2).
 
-A JudgeError becomes a typed failure here, once, after the judger alone was asked again: the episode is sound. It never
-becomes a reward. Our own bugs leave through here and stop the run.
+A JudgeError becomes a typed failure here, once. Before that the judger is asked again, without a new rollout, because
+the episode is sound. A failure never becomes a reward. Our own bugs are not caught, and stop the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loopwright.types import Failed, FailureCause, Reward, Rollout
 
 
 async def judged(rollouts: Sequence[Rollout], judger: Judger, attempts: int) -> list[Rollout]:
-    """The rollouts of one task, all scored, or all failed by their judger, which is asked up to `attempts` times."""
+    """The rollouts of one task, either all scored or all failed. The judger is asked up to `attempts` times."""
     task = rollouts[0].task
     episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
     clock = time.monotonic()
@@ -31,6 +31,6 @@ async def judged(rollouts: Sequence[Rollout], judger: Judger, attempts: int) -> 
 
 
 def _failed(error: JudgeError) -> Failed:
-    # The remedy belongs to the detail: whoever trains sees nothing else of the error.
+    # The detail includes the remedy, because users see nothing else of the error.
     detail = f"{error.message} ({error.remedy})"
     return Failed(FailureCause.JUDGE, str(error.facts.get("error", "JudgeError")), detail)

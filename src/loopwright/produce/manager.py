@@ -1,8 +1,8 @@
-"""The manager of all production: it knows flow, and no strategy's private state.
+"""The manager of all production. It decides when groups may start; which ones start is up to the strategies.
 
     NORMAL ──pause──► UPDATING ──continue_(v)──► NORMAL        any ──shutdown──► FINISHED
 
-It begins in UPDATING: whoever trains says with which weights to begin, and only they leave a paused state.
+It begins in UPDATING. The trainer says with which weights to begin, and only the trainer ends a pause.
 
     who                     waits for                             woken by
     produce_loop            room in a gate, a free slot           a rollout or a group that ends, take, continue_
@@ -36,9 +36,9 @@ class ManagerState(StrEnum):
     """What production is doing."""
 
     NORMAL = "normal"
-    """Groups start whenever the gate lets them."""
+    """Groups start whenever the limits allow it."""
     UPDATING = "updating"
-    """No group starts: the weights change."""
+    """No group starts, because the weights change."""
     FINISHED = "finished"
 
 
@@ -46,7 +46,7 @@ class AgentLoopManager:
     """Makes groups of one or several task sets: `produce_batch` for a colocated run; `produce_loop`, `take`, `pause`
     and `continue_` for a disaggregated one.
 
-    `step` is the last one that was trained; `plans` say what a resumed run left over, beside what is in the buffer.
+    `step` is the last step that was trained. `plans` say what else a resumed run left over, besides the buffer.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class AgentLoopManager:
 
     @property
     def moves(self) -> int:
-        """Grows whenever a rollout or a group ends: while it does not, nothing moves."""
+        """Grows whenever a rollout or a group ends. The watchdog uses it to see whether anything moves."""
         return self._scheduler.moves
 
     @property
     def wants_weights(self) -> bool:
-        """Whether slots stand empty, and newer weights would let groups start."""
+        """Whether slots are free and no group may start until there are newer weights."""
         last_step, horizons = self._settings.last_step, [one.horizon for one in self._producers.values()]
         if last_step is not None and all(self._version + horizon >= last_step for horizon in horizons):
             return False
@@ -120,7 +120,8 @@ class AgentLoopManager:
         return await self._hand_out(step)
 
     async def produce_loop(self) -> None:
-        """Make groups until `shutdown`. What ends it early, a spent budget for one, is also raised in `take`."""
+        """Make groups until `shutdown`. An error that ends it early, such as a spent budget, is also raised in
+        `take`."""
         async with self._looping:
             try:
                 while self._state is not ManagerState.FINISHED:
@@ -137,7 +138,8 @@ class AgentLoopManager:
                 await self._scheduler.abandon()
 
     async def take(self, step: int) -> Batch:
-        """The groups of train step `step`. An empty batch says: load the newest weights, then ask for the same step."""
+        """The groups of train step `step`. An empty batch means: load the newest weights, then ask for this step
+        again."""
         self._check_next(step)
         if step != self._begun:
             await self._begin(step)
@@ -147,7 +149,7 @@ class AgentLoopManager:
                 raise self._crash
             if self._is_ready(step):
                 batch = await self._hand_out(step)
-                # What has become too old for the next step is made again while this one is trained.
+                # Groups that are too old for the next step are made again while this one is trained.
                 await self._begin(step + 1)
                 return batch
             if self._is_closed:
@@ -161,13 +163,13 @@ class AgentLoopManager:
         await self._buffer.consume(groups, step)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Let no group start, bring what is in flight to rest as `mode` says, and the engine with it."""
+        """Start no more groups, stop what is in flight as `mode` says, and pause the engine."""
         self._check_running("pause")
         self._state = ManagerState.UPDATING
         self._meter.pause()
         self._scheduler.wakeup.notify()
         if mode is PauseMode.DRAIN:
-            # Groups first: an agent that asks several times would wait for an engine that waits for it.
+            # Drain groups before the engine: a paused engine would not answer the next call of an agent in flight.
             await self._scheduler.drain()
         await self._interrupt(mode)
         if self._crash is not None:
@@ -184,8 +186,8 @@ class AgentLoopManager:
         self._scheduler.wakeup.notify()
 
     async def save(self) -> dict[str, Any]:
-        """What a checkpoint keeps of production. Groups in flight are waited for, or refused, as `in_flight` says;
-        while production is paused they have come to rest."""
+        """What a checkpoint keeps of production. If groups are in flight, this waits for them with `in_flight: drain`,
+        and raises otherwise. While production is paused, none are."""
         if self._state is ManagerState.NORMAL and not self._scheduler.is_quiet:
             if self._settings.in_flight is not PauseMode.DRAIN:
                 raise RunError(
@@ -197,15 +199,15 @@ class AgentLoopManager:
         return {"next_draws": self.next_draws}
 
     async def shutdown(self) -> None:
-        """End production. What is in flight goes back to the buffer, as far as it got."""
+        """End production. Groups in flight go back to the buffer with what is stored of them."""
         self._state = ManagerState.FINISHED
         self._scheduler.wakeup.notify()
-        # A loop that runs gives back what it has started; without one, what is left of the last batch is here.
+        # If `produce_loop` runs, it abandons its groups itself. Otherwise groups of the last batch may be left here.
         async with self._looping:
             await self._scheduler.abandon()
 
     def describe(self) -> str:
-        """Who waits on whom, the counters of every task set, and the oldest rollouts in flight."""
+        """Who waits for whom, the counters of every task set, and the oldest rollouts in flight."""
         step = self._progress.next_consumer_step
         parts = [producer.describe(self._context(producer)) for producer in self._producers.values()]
         head = f"  production is {self._state} with weights {self._version}; step {step} is taken next"
@@ -233,7 +235,7 @@ class AgentLoopManager:
             await news.wait()
 
     async def _finish_step(self, step: int) -> None:
-        """What a step has started beyond its needs is for the next one."""
+        """Interrupt or wait for groups that the step started but does not need: they are for the next step."""
         if self._settings.in_flight is PauseMode.ABORT and not self._scheduler.is_quiet:
             await self._interrupt(PauseMode.ABORT)
         else:
@@ -244,13 +246,13 @@ class AgentLoopManager:
         await self._scheduler.start(self._version, lambda: self._state is ManagerState.NORMAL)
 
     async def _interrupt(self, mode: PauseMode) -> None:
-        """Bring what is in flight to rest."""
+        """Stop what is in flight."""
         if mode is PauseMode.ABORT:
             self._scheduler.slots.interrupt()
         await self._engine.pause(mode)
 
     def _is_ready(self, step: int) -> bool:
-        """Whether every task set has its groups, or has looked for them long enough."""
+        """Whether every task set has its groups, or has spent its filter budget."""
         return all(not producer.lacks(step) or producer.is_excused for producer in self._producers.values())
 
     @property
@@ -265,7 +267,7 @@ class AgentLoopManager:
         if not any(found.values()):
             budgets = [producer.filter_budget for producer in self._producers.values()]
             raise nothing_kept(step, [budget for budget in budgets if budget.is_spent])
-        # Counted before they leave the buffer: in between, a gate would see a deficit that is none.
+        # Count them before they leave the buffer. Otherwise it would look for a moment as if groups were missing.
         self._progress.take(found)
         masked_before = self._buffer.masked_tokens
         groups = sorted(await self._buffer.take(step, found), key=self._place)
@@ -282,7 +284,7 @@ class AgentLoopManager:
         return list(self._producers).index(group.task_set), group.draw
 
     def _context(self, producer: TaskSetProducer) -> ProduceContext:
-        # In turns, the last step oversamples as well: its slowest need not be waited for either.
+        # In a colocated run the last step oversamples too, so that it need not wait for its slowest groups.
         last_step = None if self._takes_turns else self._settings.last_step
         ahead = horizon_limit(self._progress, producer.name, self._version, producer.horizon, last_step)
         return producer.context(ahead, takes_turns=self._takes_turns, slot_is_free=self._scheduler.slot_is_free)

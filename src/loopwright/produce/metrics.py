@@ -17,12 +17,13 @@ from loopwright.types import ChainStart, Episode, Failed, FailureCause, Group, G
 Stock = Mapping[GroupStatus, int]
 
 FORKS = tuple(start for start in ChainStart if start is not ChainStart.FIRST)
-"""Why there can be another chain than the first."""
+"""The reasons for a chain after the first."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """`rewards` are those of all scored groups, before any filter; `seconds` is what each group took."""
+    """Counts of production. `rewards` are those of all scored groups, before any filter; `seconds` is how long each
+    group took."""
 
     statuses: Counter[GroupStatus] = field(default_factory=Counter)
     causes: Counter[FailureCause] = field(default_factory=Counter)
@@ -30,13 +31,13 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
 
     def saw(self, rollout: Rollout) -> None:
-        """An attempt that was scored, or failed."""
+        """Count an attempt that was scored or failed."""
         if isinstance(rollout.reward, Failed):
             self.causes[rollout.reward.cause] += 1
 
     def ended(self, one: EndedGroup) -> None:
         self.statuses[one.status] += 1
-        # A filter fails with a whole group; the failures of rollouts were seen before.
+        # Count failures of the filter, which concern a whole group. Failures of rollouts were counted by `saw`.
         self.causes.update(failed.cause for failed in one.failures if failed.cause is FailureCause.FILTER)
         if one.status in (GroupStatus.COMPLETED, GroupStatus.FILTERED):
             self.rewards.extend(one.group.rewards)
@@ -45,7 +46,7 @@ class Tally:
 
 
 def sum_of(tallies: Iterable[Tally]) -> Tally:
-    """Several task sets taken together."""
+    """The tally of several task sets together."""
     total = Tally()
     for tally in tallies:
         total.statuses += tally.statuses
@@ -56,7 +57,7 @@ def sum_of(tallies: Iterable[Tally]) -> Tally:
 
 
 class SlotMeter:
-    """Measures from one batch to the next."""
+    """Measures, from one batch to the next, how long slots were idle and production was paused."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -66,7 +67,7 @@ class SlotMeter:
         self._paused_seconds = 0.0
 
     def start(self) -> None:
-        """Production begins, unless it has begun already."""
+        """Start measuring, unless it has started already."""
         if self._since is None:
             self._since, self._busy_before = _now(), self._slots.busy_seconds()
 
@@ -105,7 +106,7 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether newer weights have to be loaded before there can be one."""
+        """Whether newer weights must be loaded before there can be a batch."""
         return not self.groups
 
 
@@ -115,11 +116,11 @@ EMPTY = Batch((), {})
 def batch_metrics(
     groups: Sequence[Group], tallies: Mapping[str, Tally], stocks: Mapping[str, Stock]
 ) -> dict[str, float]:
-    """Rewards and lengths of what is trained, what became of all the groups and attempts since the last batch, and the
-    stock that is left after it.
+    """Rewards and lengths of the trained groups, how all groups and attempts since the last batch ended, and how many
+    groups are left.
 
-    With several task sets, the numbers of each follow under its name: `reward/mean/<task set>`. The names of parts may
-    have slashes themselves, so those stand apart: `reward/parts_of/<task set>/<part>`.
+    With several task sets, the numbers of each follow under its name: `reward/mean/<task set>`. Names of parts may
+    contain slashes, so they have a prefix of their own: `reward/parts_of/<task set>/<part>`.
     """
     total: Counter[GroupStatus] = Counter()
     for stock in stocks.values():
@@ -134,7 +135,8 @@ def batch_metrics(
 
 
 def _numbers(groups: Sequence[Group], tally: Tally, stock: Stock) -> dict[str, float]:
-    """Without groups there is no mean. `reward/drawn` also counts what was filtered."""
+    """The numbers of one task set, or of all. Without groups there are no means. `reward/drawn` includes filtered
+    groups."""
     filtered, completed = tally.statuses[GroupStatus.FILTERED], tally.statuses[GroupStatus.COMPLETED]
     numbers = {
         "groups/trained": float(len(groups)),
@@ -171,8 +173,8 @@ def _parts(groups: Iterable[Group], prefix: str) -> dict[str, float]:
 
 
 def _recording_numbers(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Sums over the episodes whose drift was measured, which are those of agents that talk to the gateway. Without one
-    there is nothing to tell."""
+    """Sums over the episodes whose drift was measured: those of agents that talk to the gateway. Empty if there are
+    none."""
     measured = [episode for episode in episodes if episode.drift is not None]
     if not measured:
         return {}

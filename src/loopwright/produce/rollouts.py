@@ -1,9 +1,8 @@
-"""Running many rollouts at once, for training and for evaluation alike.
+"""Runs many rollouts at once, for training and for evaluation.
 
-Rollouts start in the order given, as slots become free. Each is handed on the moment it has a reward or has failed;
-an episode whose judger takes its time, or which is partial, is handed on unscored before that. A failed rollout is
-tried again; with a lockstep engine all failed ones are tried again together, so that every run
-has the same batches (D3).
+Rollouts start in the order given, as slots become free. Each is handed on as soon as it has a reward or has failed. An
+episode whose judger is slow is also handed on before that, unscored; so is a partial one. A failed rollout is tried
+again. With a lockstep engine all failed rollouts are tried again together, so that every run has the same batches (D3).
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from loopwright.types import (
 )
 
 RETRIED = frozenset({FailureCause.INFRA, FailureCause.AGENT})
-"""Causes for which a rollout is made again. A failed judger has had its own retries, and the episode is sound; a task
-that does not fit the context never will."""
+"""Causes for which a rollout is made again. A judger that failed had its own retries, and its episode is sound. A task
+that does not fit the context will not fit the next time either."""
 
 PATIENCE_SECONDS = 1.0
-"""How long a finished episode may exist in memory alone, while its judger is at work."""
+"""How long a finished episode may exist only in memory while its judger works."""
 
 OnRollout = Callable[[Rollout], Awaitable[None]]
 
@@ -50,9 +49,9 @@ OnRollout = Callable[[Rollout], Awaitable[None]]
 class Job:
     """One rollout to be made. `split` and `mode` keep the seeds of training and of each evaluation apart.
 
-    With `judge_only`, a rollout that was made before, no agent runs: the judger alone is asked. `resume_from` is a
-    partial rollout of the same attempt. Attempts are counted from `first_attempt` on: those of an expired group do not
-    count against its next life.
+    With `judge_only`, a rollout that was made before, no agent runs: only the judger is asked. `resume_from` is a
+    partial rollout of the same attempt. Attempts are counted from `first_attempt` on: when an expired group is made
+    again, its earlier attempts do not count.
     """
 
     key: RolloutKey
@@ -66,11 +65,11 @@ class Job:
     first_attempt: int = 0
 
     def again(self) -> Job:
-        """The next attempt at the same member. Its seed is another one, because the first attempt failed."""
+        """The next attempt of the same member. It has a different seed, because this attempt failed."""
         return replace(self, key=replace(self.key, attempt=self.key.attempt + 1), judge_only=None, resume_from=None)
 
     def request(self, run_seed: int, seconds: float) -> RolloutRequest:
-        """What the worker is asked for."""
+        """The request for the worker."""
         key, label = self.key, self.split if self.mode is None else f"{self.split}/{self.mode}"
         seed = derive_seed(run_seed, label, key.task_set, key.draw, key.member, key.attempt)
         return RolloutRequest(self.split, key, self.task, replace(self.sampling, seed=seed), seconds, self.resume_from)
@@ -101,12 +100,12 @@ class RolloutRunner:
         self._redact = redact or Redactor()
 
     def slots(self, on_release: Callable[[], None] = lambda: None) -> Slots:
-        """Slots for as many agents as may run at a time."""
+        """Slots for the agents, as many as may run at a time."""
         return Slots(self._concurrency, self._lockstep, on_release)
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether what starts together has to be handed over together."""
+        """Whether the engine runs in lockstep, so that groups that start together must be filled together."""
         return self._lockstep is not None
 
     def run(
@@ -116,20 +115,20 @@ class RolloutRunner:
         on_unscored: OnRollout | None = None,
         slots: Slots | None = None,
     ) -> Coroutine[Any, Any, list[Rollout | None]]:
-        """The last attempt at each job, in the order of `jobs`. `on_rollout` sees every attempt as it ends.
+        """The last attempt of each job, in the order of `jobs`. `on_rollout` sees every attempt as it ends.
 
-        `on_unscored` sees the episodes that are not judged at once: because the judger takes its time, because it
-        judges whole groups, which is for the caller to ask for, or because they are partial. The latter two are
-        returned unscored. A job that its `slots` turned away has no rollout.
+        `on_unscored` sees the episodes that are not judged at once: because the judger is slow, because it judges whole
+        groups (the caller asks it), or because they are partial. The latter two are returned unscored. A job that its
+        `slots` turned away returns None.
         """
-        # Not a coroutine itself: nothing stands between the caller and the jobs.
+        # Not a coroutine itself, so that there is one coroutine less between the caller and the jobs.
         kept = _Kept(slots if slots is not None else self.slots(), on_rollout, on_unscored)
         if self.in_lockstep:
             return self._in_waves(jobs, kept)
         return together(self._to_the_end(job, kept) for job in jobs)
 
     def worth_another(self, rollout: Rollout, first_attempt: int = 0) -> bool:
-        """Whether the rollout failed in a way that may pass, and has attempts left."""
+        """Whether the rollout failed for a cause that a retry may avoid, and has attempts left."""
         failed = rollout.reward
         may_pass = isinstance(failed, Failed) and failed.cause in RETRIED
         return may_pass and rollout.key.attempt + 1 - first_attempt < self._max_attempts
@@ -140,7 +139,7 @@ class RolloutRunner:
         return [without_secrets(rollout, self._redact) for rollout in scored]
 
     async def _to_the_end(self, job: Job, kept: _Kept, *, retry: bool = True) -> Rollout | None:
-        """The last attempt at a job, judged if it can be; None if it was turned away before it began."""
+        """The last attempt of a job, judged if it can be; None if the job was turned away before it began."""
         while True:
             made = job.judge_only
             if made is None:
@@ -166,8 +165,8 @@ class RolloutRunner:
             job = job.again()
 
     async def _in_waves(self, jobs: Sequence[Job], kept: _Kept) -> list[Rollout | None]:
-        """Failed ones are tried again together, after the others: when a rollout starts does then not depend on how
-        long another one was judged."""
+        """Try failed rollouts again together, after the others have ended. So the start of a rollout does not depend on
+        how long the judging of another one took."""
         done: dict[int, Rollout | None] = {}
         todo = dict(enumerate(jobs))
         while todo:
@@ -194,20 +193,20 @@ class RolloutRunner:
             (scored,) = await judged([made], judger, self._limits.judge_attempts)
             return without_secrets(scored, self._redact)
         except asyncio.CancelledError:
-            # The run is stopping: without its reward the episode is still worth keeping.
+            # The run is stopping. Keep the episode without its reward.
             if not keeping:
                 keep()
             raise
         finally:
             timer.cancel()
-            # Before anyone hears of the reward: it is stored with what is kept here.
+            # Wait for this before the reward is handed on: the reward is stored in the row that is written here.
             for kept in keeping:
                 await kept
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One call of `run`: the slots of its agents, and who keeps their rollouts."""
+    """What one call of `run` was given: the slots of its agents, and who receives their rollouts."""
 
     slots: Slots
     on_rollout: OnRollout

@@ -1,8 +1,8 @@
-"""The groups that are being made at this moment, and which ones start next.
+"""Starts groups, and counts those that have ended.
 
-A group starts when its strategy says so; task sets take turns. The filler settles it in the buffer; here it is claimed,
-exactly once, and counted. Nothing here looks at more than one group at a time, so a group costs the same however many
-are in flight.
+A group starts when its strategy says so; task sets take turns. The filler settles it in the buffer; the scheduler
+claims it exactly once and counts it. Nothing here looks at more than one group at a time, so a group costs the same
+however many are in flight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ OLDEST = 5
 
 
 class GroupScheduler:
-    """`context_of` is what a task set's strategy is shown. `wakeup` is notified when a rollout or a group has ended."""
+    """`context_of` makes what a task set's strategy is shown. `wakeup` is notified when a rollout or a group has
+    ended."""
 
     def __init__(
         self,
@@ -58,17 +59,18 @@ class GroupScheduler:
         )
         self._starting = asyncio.Lock()
         self._drawing = 0
-        """Groups that were chosen and are not in the making yet, so that none of their agents is announced."""
+        """Groups that were chosen but not drawn yet, so their agents are not announced yet."""
         self._turn = 0
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is being made, started or left to be claimed."""
+        """Whether no group is in flight, being started, or left to be claimed."""
         return not (self._in_flight or self._in_flight.unclaimed or self._starting.locked())
 
     @property
     def slot_is_free(self) -> bool:
-        """In lockstep all groups of a step start together, and their agents wait for slots in order."""
+        """Whether another group may expect slots. In lockstep always: all groups of a step start together, and their
+        agents wait for slots in order."""
         return self._in_lockstep or self.slots.free > self._drawing * self._samples
 
     @property
@@ -93,14 +95,14 @@ class GroupScheduler:
                 self._fill(sorted(wave, key=lambda group: (order.index(group[1].name), group[0].row.draw)))
 
     def claim(self, step: int) -> None:
-        """Count the groups that have ended. Raises what their making raised, and when a budget is spent."""
+        """Count the groups that have ended. Raises what filling them raised, and BudgetError if a budget is spent."""
         if not self._in_flight.unclaimed:
             return
         while (ended := self._in_flight.claim()) is not None:
             for one in ended:
                 self._first_failures.filter_failed(one.group.task_set, one.failures)
                 self._by_name[one.group.task_set].count(one, step)
-        # What is counted may spend a budget, and so make a step ready or close the gate: whoever waits has to look.
+        # Counting may spend a budget. Then a step may be ready, or no group may start: whoever waits must look again.
         self.wakeup.notify()
 
     async def drain(self) -> None:
@@ -111,7 +113,7 @@ class GroupScheduler:
         self.wakeup.notify()
 
     async def abandon(self) -> None:
-        """Cancel all groups in flight: they go back to the buffer as far as they got."""
+        """Cancel all groups in flight. They go back to the buffer with what is stored of them."""
         left_behind = await self._in_flight.cancel()
         if left_behind:
             words = "these groups were cancelled, did not end within %g s, and are left behind: %s\n%s"
@@ -125,7 +127,7 @@ class GroupScheduler:
         return "\n".join([f"  {self.slots.in_use} of {self.slots.size} slots are in use{more}", *oldest])
 
     def _choose_all(self) -> list[tuple[TaskSetProducer, GroupSource]]:
-        """All that may start now, in turn. Each counts as started."""
+        """All groups that may start now, task sets in turn. Each counts as started."""
         chosen = []
         while found := self._choose():
             place, source = found
@@ -138,8 +140,8 @@ class GroupScheduler:
     async def _draw(
         self, chosen: Sequence[tuple[TaskSetProducer, GroupSource]], version: int
     ) -> list[tuple[StartedGroup, TaskSetRuntime]]:
-        """The chosen groups, drawn at once: they share a commit, and an engine sees them as one batch. Once begun, it
-        is done: nobody would answer for a group whose draw was cancelled when it was in the buffer already."""
+        """Draw the chosen groups at once: they share a commit, and an engine sees them as one batch. Once begun, this
+        runs to its end: if it were cancelled, nobody would settle a group that is in the buffer already."""
         try:
             drawn = await to_its_end(together(self._draw_one(producer, source, version) for producer, source in chosen))
         finally:

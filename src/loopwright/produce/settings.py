@@ -1,4 +1,4 @@
-"""What production is told: its task sets, and the numbers that govern how their groups are made."""
+"""The settings of production: its task sets, and how their groups are made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TaskSetRuntime:
     """One task set, as the driver sees it: where its tasks come from, how its rollouts are sampled, who scores them,
     and which groups are trained. Without a filter, all are. Its agent is known to the workers.
 
-    With `produce` SYNC only the newest weights make its groups, even if other task sets produce ahead.
+    With `produce` SYNC only the newest weights make its groups, even if other task sets make groups ahead.
     """
 
     name: str
@@ -28,8 +28,8 @@ class TaskSetRuntime:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long an agent may take, how often one episode is put before its judger, and after how many seconds of
-    silence a worker is taken for lost."""
+    """How long an agent may take, how often a judger is asked about one episode, and after how many seconds of silence
+    a worker counts as lost."""
 
     agent_timeout_seconds: float = 600.0
     judge_attempts: int = 2
@@ -38,8 +38,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ProduceSettings:
-    """`min_members` None means all of them; `horizon` is how many steps the weights of one version may feed, and
-    `sync_interval` how many of them before there are newer ones.
+    """`min_members` None means all members. `horizon` is how many steps the weights of one version may feed.
+    `sync_interval` is after how many steps there are newer weights.
 
     `last_step` is the last step that is trained: no group is made for a later one.
     """

@@ -1,7 +1,7 @@
-"""Slots for agents: at most `size` of them run at a time, first come, first served, whatever their task set.
+"""Slots for agents: at most `size` agents of all task sets run at a time, first come, first served.
 
-With a lockstep engine the slots always say how many agents are about to ask something, so that the engine's batches,
-and with them the last bits of every logprob, are the same in every run (D3).
+The slots tell a lockstep engine how many agents are about to call it. So the engine's batches, and with them the last
+bits of every logprob, are the same in every run (D3).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loopwright.types import RolloutKey
 
 
 class NotStartedError(Exception):
-    """An agent was turned away: production is being interrupted. It was not started, so nothing is lost."""
+    """An agent was turned away because production is being interrupted. It was not started, so nothing is lost."""
 
 
 class Slots:
@@ -32,7 +32,7 @@ class Slots:
         self._on_release = on_release
         self._running: dict[RolloutKey, float] = {}
         self._reserved = 0
-        """Slots that are promised to agents which were woken and have not moved yet."""
+        """Slots of agents that were woken and have not run yet."""
         self._queue: deque[asyncio.Future[bool]] = deque()
         self._waiting = 0
         self._announced = 0
@@ -43,7 +43,8 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Slots for other agents than those that are here or announced; below 0, so many have to wait."""
+        """How many slots are left beside the agents that run, wait or are announced. If negative, so many have to
+        wait."""
         return self.size - self._taken - self._waiting - self._announced
 
     @property
@@ -51,11 +52,11 @@ class Slots:
         return len(self._running) + self._reserved
 
     def announce(self, agents: int) -> None:
-        """So many agents will ask for a slot as soon as their tasks run."""
+        """Announce agents that will ask for a slot as soon as their tasks run."""
         self._announced += agents
 
     def slot(self, key: RolloutKey) -> AbstractAsyncContextManager[None]:
-        """Wait for a slot and keep it. Raises NotStartedError when production is interrupted first."""
+        """Wait for a slot and keep it. Raises NotStartedError if production is interrupted before."""
         return _Slot(self, key)
 
     async def _take(self, key: RolloutKey) -> None:
@@ -74,10 +75,10 @@ class Slots:
 
     @contextmanager
     def wave(self, agents: int) -> Iterator[None]:
-        """Tell a lockstep engine of `agents` that come together.
+        """Tell a lockstep engine how many `agents` start together.
 
-        One that ends while others wait for its slot does not lower what the engine waits for: the next in line takes
-        its place before the engine may step again. Whatever happens, an engine must not wait for agents that are gone.
+        If an agent ends while others wait for its slot, the engine still waits for as many: the next in line takes the
+        slot before the engine may step again. At the end the engine waits for nobody, whatever happened.
         """
         self._to_come = agents
         self._expect()
@@ -88,13 +89,13 @@ class Slots:
             self._expect()
 
     def interrupt(self) -> None:
-        """Turn away who waits for a slot, and who comes, until `open`. Who has a slot keeps it."""
+        """Turn away agents that wait for a slot, and new ones, until `open`. Agents that have a slot keep it."""
         self._is_open = False
         while self._queue:
             self._call(self._queue.popleft(), admitted=False)
 
     def open(self) -> None:
-        """Let agents in again. Nobody is on their way."""
+        """Let agents in again. No agents are announced."""
         self._is_open = True
         self._announced = 0
 
@@ -108,7 +109,7 @@ class Slots:
         return len(self._running)
 
     def busy_seconds(self) -> float:
-        """The seconds of all slots that were in use, since the first agent came."""
+        """For how many seconds slots were in use, summed over all slots, since the first agent started."""
         self._count()
         return self._busy_seconds
 
@@ -139,7 +140,7 @@ class Slots:
                 return
 
     def _call(self, turn: asyncio.Future[bool], *, admitted: bool) -> bool:
-        """False when whoever waited has gone."""
+        """Wake a waiting agent. False if it was cancelled."""
         if turn.cancelled():
             return False
         turn.set_result(admitted)
@@ -148,7 +149,7 @@ class Slots:
         return True
 
     def _count(self) -> float:
-        """Count the slots that were in use until now, which it returns."""
+        """Add the time of the slots that were in use until now. Returns the present time."""
         now = asyncio.get_running_loop().time()
         if self._counted_until is not None:
             self._busy_seconds += len(self._running) * (now - self._counted_until)
@@ -161,7 +162,8 @@ class Slots:
 
 
 class _Slot:
-    """One agent's place among `slots`. No generator behind it: an agent may be as short as one small answer."""
+    """One agent's slot, as a context manager. It is a class because a generator would cost more, and some agents are
+    very short."""
 
     def __init__(self, slots: Slots, key: RolloutKey) -> None:
         self._slots = slots

@@ -1,6 +1,6 @@
-"""Strategies decide which group of a task set comes next, if any. They decide only: others draw, run and count.
+"""Strategies decide which group of a task set starts next, if any. They only decide; others draw, run and count groups.
 
-Retry order: what expired, then what was interrupted, then new tasks.
+The order: expired groups, then interrupted ones, then new tasks.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class GroupSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProduceContext:
-    """All that a strategy may know of its task set, at one moment. Numbers are groups."""
+    """All that a strategy may know about its task set at one moment. Numbers are groups."""
 
     step: int
     """The step whose batch is taken next."""
     target: int
     """Needed for all steps up to `step`."""
     batch: int
-    """Still to be taken for `step`."""
+    """How many groups are still to be taken for `step`."""
     ahead: int
     """Needed for all steps that the present weights may feed."""
     takes_turns: bool
-    """Whether nothing is made while a step is trained."""
+    """Whether no groups are made while a step is trained: a colocated run."""
     available: int
-    """Taken so far, or complete."""
+    """How many were taken so far or are complete."""
     pending: int
     aborted: int
     expired: int
     slot_is_free: bool
     may_look: bool
-    """Whether a new task is worth drawing: False when its filter drops everything, and this step has probed enough."""
+    """Whether a new task may be drawn. If not, a budget is spent, or will be when earlier groups have ended."""
 
     @property
     def in_hand(self) -> int:
-        """What counts against a limit. An interrupted group was admitted already, and goes on."""
+        """What counts against a limit. An interrupted group is counted already, and may always go on."""
         return self.available + self.pending + self.aborted
 
 
@@ -56,11 +56,11 @@ class ProduceStrategy(Protocol):
     """One task set's strategy."""
 
     def begin(self, context: ProduceContext) -> None:
-        """Another step is taken next."""
+        """`context.step` is taken next."""
         ...
 
     def choose(self, context: ProduceContext) -> GroupSource | None:
-        """Where the next group comes from, or None while none may start. Asking changes nothing."""
+        """Where the next group comes from, or None if none may start. This changes nothing."""
         ...
 
     def started(self, source: GroupSource) -> None:
@@ -77,7 +77,8 @@ def strategy_of(kind: ProduceKind, settings: ProduceSettings) -> ProduceStrategy
 
 
 class SyncStrategy:
-    """Makes what the next step needs, and no more; beside a trainer, what is needed before there are newer weights."""
+    """Makes the groups that the next step needs, and no more. In a disaggregated run, it makes those that are needed
+    before there are newer weights."""
 
     def begin(self, context: ProduceContext) -> None: ...
 
@@ -88,11 +89,11 @@ class SyncStrategy:
 
 
 class AsyncStrategy:
-    """Makes groups ahead of their step: as far as the horizon reaches or, in a colocated run, a window of the batch and
-    `over_sample` of it.
+    """Makes groups ahead of their step, as far as the horizon reaches. In a colocated run it makes the batch and
+    `over_sample` times as many groups more.
 
-    Expired groups are mixed in first or, with `tail_batch`, made in a step of their own once so many of them wait: a
-    step without oversampling, in which nothing else is started before them.
+    Expired groups are started before others. With `tail_batch`, they wait until there are that many; then they are
+    started before others in one step, which does not oversample.
     """
 
     def __init__(self, over_sample: float = 0.0, tail_batch: int | None = None) -> None:
@@ -121,7 +122,8 @@ class AsyncStrategy:
 
 
 def _first(context: ProduceContext, limit: int, *, with_expired: bool) -> GroupSource | None:
-    """The first source in retry order that has something, within `limit`. What was interrupted is within it already."""
+    """The first source, in the order above, that has a group, within `limit`. Interrupted groups are counted
+    already."""
     has_place = has_room(context.in_hand, limit)
     if not context.slot_is_free:
         return None

@@ -1,6 +1,6 @@
-"""One task set in production: where its groups come from, which strategy chooses, and what became of them.
+"""The production of one task set: where its groups come from, which strategy chooses, and how they ended.
 
-Draws that a resumed run has rolled back or discarded come before new ones, so nothing that was drawn is skipped (D1).
+Draws that a resumed run has rolled back or discarded come before new ones, so no draw is skipped (D1).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class TaskSetProducer:
         self._redraw = deque(plan.redraw)
         self._next_draw = plan.next_draw
         self._failure_budget = FailureBudget(task_set.name, task_set.judger.name, settings.failure_budget)
-        # In a sync run all task sets are sync, whatever they say: a session samples from any config.
+        # If `settings.kind` is sync, so are all task sets: `loopwright rollout` uses sync settings with any config.
         kind = settings.kind if settings.kind is ProduceKind.SYNC else task_set.produce or settings.kind
         self.horizon = settings.horizon if kind is ProduceKind.ASYNC else settings.sync_interval
         """For how many steps the weights of one version may make groups of this task set."""
         self._strategy = strategy_of(kind, settings)
         self._order = StartOrder()
         self._reserved: Counter[GroupSource] = Counter()
-        """Groups that are to be drawn, which the buffer does not count yet."""
+        """Groups that were chosen and are not drawn yet: the buffer does not count them yet."""
         self._probes_left = 0
 
     @property
@@ -62,7 +62,7 @@ class TaskSetProducer:
 
     @property
     def next_draw(self) -> int:
-        """The first draw that was never made: all that a checkpoint needs to know of the sampler."""
+        """The first draw that was never made. A checkpoint needs no more about the sampler."""
         return self._next_draw
 
     @property
@@ -89,8 +89,8 @@ class TaskSetProducer:
 
     @property
     def _may_look(self) -> bool:
-        """Whether another draw is worth it. While groups under way decide whether a budget is spent, they are waited
-        for: a task set that always fails must not fail faster than it is noticed."""
+        """Whether another task may be drawn. If groups that have ended may spend a budget once earlier ones have ended
+        too, wait for those: a task set that always fails must not draw more tasks than its budget."""
         failed, filtered = self._order.early(GroupStatus.FAILED), self._order.early(GroupStatus.FILTERED)
         if self._failure_budget.in_a_row + failed >= self._failure_budget.budget:
             return False
@@ -99,22 +99,24 @@ class TaskSetProducer:
         return True
 
     def begin_step(self, context: ProduceContext) -> None:
-        """Another step is taken next. A task set whose filter drops everything is probed in each."""
+        """A new step is taken next. In each step, a task set whose filter drops everything may try a few draws
+        again."""
         self._probes_left = context.batch - self._buffer.count(self.name, GroupStatus.COMPLETED)
         self._strategy.begin(context)
 
     def choose(self, context: ProduceContext) -> GroupSource | None:
-        """Where its next group comes from, or None while none may start."""
+        """Where its next group comes from, or None if none may start."""
         return self._strategy.choose(context)
 
     def reserve(self, source: GroupSource) -> None:
-        """A group from `source` is drawn next: it counts as pending until `draw` is done."""
+        """Count a group from `source` as pending until `draw` is done."""
         self._reserved[source] += 1
         self._strategy.started(source)
         self._probes_left -= source is GroupSource.NEW
 
     async def draw(self, source: GroupSource, version: int) -> StartedGroup:
-        """The next group from `source`, PENDING. It was reserved; the buffer counts it from now on."""
+        """Draw the next group from `source`, or take it up again; it is PENDING. The buffer counts it instead of
+        `reserve`."""
         try:
             if source is not GroupSource.NEW:
                 return await self._take_up(TAKEN_UP[source], version)
@@ -137,7 +139,7 @@ class TaskSetProducer:
         return draw
 
     def started(self, group: StartedGroup) -> None:
-        """When it ends, it is counted after those that started before."""
+        """Note that the group started: it is counted after those that started before it."""
         self._order.start(group.row.draw)
 
     def lacks(self, step: int) -> int:
@@ -146,13 +148,14 @@ class TaskSetProducer:
 
     @property
     def is_excused(self) -> bool:
-        """Whether a step has to do without more of its groups: it has looked long enough, and nothing is under way."""
+        """Whether the step must do without more of its groups: its filter budget and draws are spent, and none is
+        coming."""
         unmade = [status for status in IN_STOCK if status is not GroupStatus.COMPLETED]
         may_come = self._reserved.total() or self._order.is_busy or any(map(self.stock.get, unmade))
         return self.filter_budget.is_spent and self._probes_left <= 0 and not may_come
 
     def count(self, ended: EndedGroup, step: int) -> None:
-        """Keep the numbers and the budgets; raises when too many groups in a row have failed."""
+        """Count an ended group, and its effect on the budgets. Raises if too many groups in a row have failed."""
         self.tally.ended(ended)
         for one in self._order.end(ended):
             self._spend(one, step)

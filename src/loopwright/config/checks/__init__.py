@@ -1,6 +1,6 @@
-"""Checks across fields: each is a generator over a config that is valid field by field.
+"""Checks across fields. Each is a generator over a config whose single fields are valid.
 
-What one section can tell from its own settings is a method of that section (`config/base.py`).
+A check that needs only one section's settings is a method of that section (`config/base.py`).
 Problems keep a run from starting; warnings are settings that are legal but probably not meant.
 """
 
@@ -29,7 +29,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    """Everything that works, but not as somebody may expect, and every setting without effect."""
+    """Everything that works, but probably not as the user expects, and every setting without effect."""
     for place, section in sections(config):
         yield from (warning.below(place) for warning in section.warnings())
     for check in WARNINGS:

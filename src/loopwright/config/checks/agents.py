@@ -1,4 +1,4 @@
-"""Agents: their budgets, and whether what they do can be repeated. What they are is asked of their config, not their
+"""Agents: their budgets, and whether their runs can be repeated. These checks ask the agent's config, and never its
 kind."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    """A clock and a server of somebody's answer differently each time."""
+    """Settings that make runs differ: a clock, or somebody's server, answers differently each time."""
     for place, section in sections(config) if config.trainer.deterministic else ():
         for setting, remedy in section.unrepeatable():
             yield Problem(

@@ -1,4 +1,4 @@
-"""Evaluation: that there is something to evaluate, and that what is measured can be."""
+"""Evaluation: there are tasks to evaluate on, and the metrics can be computed."""
 
 from __future__ import annotations
 

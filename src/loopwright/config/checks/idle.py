@@ -1,6 +1,6 @@
-"""Settings without effect: those that their section tells of, and rules that name a field and when nothing reads it.
+"""Settings without effect: those that their section reports, and rules that say when a field has no effect.
 
-Only a field that differs from its default is reported: a config that spells out every default says nothing odd.
+Only a field that differs from its default is reported, so a config may spell out every default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from loopwright.config.schema import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing reads field `name` when `when` holds, given the config and the section that has the field.
+    """Field `name` has no effect if `when` is true, given the config and the section that has the field.
 
     `*` in a name stands for every item.
     """
@@ -40,7 +40,7 @@ def idle_settings(config: RunConfig, rules: Iterable[Idle]) -> Iterator[Problem]
 
 
 def _matching(value: Any, path: KeyPath, way: list[str]) -> Iterator[tuple[KeyPath, Section]]:
-    """The sections that a way of names and stars leads to, as far as they are there."""
+    """The sections that a path of names and stars leads to, if they exist."""
     if not way:
         if isinstance(value, Section):
             yield path, value

@@ -45,7 +45,7 @@ def _groups_where_members_are_judged(config: RunConfig) -> Iterator[Problem]:
 
 
 def _cycle(config: RunConfig, place: KeyPath, name: str) -> Iterator[Problem]:
-    """A judger that is made of itself, by whatever detour; each one on the way says so itself."""
+    """A judger that is made of itself, directly or through others. Each judger in the circle is reported."""
     if name in made_of([name], config.judgers):
         yield Problem(place, "is made of itself", "make it of other judgers", also=(("judgers", ""),))
 

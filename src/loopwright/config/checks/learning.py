@@ -1,4 +1,4 @@
-"""The learner and the batches it is fed."""
+"""The learner and its batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loopwright.config.schema import RunConfig
 from loopwright.types import Aggregate, ImportanceKind, KlKind
 
 COMPARES_ACROSS_GROUPS = ("reinforce_pp", "python")
-"""Advantages that may have something to say about a group of one, or of equals."""
+"""Advantages that may be other than 0 in a group of one, or of equal rewards."""
 
 
 def _never_clips(config: RunConfig, loss: LossConfig) -> bool:

@@ -153,13 +153,13 @@ def _retries(config: RunConfig) -> Iterator[Problem]:
 
 
 def _intervals(config: RunConfig) -> Iterator[Problem]:
-    """Weights are evaluated by the engines and saved with what they produce: both need a sync at that step."""
+    """Evaluation and checkpoints need engines that have the weights of that step, so they need a sync at that step."""
     sync = config.trainer.sync_interval
     fields: list[tuple[KeyPath, int]] = [(("trainer", "checkpoint_every"), config.trainer.checkpoint_every)]
     if config.eval is not None:
         fields.append((("eval", "every"), config.eval.every))
     for path, every in fields if config.trainer.kind is TrainerKind.DISAGGREGATED else ():
-        # One that lies behind the last step never comes; the last step always syncs.
+        # An interval beyond the last step never comes; the last step always syncs.
         if every % sync and every <= config.trainer.steps:
             below = every // sync * sync
             nearest = f"{below} or {below + sync}" if below else f"{sync}"
@@ -172,7 +172,7 @@ def _intervals(config: RunConfig) -> Iterator[Problem]:
 
 
 def _too_far_ahead(config: RunConfig) -> Iterator[Problem]:
-    """A group waits for as many steps as there are batches before it, so none is started beyond the horizon."""
+    """A group waits for as many steps as there are batches before it. So no group is started beyond the horizon."""
     produce = config.produce
     makes_ahead = not _is_sync(config, produce) and _is_colocated(config, produce)
     if makes_ahead and produce.over_sample > produce.max_staleness:

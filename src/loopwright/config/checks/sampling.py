@@ -21,7 +21,7 @@ def _replaced(name: str) -> Callable[[RunConfig, RolloutConfig], bool]:
 
 
 def _in_flight(config: RunConfig) -> int | None:
-    """Most rollouts that training has at once; None when an evaluation may have more."""
+    """The most rollouts that training has at once. None if an evaluation may have more."""
     if config.eval:
         return None
     groups, produce = config.trainer.groups_per_step, config.produce

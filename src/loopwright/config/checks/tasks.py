@@ -36,7 +36,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    """An evaluation on what is trained measures memory; that may be meant, but is easily a slip."""
+    """Warn about an evaluation on training tasks: it measures memory, and is often a mistake."""
     for index, held_out in enumerate(config.eval.task_sets if config.eval else ()):
         for trained in config.task_sets:
             if remedy := held_out.data.overlap(trained.data):
@@ -71,7 +71,7 @@ def _lone_members(config: RunConfig) -> Iterator[Problem]:
 
 
 def no_signal_places(config: RunConfig) -> list[KeyPath]:
-    """Every setting by which a task set's groups without signal are dropped, once."""
+    """Every setting that drops groups without signal, once."""
     places: dict[KeyPath, str] = {("produce", "filter"): config.produce.filter} if _inherits(config) else {}
     places |= {("task_sets", i, "filter"): one.filter for i, one in enumerate(config.task_sets) if one.filter}
     return [path for path, name in places.items() if name == "no_signal"]

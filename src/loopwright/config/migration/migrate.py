@@ -1,7 +1,7 @@
-"""Settings in the nested spelling of older frameworks are moved to ours, each with its source.
+"""Moves settings of other frameworks' nested keys to our keys, each with its source.
 
-Old keys are set apart in every layer, layered among themselves, and then moved. What is given both ways has to say the
-same. No old key is dropped silently: it moves, or is not needed, or is a problem.
+Old keys are separated in every layer, merged among themselves, and then moved. If a setting is given under both keys,
+the values must agree. No old key is dropped silently: it moves, is not needed, or is a problem.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REMEDIES: dict[str, str] = {**verl_gone.REMEDIES, **xtuner.REMEDIES}
 """Settings and whole sections without an equivalent."""
 
 SHARED = ("data", "trainer")
-"""Sections that exist here too: in them, a key is old by its own name."""
+"""Sections that exist here too. In them, the name of a key says whether it is old."""
 
 _PATHS = {tuple(name.split(".")) for name in (*RULES, *REMEDIES)}
 ROOTS = {path[0] for path in _PATHS} - set(SHARED)
@@ -32,7 +32,7 @@ _SHARED_KEYS = {path[:2] for path in _PATHS if path[0] in SHARED} - {BY_COMPANY}
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What became of the old keys."""
+    """The result of moving the old keys."""
 
     moved: list[Assignment] = field(default_factory=list)
     notices: list[Problem] = field(default_factory=list)
@@ -86,7 +86,7 @@ def migrate(old: Layered) -> Migration:
 
 
 def merge(layered: Layered, moved: Sequence[Assignment]) -> Iterator[Problem]:
-    """Put what moved in its place, unless something else is said there."""
+    """Set the moved value at its place, unless another value stands there."""
     for assignment in moved:
         given = _given(layered.values, assignment.path)
         problem = layered.assign(assignment) if given is None else _conflict(layered, assignment, *given)
@@ -115,7 +115,7 @@ def _outcome(name: str, parts: dict[KeyPath, Any], values: Old) -> Outcome:
 
 
 def _gone(parts: dict[KeyPath, Any], *, is_off: bool) -> Unneeded | None:
-    """Why nobody misses what has no equivalent: it asks for nothing."""
+    """Why a setting without an equivalent is not needed: its value asks for nothing."""
     if is_off:
         return Unneeded("it is off")
     return EMPTY if all(part is None or part in ("", [], {}) for part in parts.values()) else None
@@ -136,7 +136,8 @@ def _record(result: Migration, path: KeyPath, outcome: Outcome, old: Layered) ->
 
 
 def _folded(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Those with the same words and remedy as one: a whole config of verl's has a hundred, and few remedies."""
+    """Merge problems with the same words and remedy into one. A whole config of verl has a hundred problems, and few
+    remedies."""
     alike: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
         alike.setdefault((problem.text, problem.remedy), []).append(problem)
@@ -154,7 +155,7 @@ def _is_section(path: KeyPath) -> bool:
 
 
 def _known(leaf: KeyPath) -> KeyPath:
-    """The setting itself, or the nearest one round it: a section that is one setting, or has no equivalent."""
+    """The setting itself, or the nearest one around it: a section that is one setting, or has no equivalent."""
     round_it = (leaf[:depth] for depth in range(len(leaf), 0, -1))
     return next((path for path in round_it if dotted(path) in RULES or dotted(path) in REMEDIES), leaf)
 
@@ -167,7 +168,7 @@ def _parted(root: str, section: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def _given(values: Any, path: KeyPath) -> tuple[KeyPath, Any] | None:
-    """What is said at `path`, or the plain value that stands where its section would be."""
+    """The value at `path`, or the plain value in the place of its section."""
     here = values
     for depth, key in enumerate(path):
         if not isinstance(here, dict | list):

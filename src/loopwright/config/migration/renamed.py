@@ -54,7 +54,7 @@ def take_renamed(layered: Layered, places: frozenset[KeyPath] = frozenset()) -> 
 
 
 def with_new_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A config that an earlier version stored, under today's names."""
+    """A config that an earlier version stored, under the present names."""
     layered = Layered(copy.deepcopy(dict(values)), {})
     for _ in merge(layered, take_renamed(layered).moved):
         pass  # no version stores a setting under both names

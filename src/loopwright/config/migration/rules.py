@@ -32,7 +32,7 @@ TRACKERS = {"console": "track.console", "tensorboard": "track.tensorboard"}
 
 
 def mini_batch_size(value: Any, old: Old) -> Outcome:
-    """A size there, a number of optimiser steps here."""
+    """verl has the size of a mini-batch; we have the number of mini-batches."""
     batch = old.get(BATCH)
     if value is None:
         return EMPTY
@@ -46,7 +46,7 @@ def mini_batch_size(value: Any, old: Old) -> Outcome:
 
 
 def clip_ratio(value: Any, old: Old) -> Outcome:
-    """For the sides that have no setting of their own."""
+    """Set the bounds that have no setting of their own."""
     sides = [ours for theirs, ours in CLIP.items() if old.get(theirs) is None]
     if value is None:
         return EMPTY
@@ -81,7 +81,7 @@ def divided_by_std(value: Any, old: Old) -> Outcome:
 
 
 def kl_term(section: str) -> dict[str, Rule]:
-    """A switch and two settings there, which matter only while it is on; a section or none here."""
+    """verl has a switch and two settings that count only if it is on; we have a section or none."""
     defaults = {"kl_loss_type": Moved("learner.kl.kind", "k3"), "kl_loss_coef": Moved("learner.kl.coefficient", 0.001)}
 
     def on(old: Old) -> bool:
@@ -136,7 +136,7 @@ def save_interval(value: Any, old: Old) -> Outcome:
 
 
 def context(value: Any, old: Old) -> Outcome:
-    """Two limits there, their sum here."""
+    """verl has two limits; we have their sum."""
     answer = old.get("data.max_response_length", old.get(f"{ROLLOUT}.response_length"))
     if value is None or whole(old.get(f"{ROLLOUT}.max_model_len")):
         return Unneeded(f"{ROLLOUT}.max_model_len decides")
@@ -164,7 +164,7 @@ def files(section: str) -> Rule:
 
 
 def prompt_column(value: Any, old: Old) -> Outcome:
-    """One setting there for the files of training and of evaluation."""
+    """verl has one setting for the files of training and of evaluation."""
     sections = {"data.train_files": "", "data.val_files": "eval."}
     moved = tuple(Moved(f"{ours}data.columns.prompt", value) for theirs, ours in sections.items() if old.get(theirs))
     return moved or (Moved("data.columns.prompt", value),)
@@ -205,7 +205,7 @@ def evaluation_interval(value: Any, old: Old) -> Outcome:
 
 
 def off_at_minus_one(value: Any) -> Any:
-    """-1 is off there, 0 is off here."""
+    """-1 means off in verl, 0 means off here."""
     return 0 if value == -1 else value
 
 

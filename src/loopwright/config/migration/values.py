@@ -1,6 +1,6 @@
-"""What becomes of the value of an old key: it moves to keys of ours, is not needed, or is lost, with a remedy.
+"""What happens to the value of an old key: it moves to keys of ours, is not needed, or is lost, with a remedy.
 
-The small makers of rules here know nothing of any framework; the tables beside it do.
+The rules here know no framework; the tables in the other files do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def to(*names: str, by: Callable[[Any], Any] = lambda value: value) -> Rule:
 
 
 def one_of(name: str, spellings: Mapping[Any, Any], remedy: str) -> Rule:
-    """A choice whose members are spelled differently here."""
+    """A choice whose members have other names here."""
 
     def rule(value: Any, old: Old) -> Outcome:
         if value is None:
@@ -70,7 +70,7 @@ def one_of(name: str, spellings: Mapping[Any, Any], remedy: str) -> Rule:
 
 
 def only(*values: Any, remedy: str) -> Rule:
-    """A setting that has to be left at one of `values`, because nothing else is done here."""
+    """A setting that must have one of `values`, because nothing else is supported here."""
 
     def rule(value: Any, old: Old) -> Outcome:
         if value is None or value in values:
@@ -81,7 +81,7 @@ def only(*values: Any, remedy: str) -> Rule:
 
 
 def whole(value: Any) -> TypeGuard[int]:
-    """Whether it can be counted with: YAML's true is a number to Python."""
+    """Whether it is a number. In Python, YAML's true would be one too."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
