@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import yaml
 
 from loopwright.types import PauseMode, ProduceKind, Stale, TrainerKind
 
@@ -34,6 +35,10 @@ def test_off_is_a_word_not_a_truth_value(load_text, minimal):
     ("overrides", "words"),
     [
         ([APART], "trainer.kind: is disaggregated, but produce.kind is sync"),
+        (
+            ["rollout.worker_silence_seconds=50", "trainer.stall_seconds=50"],
+            "rollout.worker_silence_seconds: is 50, but trainer.stall_seconds is 50",
+        ),
         (["task_sets.0.produce=async"], "task_sets.0.produce: is async, but produce.kind is sync"),
         ([ASYNC, MORE, "produce.in_flight=keep"], "produce.in_flight: is keep, but trainer.kind is colocate"),
         ([ASYNC, MORE, "trainer.deterministic=true"], "trainer.deterministic: is on, but produce.kind is async"),
@@ -132,3 +137,10 @@ def test_an_engine_in_a_process_of_its_own_needs_an_extra(problems_of, load_text
     problems = problems_of(minimal, ASYNC, APART, files=True)
     assert any("trainer.kind: needs the package uvicorn" in one and "loopwright[serve]" in one for one in problems)
     assert not any("uvicorn" in one for one in problems_of(minimal, files=True))
+
+
+def test_a_stored_config_with_a_short_stall_is_accepted(load_text, minimal):
+    """It names every setting, the default of rollout.worker_silence_seconds among them."""
+    loaded = load_text(minimal, "trainer.stall_seconds=50")
+    again = load_text(yaml.safe_dump(loaded.config.model_dump(mode="json")))
+    assert again.config == loaded.config

@@ -136,9 +136,8 @@ def make_worker(
 def make_runner(config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor) -> RolloutRunner:
     produce, rollout = config.produce, config.rollout
     # A lost worker must be noticed before the watchdog ends the run as stalled.
-    silence = min(rollout.worker_silence_seconds, config.trainer.stall_seconds / 2)
-    if "worker_silence_seconds" in rollout.model_fields_set:
-        silence = rollout.worker_silence_seconds
+    silence, stall = rollout.worker_silence_seconds, config.trainer.stall_seconds
+    silence = silence if silence < stall else stall / 2
     return RolloutRunner(
         worker,
         seed=config.trainer.seed,

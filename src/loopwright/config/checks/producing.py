@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
 from loopwright.config.problems import KeyPath, Problem, dotted
-from loopwright.config.schema import ProduceConfig, RunConfig
+from loopwright.config.schema import ProduceConfig, RolloutConfig, RunConfig
 from loopwright.types import BufferKind, ImportanceKind, PauseMode, ProduceKind, Stale, TrainerKind
 
 
@@ -121,7 +121,9 @@ def _deterministic(config: RunConfig) -> Iterator[Problem]:
 
 def _silence(config: RunConfig) -> Iterator[Problem]:
     silence, stall = config.rollout.worker_silence_seconds, config.trainer.stall_seconds
-    if "worker_silence_seconds" in config.rollout.model_fields_set and silence >= stall:
+    # The default is no choice: a stored config names every setting, and follows trainer.stall_seconds all the same.
+    is_default = silence == RolloutConfig.model_fields["worker_silence_seconds"].default
+    if silence >= stall and not is_default:
         yield Problem(
             ("rollout", "worker_silence_seconds"),
             f"is {silence:g}, but trainer.stall_seconds is {stall:g}: it would end before a lost worker is noticed",
