@@ -72,7 +72,7 @@ def test_the_clock_stands_still_while_a_call_is_out() -> None:
         began = clock.call_begins()
         await asyncio.sleep(5)
         clock.call_ends(began, None)
-        assert clock.seconds() == 18, "a call of which nobody knows whether it was held counts in full"
+        assert clock.seconds() == 18, "nobody has told how long it was held, and here nothing is known"
 
     run_virtually(case())
 

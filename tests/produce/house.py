@@ -12,7 +12,7 @@ from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.engines.timed import TimedClient
 from loopwright.judgers import IntegerAnswer
-from loopwright.ports import AgentLoop, Engine, ModelClient, Policy, ResumePlan, RolloutWorker, StalePolicy
+from loopwright.ports import AgentLoop, Engine, Policy, ResumePlan, RolloutWorker, StalePolicy
 from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine, WorkerElsewhere
 from loopwright.types import (
@@ -129,10 +129,11 @@ class House:
         return self._producer(buffer, plans, step)
 
     def _producer(self, buffer: StoredBuffer, plans: Mapping[str, ResumePlan], step: int) -> AgentLoopManager:
-        engine = TimedClient(self.pool or self.engine, getattr(self.pool, "held_seconds", lambda: 0.0))
+        held = getattr(self.pool, "held_seconds", lambda: 0.0)
+        engine = TimedClient(self.pool or self.engine, held)
         worker = LocalWorker(
             {(Split.TRAIN, one.name): one.agent for one in self.task_sets},
-            EnginePolicies(engine, CharRenderer(), self.max_context),
+            EnginePolicies(engine, CharRenderer(), self.max_context, held),
         )
         runner = RolloutRunner(
             self.wrap(worker),
@@ -160,8 +161,9 @@ class House:
 
 async def roll_out(
     loop: AgentLoop,
-    engine: ModelClient,
+    engine: Engine,
     *,
+    held: Callable[[], float] = lambda: 0.0,
     key: RolloutKey = KEY,
     task: Task,
     seconds: float = 30.0,
@@ -171,7 +173,8 @@ async def roll_out(
     **agent: Any,
 ) -> Rollout:
     """One rollout by the worker of this process; `agent` is how its agent is set up."""
-    policies = EnginePolicies(engine, CharRenderer(), max_context)
+    client = TimedClient(engine, held)
+    policies = EnginePolicies(client, CharRenderer(), max_context, held)
     worker = LocalWorker({(Split.TRAIN, key.task_set): AgentSetup(loop, **agent)}, policies)
     request = RolloutRequest(Split.TRAIN, key, task, sampling or Sampling(), seconds, resume_from)
     return await worker.run(request)

@@ -12,7 +12,6 @@ from house import roll_out
 from loopwright.agents import PythonTool, ToolBudget, ToolLoop
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.restartable import RestartableEngine
-from loopwright.engines.timed import TimedClient
 from loopwright.engines.worker import embedded
 from loopwright.errors import EngineLostError
 from loopwright.ports import OnPart
@@ -38,10 +37,8 @@ async def rolled_out(budget: dict[str, Any], mode: PauseMode | None, call: int =
     loop = ToolLoop([PythonTool("user_tools.py:look_up", TOOLS, 5.0)], budget=ToolBudget(8, **budget))
     engine = ScriptedEngine(answer, seconds=lambda request: ANSWER_SECONDS)
     async with RolloutController.open([embedded(engine)]) as controller:
-        engines = TimedClient(controller, controller.held_seconds)
-        running = asyncio.create_task(
-            roll_out(loop, engines, task=TASK, seconds=60.0, sampling=Sampling(max_new_tokens=500))
-        )
+        held, sampling = controller.held_seconds, Sampling(max_new_tokens=500)
+        running = asyncio.create_task(roll_out(loop, controller, held=held, task=TASK, seconds=60.0, sampling=sampling))
         if mode is not None:
             await asyncio.sleep(ANSWER_SECONDS * (call + 0.5))
             await controller.pause(mode)
@@ -84,8 +81,8 @@ def test_an_engine_elsewhere_that_is_started_again_is_not_charged() -> None:
     async def rolled_out() -> Episode:
         loop = ToolLoop([PythonTool("user_tools.py:look_up", TOOLS, 5.0)], budget=ToolBudget(8, seconds=10.0))
         engine = RestartableEngine(Restarting(answer, seconds=lambda request: ANSWER_SECONDS))
-        engines = TimedClient(engine, engine.held_seconds)
-        made = await roll_out(loop, engines, task=TASK, seconds=20.0, sampling=Sampling(max_new_tokens=500))
+        held, sampling = engine.held_seconds, Sampling(max_new_tokens=500)
+        made = await roll_out(loop, engine, held=held, task=TASK, seconds=20.0, sampling=sampling)
         assert made.episode is not None, made.reward
         return made.episode
 

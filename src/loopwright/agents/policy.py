@@ -9,16 +9,17 @@ rollout returns it again, so that every token is sampled and recorded once.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loopwright.agents.earlier import Earlier
 from loopwright.agents.transcript import transcript_of
 from loopwright.core.partial_answer import PartialAnswer
 from loopwright.core.seeds import derive_seed
-from loopwright.core.timeouts import AgentClock
+from loopwright.core.timeouts import NOTHING_LEFT, AgentClock
 from loopwright.errors import ContextError, EngineError, InterruptionError, LoopwrightError, OutOfTimeError
 from loopwright.ports import ModelClient, Renderer, Reply
 from loopwright.render.canonical import canonical_messages, canonical_tools
@@ -52,11 +53,13 @@ from loopwright.types import (
 
 @dataclass(frozen=True, slots=True)
 class EnginePolicies:
-    """A `PolicyMaker` over engines that a worker calls directly."""
+    """A `PolicyMaker` over engines that a worker calls directly. `held` reads the clock of held seconds, as far as it
+    is known here: for calls that do not return."""
 
     engine: ModelClient
     renderer: Renderer
     max_context: int
+    held: Callable[[], float] = lambda: 0.0
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> EnginePolicy:
         before = request.resume_from.episode if request.resume_from and resumable else None
@@ -69,6 +72,7 @@ class EnginePolicies:
             resumable=resumable,
             resume_from=before.chains if before else (),
             seconds=request.seconds,
+            held=self.held,
         )
 
 
@@ -90,6 +94,7 @@ class EnginePolicy:
         resumable: bool = False,
         resume_from: Sequence[TokenChain] = (),
         seconds: float = math.inf,
+        held: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._engine = engine
         self._renderer = renderer
@@ -98,7 +103,7 @@ class EnginePolicy:
         self._max_context = max_context
         self._resumable = resumable
         self._seconds = seconds
-        self._clock = AgentClock()
+        self._clock = AgentClock(held)
         self._earlier = Earlier(resume_from, renderer)
         self._interruption: InterruptionError | None = None
         self._calls = 0
@@ -150,21 +155,16 @@ class EnginePolicy:
             return Reply("", FinishReason.LENGTH)
         seed = derive_seed(self._sampling.seed, number)
         sampling = answer_sampling(self._sampling, self._renderer.stop_token_ids, budget, seed)
-        left = self._seconds - self._clock.seconds()
-        left = max(0.0, left if seconds is None else min(left, seconds))
-        request = GenerateRequest(
-            f"{self._prefix}/{number}",
-            prepared.prompt,
-            sampling,
-            self._resumable,
-            seconds=left if math.isfinite(left) else None,
-        )
-        reply = await self._sample(number, request, prepared)
+        request = GenerateRequest(f"{self._prefix}/{number}", prepared.prompt, sampling, self._resumable)
+        reply = await self._sample(number, request, prepared, math.inf if seconds is None else seconds)
         self._transcript = (*asked, reply.message)
         return reply
 
     def own_seconds(self) -> float:
         return self._clock.seconds()
+
+    def watch_time(self, look: Callable[[], None]) -> None:
+        self._clock.on_jump = look
 
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET
@@ -209,11 +209,11 @@ class EnginePolicy:
         parsed = with_call_ids(parsed, lambda place: f"call_{number}_{place}")
         return Reply(parsed.content, sampled.finish, parsed.reasoning, parsed.tool_calls, len(ids))
 
-    async def _sample(self, number: int, request: GenerateRequest, prepared: Prepared) -> Reply:
+    async def _sample(self, number: int, request: GenerateRequest, prepared: Prepared, seconds: float) -> Reply:
         try:
             if self._interruption is not None:
                 raise self._interruption
-            sampled = await self._generate(request)
+            sampled = await self._generate(request, seconds)
             reply = self._read(sampled, prepared, number)
             if sampled.finish is not FinishReason.ABORT or request.resumable:
                 self._record(prepared, sampled, reply, request.id)
@@ -234,21 +234,43 @@ class EnginePolicy:
         turns = planned_turns(self._recorder, prepared, [Said(sampled, reply.message, name)])
         record_turns(self._recorder, prepared, turns)
 
-    async def _generate(self, request: GenerateRequest) -> Generation:
+    async def _generate(self, request: GenerateRequest, seconds: float) -> Generation:
+        """Sample what is asked for, within `seconds` and the agent's own time."""
         earlier = self._earlier.take(request)
         if earlier is not None and earlier.finish is not FinishReason.ABORT:
             return earlier
         answer = PartialAnswer(request, so_far=earlier or NOTHING_YET)
-        began, held = self._clock.call_begins(), None
-        try:
-            sampled = await self._engine.generate(answer.rest())
-            held = sampled.held
-        except LoopwrightError as error:
-            held = error.facts.get("held")
-            raise
-        finally:
-            self._clock.call_ends(began, held)
-        return answer.add(sampled)
+        rest = answer.rest()
+        while True:
+            left = self._left()
+            begun, held = self._clock.call_begins(), None
+            try:
+                sampled = await self._engine.generate(rest.within(min(left, seconds)))
+                held = sampled.held
+                return answer.add(sampled)
+            except LoopwrightError as error:
+                held = error.facts.get("held")
+                if seconds < left or not isinstance(error, OutOfTimeError):
+                    raise
+            finally:
+                self._clock.call_ends(begun, held)
+            if self._seconds - self._clock.seconds() <= NOTHING_LEFT:
+                return await self._until_cancelled()
+            # It was held for longer than was known here: there is time left, and the same tokens are sampled again.
+
+    async def _until_cancelled(self) -> Generation:
+        """The agent's time is up. Whoever watches its clock cancels the whole agent: it could catch an exception."""
+        if self._clock.on_jump is None:
+            remedy = "raise produce.agent_timeout_seconds"
+            raise OutOfTimeError(f"the agent's {self._seconds:g} s are spent", remedy=remedy)
+        never: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        return await never
+
+    def _left(self) -> float:
+        """The agent's seconds that are left for a call. If none are left by what is known here of other calls that are
+        out, only they can tell."""
+        left = self._seconds - self._clock.estimate()
+        return left if left > 0 else max(0.0, self._seconds - self._clock.seconds())
 
     def _cut_short(self, request: GenerateRequest, tokens: int) -> EngineError:
         if not request.resumable:

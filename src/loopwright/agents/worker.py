@@ -82,6 +82,7 @@ class LocalWorker:
         limit = ClockTimeout(request.seconds, policy.own_seconds)
         try:
             async with limit:
+                policy.watch_time(limit.look_soon)
                 messages = await agent.loop.run(request.task, policy)
             if policy.fault is not None:
                 raise policy.fault

@@ -130,7 +130,7 @@ def make_worker(
 ) -> LocalWorker:
     """The worker of this process. `held` reads the clock of held seconds; `served` is for agents behind a gateway."""
     renderer = make_renderer(model.tokenizer, config.model.renderer)
-    return LocalWorker(agents, EnginePolicies(TimedClient(engine, held), renderer, model.max_context), served)
+    return LocalWorker(agents, EnginePolicies(TimedClient(engine, held), renderer, model.max_context, held), served)
 
 
 def make_runner(config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor) -> RolloutRunner:

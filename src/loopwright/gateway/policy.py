@@ -113,6 +113,9 @@ class SessionPolicy:
     def own_seconds(self) -> float:
         return self._now() - self._held() - self._start
 
+    def watch_time(self, look: Callable[[], None]) -> None:
+        """The clock of a session does not jump."""
+
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET
 

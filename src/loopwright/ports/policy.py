@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from loopwright.ports.agent_loop import Policy
@@ -32,6 +32,10 @@ class RecordingPolicy(Policy, Protocol):
     @property
     def recorded(self) -> Sequence[RecordedChain]:
         """A description of each of the episode's chains, in their order."""
+        ...
+
+    def watch_time(self, look: Callable[[], None]) -> None:
+        """Call `look` whenever `own_seconds` has jumped. Whoever limits the agent's time may have to cancel it."""
         ...
 
     async def drift(self) -> EpisodeDrift | None:

@@ -16,7 +16,7 @@ from typing import Any
 from loopwright.core.redaction import Redactor, without_secrets
 from loopwright.core.seeds import derive_seed
 from loopwright.core.together import together
-from loopwright.errors import EngineError
+from loopwright.errors import WorkerLostError
 from loopwright.ports import Judger, Lockstep, RolloutWorker
 from loopwright.produce.judging import judged
 from loopwright.produce.settings import Limits
@@ -150,7 +150,7 @@ class RolloutRunner:
                             made = await self._worker.run(job.request(self._seed, self._limits.agent_timeout_seconds))
                 except NotStartedError:
                     return None
-                except EngineError as error:
+                except WorkerLostError as error:
                     made = _lost(job, error, started)
                 made = without_secrets(made, self._redact)
             if made.awaits_judge and not job.judger.judges_groups:
@@ -213,7 +213,7 @@ class _Kept:
     on_unscored: OnRollout | None
 
 
-def _lost(job: Job, error: EngineError, started: float) -> Rollout:
+def _lost(job: Job, error: WorkerLostError, started: float) -> Rollout:
     """The rollout of a worker that was lost: a failure of the infrastructure."""
     failed = Failed(FailureCause.INFRA, type(error).__name__, error.message)
     return Rollout(job.key, job.task, None, failed, Timing(started, time.time() - started))

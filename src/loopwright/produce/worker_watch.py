@@ -42,20 +42,30 @@ class WorkerWatch:
 
     def _look(self) -> None:
         for key, watched in self._watched.items():
-            if self._worker.silent_seconds(key) >= self.seconds:
-                watched.give_up()
+            try:
+                if self._worker.silent_seconds(key) >= self.seconds:
+                    watched.give_up(self._lost(key))
+            except Exception as error:
+                # A bug of ours belongs to the run, not to the timer that met it.
+                watched.give_up(error)
         self._timer = asyncio.get_running_loop().call_later(self.seconds / LOOKS, self._look)
+
+    def _lost(self, key: RolloutKey) -> WorkerLostError:
+        return WorkerLostError(
+            f"the worker of rollout {key} was silent for {self.seconds:g} s",
+            remedy="look at the worker's log and at its machine; the rollout is tried again",
+        )
 
 
 class Watched:
     """One rollout that is watched. The block's task is cancelled when its worker is lost."""
 
-    __slots__ = ("_cancelling", "_key", "_lost", "_task", "_watch")
+    __slots__ = ("_cancelling", "_error", "_key", "_task", "_watch")
 
     def __init__(self, watch: WorkerWatch, key: RolloutKey) -> None:
         self._watch = watch
         self._key = key
-        self._lost = False
+        self._error: Exception | None = None
 
     def __enter__(self) -> None:
         self._task: asyncio.Task[Any] = own_task()
@@ -67,13 +77,11 @@ class Watched:
     ) -> None:
         self._watch.end(self._key)
         # A cancellation by somebody else stays one.
-        if self._lost and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise WorkerLostError(
-                f"the worker of rollout {self._key} was silent for {self._watch.seconds:g} s",
-                remedy="look at the worker's log and at its machine; the rollout is tried again",
-            ) from None
+        ours = self._error is not None and self._task.uncancel() <= self._cancelling
+        if ours and self._error is not None and kind is asyncio.CancelledError:
+            raise self._error from None
 
-    def give_up(self) -> None:
-        if not self._lost:
-            self._lost = True
+    def give_up(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
             self._task.cancel()

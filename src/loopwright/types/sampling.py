@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -70,6 +71,13 @@ class GenerateRequest:
     sampled_before: int = 0
     part_tokens: int = PART_TOKENS
     seconds: float | None = None
+
+    def within(self, seconds: float) -> GenerateRequest:
+        """The request with so many seconds left for it; infinitely many are no limit."""
+        limit = None if seconds == math.inf else max(0.0, seconds)
+        return GenerateRequest(
+            self.id, self.prompt_ids, self.sampling, self.resumable, self.sampled_before, self.part_tokens, limit
+        )
 
     def after(self, part: Generation) -> GenerateRequest:
         """The request for what is still to be sampled after `part`."""
