@@ -163,7 +163,7 @@ class EnginePolicy:
     def own_seconds(self) -> float:
         return self._clock.seconds()
 
-    def watch_time(self, look: Callable[[], None]) -> None:
+    def watch_time(self, look: Callable[[], None] | None) -> None:
         self._clock.on_jump = look
 
     def out_of_budget(self) -> None:

@@ -91,6 +91,9 @@ class LocalWorker:
             outcome = _Outcome(Unscored(), policy.episode(messages))
         except Exception as error:
             outcome = _after_error(error, request, agent, policy, limit)
+        finally:
+            # Limit and policy know each other: left so, only the garbage collector would free the rollout's tokens.
+            policy.watch_time(None)
         timing = Timing(started, seconds_before + time.monotonic() - begun)
         try:
             episode = await _completed(outcome.episode, policy, agent.train) if outcome.episode else None

@@ -113,7 +113,7 @@ class SessionPolicy:
     def own_seconds(self) -> float:
         return self._now() - self._held() - self._start
 
-    def watch_time(self, look: Callable[[], None]) -> None:
+    def watch_time(self, look: Callable[[], None] | None) -> None:
         """The clock of a session does not jump."""
 
     def out_of_budget(self) -> None:

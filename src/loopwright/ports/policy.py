@@ -34,8 +34,9 @@ class RecordingPolicy(Policy, Protocol):
         """A description of each of the episode's chains, in their order."""
         ...
 
-    def watch_time(self, look: Callable[[], None]) -> None:
-        """Call `look` whenever `own_seconds` has jumped. Whoever limits the agent's time may have to cancel it."""
+    def watch_time(self, look: Callable[[], None] | None) -> None:
+        """Call `look` whenever `own_seconds` has jumped. Whoever limits the agent's time may have to cancel it.
+        None: nobody watches any more."""
         ...
 
     async def drift(self) -> EpisodeDrift | None:
