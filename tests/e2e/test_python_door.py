@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import re
 import runpy
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -390,6 +392,48 @@ async def test_a_step_that_was_cancelled_can_be_made_again(config: dict[str, Any
     assert len(list(run.trajectories())) == 36
 
 
+async def test_a_step_that_is_cancelled_while_it_learns_is_finished_first(config: dict[str, Any]) -> None:
+    learning = threading.Event()
+
+    def slow(groups: Sequence[Scores]) -> list[list[float]]:
+        learning.set()
+        time.sleep(0.1)
+        return importable_advantage(groups)
+
+    config["learner"]["advantage"] = slow
+    async with loopwright.open_run(config) as run:
+        await run.step()
+        learning.clear()
+        step = asyncio.create_task(run.step())
+        await asyncio.to_thread(learning.wait)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert run.version == 2
+    async with loopwright.open_run(config) as run:
+        assert run.version == 2, "what was learned is saved when the run is closed"
+        assert await run.train()
+    records = read_jsonl(run.path / "metrics.jsonl")
+    assert [record["step"] for record in records if "learner/loss" in record] == [1, 2, 3]
+    assert [len(list(run.trajectories(step))) for step in (1, 2, 3)] == [12, 12, 12]
+
+
+@pytest.mark.parametrize("over_sample", [0.0, 1.0])
+async def test_a_step_that_is_cancelled_anywhere_can_be_made_again(config: dict[str, Any], over_sample: float) -> None:
+    config |= {"eval": None, "produce": {"over_sample": over_sample}}
+    config["trainer"] |= {"steps": 20, "checkpoint_every": 20}
+    async with loopwright.open_run(config) as run:
+        await run.step()
+        for delay in range(20):
+            step = asyncio.create_task(run.step())
+            await asyncio.sleep(delay / 1000)
+            step.cancel()
+            await asyncio.wait({step})
+        assert await run.train()
+    keys = [rollout.key for rollout in run.trajectories()]
+    assert (len(keys), len(set(keys))) == (20 * 12, 20 * 12)
+
+
 async def test_a_run_does_one_thing_at_a_time_and_nothing_after_it_is_closed(config: dict[str, Any]) -> None:
     run = await loopwright.open_run(config)
     first = asyncio.create_task(run.step())
@@ -504,6 +548,27 @@ def test_the_sync_door_saves_when_a_step_is_interrupted(config: dict[str, Any]) 
             run.train()
     with loopwright.sync.open_run(config) as run:
         assert run.version == 1
+        assert run.train()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_the_sync_door_saves_when_the_learner_is_interrupted(config: dict[str, Any]) -> None:
+    def interrupts(groups: Sequence[Scores]) -> list[list[float]]:
+        if presses:
+            presses.pop()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return importable_advantage(groups)
+
+    presses: list[str] = []
+    config["learner"]["advantage"] = interrupts
+    with loopwright.sync.open_run(config) as run:
+        run.step()
+        presses.append("Ctrl-C")
+        with pytest.raises(KeyboardInterrupt):
+            run.train()
+    with loopwright.sync.open_run(config) as run:
+        assert run.version == 2
         assert run.train()
 
 
