@@ -38,8 +38,8 @@ def open_run(
     are settings by dotted name, `{"rollout.temperature": 0.7}`, or texts as on the command line. Where a config names
     your code, a mapping and overrides may hold the function, class or object itself.
 
-    Relative paths start from `base`; without it, from the file's folder, or else from the current one. A run that is in
-    its folder already goes on, unless `fresh` deletes it; `allow_config_change` lets it go on although the config
+    Relative paths of data, code and models start from `base`; without it, from the file's folder, or else from the
+    current one. `trainer.run_dir` starts from the current one. A run that is in its folder already goes on, unless `fresh` deletes it; `allow_config_change` lets it go on although the config
     differs. `env` are environment variables, those of this process unless given. `cache` is where converted models are
     kept.
     """

@@ -447,6 +447,38 @@ async def test_a_run_does_one_thing_at_a_time_and_nothing_after_it_is_closed(con
     assert len(list(run.trajectories(1))) == 12
 
 
+async def test_a_run_that_is_closed_while_it_trains_is_stopped_and_saved(config: dict[str, Any]) -> None:
+    config["eval"] = None
+    config["trainer"] |= {"steps": 1000, "checkpoint_every": 1000}
+    run = await loopwright.open_run(config)
+    await run.step()
+    training = asyncio.create_task(run.train())
+    await asyncio.sleep(0.05)
+    await run.close()
+    assert await training is False
+    trained = run.version
+    assert trained < 1000
+    with pytest.raises(RunError, match="the run is closed"):
+        await run.step()
+    async with loopwright.open_run(config) as run:
+        assert run.version == trained
+
+
+async def test_a_relative_run_dir_stays_where_it_was_when_the_run_was_opened(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with loopwright.open_run(config, {"trainer.run_dir": "relative/run"}, base=tmp_path / "elsewhere") as run:
+        await run.step()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert await run.train()
+    assert run.path == tmp_path / "relative" / "run"
+    assert stored_config(run.path)["trainer"]["run_dir"] == "relative/run"
+    assert (run.path / "checkpoints" / "step-000003").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 async def test_trajectories_hold_messages_tokens_and_rewards(config: dict[str, Any]) -> None:
     async with loopwright.open_run(config) as run:
         with pytest.raises(RunError, match="no rollouts of step 1"):

@@ -68,7 +68,8 @@ async def _open(
         ingredients = load_ingredients(loaded)
         sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache))
         recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
-        path = Path(config.trainer.run_dir)
+        # Absolute: a program may change its current folder while the run is open.
+        path = Path(config.trainer.run_dir).absolute()
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
