@@ -525,6 +525,13 @@ async def test_an_error_of_a_run_that_was_awaited_shows_no_secret(config: dict[s
     assert "sk-0123456789abcdef" not in str(caught.value)
 
 
+async def test_the_given_environment_reaches_the_workers_of_a_judger(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "by_variable.py").write_text("import os\ndef judge(task, episode): return float(os.environ['BONUS'])\n")
+    config["judgers"] = {"vowels": {"kind": "native", "path": "by_variable.py:judge", "env": ["BONUS"]}}
+    async with loopwright.open_run(config, base=tmp_path, env={"BONUS": "7"}) as run:
+        assert [rollout.score for rollout in await run.roll_out(groups=1)] == [7.0] * 4
+
+
 # Without an event loop
 
 
