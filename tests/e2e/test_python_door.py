@@ -479,6 +479,25 @@ async def test_a_relative_run_dir_stays_where_it_was_when_the_run_was_opened(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+@pytest.mark.parametrize("groups", [0, 2.5, "2", None])
+async def test_what_is_no_number_of_groups_is_refused(config: dict[str, Any], groups: Any) -> None:
+    async with loopwright.open_run(config) as run:
+        with pytest.raises(RunError, match="groups cannot be sampled"):
+            await run.roll_out(groups)
+
+
+@pytest.mark.parametrize("overrides", [None, 3, {3: 4}, [3], "trainer.steps=3"])
+async def test_what_are_no_overrides_is_refused(config: dict[str, Any], overrides: Any) -> None:
+    with pytest.raises(ConfigError, match=r"overrides (are|hold)") as caught:
+        loopwright.open_run(config, overrides)
+    assert "give a mapping" in caught.value.remedy
+
+
+def test_an_empty_config_says_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match="model: missing"):
+        loopwright.open_run({})
+
+
 async def test_trajectories_hold_messages_tokens_and_rewards(config: dict[str, Any]) -> None:
     async with loopwright.open_run(config) as run:
         with pytest.raises(RunError, match="no rollouts of step 1"):
@@ -609,6 +628,25 @@ def test_the_sync_door_saves_when_the_learner_is_interrupted(config: dict[str, A
     with loopwright.sync.open_run(config) as run:
         assert run.version == 2
         assert run.train()
+
+
+def test_a_run_of_the_sync_door_that_is_closed_or_busy_says_so(config: dict[str, Any]) -> None:
+    refused: list[RunError] = []
+
+    async def calls_back(task: Task, episode: Episode) -> float:
+        with pytest.raises(RunError, match="busy with another call") as caught:
+            run.step()
+        refused.append(caught.value)
+        return await vowels(task, episode)
+
+    config["judgers"] = {"vowels": calls_back}
+    with loopwright.sync.open_run({**config, "eval": None}) as run:
+        run.step()
+    assert refused
+    with pytest.raises(RunError, match="the run is closed"):
+        run.train()
+    run.stop()
+    assert run.version == 1
 
 
 async def test_the_sync_door_refuses_inside_an_event_loop(config: dict[str, Any]) -> None:

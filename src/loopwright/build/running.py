@@ -111,11 +111,11 @@ class Run:
 
         Every call takes the first training tasks, so that two calls can be compared.
         """
-        if groups < 1:
-            raise RunError(f"{groups} groups cannot be sampled", remedy="ask for 1 group or more")
+        if not hasattr(groups, "__index__") or groups < 1:
+            raise RunError(f"{groups!r} groups cannot be sampled", remedy="ask for 1 group or more")
         with self._busy("rollouts"):
             async with self.trainer.sampling():
-                return await sample_groups(self._sampling, self._runner, self._engine, self.version, groups)
+                return await sample_groups(self._sampling, self._runner, self._engine, self.version, int(groups))
 
     def trajectories(self, step: int | None = None) -> Iterator[Rollout]:
         """The stored rollouts that train step `step` was trained on, or those of all steps, one after the other."""
