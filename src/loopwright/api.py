@@ -38,13 +38,13 @@ def open_run(
     are settings by dotted name, `{"rollout.temperature": 0.7}`, or texts as on the command line. Where a config names
     your code, a mapping and overrides may hold the function, class or object itself.
 
-    Relative paths start from `base`; without it, from the file's folder, or else from the current one. A run that is in
-    its folder already goes on, unless `fresh` deletes it; `allow_config_change` lets it go on although the config
-    differs. `env` are environment variables, those of this process unless given. `cache` is where converted models are
-    kept.
+    Relative paths of data, code and models start from `base`; without it, from the file's folder, or else from the
+    current one. `trainer.run_dir` starts from the current one. A run that is in its folder already goes on, unless
+    `fresh` deletes it; `allow_config_change` lets it go on although the config differs. `env` are environment
+    variables, those of this process unless given. `cache` is where converted models are kept.
     """
     env = os.environ if env is None else env
-    loaded = load_from_python(config, overrides, env, base=None if base is None else Path(base))
+    loaded = load_from_python(config, overrides, env, base=None if base is None else Path(base).absolute())
     for warning in loaded.warnings:
         log.warning("%s", warning)
     # Heavy imports wait until the config is known to be sound.

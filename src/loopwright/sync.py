@@ -34,6 +34,7 @@ class SyncRun:
     def __init__(self, run: Run, runner: asyncio.Runner) -> None:
         self._run = run
         self._runner = runner
+        self._is_closed = False
 
     @property
     def config(self) -> RunConfig:
@@ -86,9 +87,25 @@ class SyncRun:
 
     def stop(self) -> None:
         """End the training after a checkpoint. A signal handler or another thread may call it."""
-        self._runner.get_loop().call_soon_threadsafe(self._run.stop)
+        if not self._is_closed:
+            self._runner.get_loop().call_soon_threadsafe(self._run.stop)
+
+    def note_closed(self) -> None:
+        """The run is closed, and so is the event loop that it needs."""
+        self._is_closed = True
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            if self._is_closed:
+                raise RunError("the run is closed", remedy="open it again")
+            if self._runner.get_loop().is_running():
+                raise RunError(
+                    "the run is busy with another call, in another thread or around this one",
+                    remedy="wait for that call first",
+                )
+        except RunError:
+            work.close()
+            raise
         return self._runner.run(work)
 
 
@@ -110,13 +127,16 @@ def open_run(
     )
     with asyncio.Runner() as runner:
         try:
-            run = runner.run(opening.__aenter__())
+            run = SyncRun(runner.run(opening.__aenter__()), runner)
             try:
-                yield SyncRun(run, runner)
+                yield run
             except BaseException as error:
                 runner.run(opening.__aexit__(type(error), error, error.__traceback__))
                 raise
-            runner.run(opening.__aexit__(None, None, None))
+            else:
+                runner.run(opening.__aexit__(None, None, None))
+            finally:
+                run.note_closed()
         finally:
             runner.run(cancel_leftovers())
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import re
 import runpy
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -390,6 +392,48 @@ async def test_a_step_that_was_cancelled_can_be_made_again(config: dict[str, Any
     assert len(list(run.trajectories())) == 36
 
 
+async def test_a_step_that_is_cancelled_while_it_learns_is_finished_first(config: dict[str, Any]) -> None:
+    learning = threading.Event()
+
+    def slow(groups: Sequence[Scores]) -> list[list[float]]:
+        learning.set()
+        time.sleep(0.1)
+        return importable_advantage(groups)
+
+    config["learner"]["advantage"] = slow
+    async with loopwright.open_run(config) as run:
+        await run.step()
+        learning.clear()
+        step = asyncio.create_task(run.step())
+        await asyncio.to_thread(learning.wait)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert run.version == 2
+    async with loopwright.open_run(config) as run:
+        assert run.version == 2, "what was learned is saved when the run is closed"
+        assert await run.train()
+    records = read_jsonl(run.path / "metrics.jsonl")
+    assert [record["step"] for record in records if "learner/loss" in record] == [1, 2, 3]
+    assert [len(list(run.trajectories(step))) for step in (1, 2, 3)] == [12, 12, 12]
+
+
+@pytest.mark.parametrize("over_sample", [0.0, 1.0])
+async def test_a_step_that_is_cancelled_anywhere_can_be_made_again(config: dict[str, Any], over_sample: float) -> None:
+    config |= {"eval": None, "produce": {"over_sample": over_sample}}
+    config["trainer"] |= {"steps": 20, "checkpoint_every": 20}
+    async with loopwright.open_run(config) as run:
+        await run.step()
+        for delay in range(20):
+            step = asyncio.create_task(run.step())
+            await asyncio.sleep(delay / 1000)
+            step.cancel()
+            await asyncio.wait({step})
+        assert await run.train()
+    keys = [rollout.key for rollout in run.trajectories()]
+    assert (len(keys), len(set(keys))) == (20 * 12, 20 * 12)
+
+
 async def test_a_run_does_one_thing_at_a_time_and_nothing_after_it_is_closed(config: dict[str, Any]) -> None:
     run = await loopwright.open_run(config)
     first = asyncio.create_task(run.step())
@@ -401,6 +445,57 @@ async def test_a_run_does_one_thing_at_a_time_and_nothing_after_it_is_closed(con
     with pytest.raises(RunError, match="the run is closed"):
         await run.step()
     assert len(list(run.trajectories(1))) == 12
+
+
+async def test_a_run_that_is_closed_while_it_trains_is_stopped_and_saved(config: dict[str, Any]) -> None:
+    config["eval"] = None
+    config["trainer"] |= {"steps": 1000, "checkpoint_every": 1000}
+    run = await loopwright.open_run(config)
+    await run.step()
+    training = asyncio.create_task(run.train())
+    await asyncio.sleep(0.05)
+    await run.close()
+    assert await training is False
+    trained = run.version
+    assert trained < 1000
+    with pytest.raises(RunError, match="the run is closed"):
+        await run.step()
+    async with loopwright.open_run(config) as run:
+        assert run.version == trained
+
+
+async def test_a_relative_run_dir_stays_where_it_was_when_the_run_was_opened(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with loopwright.open_run(config, {"trainer.run_dir": "relative/run"}, base=tmp_path / "elsewhere") as run:
+        await run.step()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert await run.train()
+    assert run.path == tmp_path / "relative" / "run"
+    assert stored_config(run.path)["trainer"]["run_dir"] == "relative/run"
+    assert (run.path / "checkpoints" / "step-000003").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("groups", [0, 2.5, "2", None])
+async def test_what_is_no_number_of_groups_is_refused(config: dict[str, Any], groups: Any) -> None:
+    async with loopwright.open_run(config) as run:
+        with pytest.raises(RunError, match="groups cannot be sampled"):
+            await run.roll_out(groups)
+
+
+@pytest.mark.parametrize("overrides", [None, 3, {3: 4}, [3], "trainer.steps=3"])
+async def test_what_are_no_overrides_is_refused(config: dict[str, Any], overrides: Any) -> None:
+    with pytest.raises(ConfigError, match=r"overrides (are|hold)") as caught:
+        loopwright.open_run(config, overrides)
+    assert "give a mapping" in caught.value.remedy
+
+
+def test_an_empty_config_says_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match="model: missing"):
+        loopwright.open_run({})
 
 
 async def test_trajectories_hold_messages_tokens_and_rewards(config: dict[str, Any]) -> None:
@@ -447,6 +542,13 @@ async def test_an_error_of_a_run_that_was_awaited_shows_no_secret(config: dict[s
     finally:
         await run.close()
     assert "sk-0123456789abcdef" not in str(caught.value)
+
+
+async def test_the_given_environment_reaches_the_workers_of_a_judger(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "by_variable.py").write_text("import os\ndef judge(task, episode): return float(os.environ['BONUS'])\n")
+    config["judgers"] = {"vowels": {"kind": "native", "path": "by_variable.py:judge", "env": ["BONUS"]}}
+    async with loopwright.open_run(config, base=tmp_path, env={"BONUS": "7"}) as run:
+        assert [rollout.score for rollout in await run.roll_out(groups=1)] == [7.0] * 4
 
 
 # Without an event loop
@@ -505,6 +607,46 @@ def test_the_sync_door_saves_when_a_step_is_interrupted(config: dict[str, Any]) 
     with loopwright.sync.open_run(config) as run:
         assert run.version == 1
         assert run.train()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_the_sync_door_saves_when_the_learner_is_interrupted(config: dict[str, Any]) -> None:
+    def interrupts(groups: Sequence[Scores]) -> list[list[float]]:
+        if presses:
+            presses.pop()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return importable_advantage(groups)
+
+    presses: list[str] = []
+    config["learner"]["advantage"] = interrupts
+    with loopwright.sync.open_run(config) as run:
+        run.step()
+        presses.append("Ctrl-C")
+        with pytest.raises(KeyboardInterrupt):
+            run.train()
+    with loopwright.sync.open_run(config) as run:
+        assert run.version == 2
+        assert run.train()
+
+
+def test_a_run_of_the_sync_door_that_is_closed_or_busy_says_so(config: dict[str, Any]) -> None:
+    refused: list[RunError] = []
+
+    async def calls_back(task: Task, episode: Episode) -> float:
+        with pytest.raises(RunError, match="busy with another call") as caught:
+            run.step()
+        refused.append(caught.value)
+        return await vowels(task, episode)
+
+    config["judgers"] = {"vowels": calls_back}
+    with loopwright.sync.open_run({**config, "eval": None}) as run:
+        run.step()
+    assert refused
+    with pytest.raises(RunError, match="the run is closed"):
+        run.train()
+    run.stop()
+    assert run.version == 1
 
 
 async def test_the_sync_door_refuses_inside_an_event_loop(config: dict[str, Any]) -> None:

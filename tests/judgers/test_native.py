@@ -40,10 +40,10 @@ async def test_a_sync_function_runs_in_another_process_without_torch() -> None:
 
 async def test_a_worker_sees_no_secrets_but_those_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = ("JUDGE_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DATABASE_URL")
-    for name in (*hidden, "SEARCH_TOKEN", "PYTHONHASHSEED", "OMP_NUM_THREADS"):
+    for name in (*hidden, "PYTHONHASHSEED", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
     path = "user_judgers.py:environment"
-    async with NativeJudger("environment", path, HERE, 30.0, env=["SEARCH_TOKEN"]) as environment:
+    async with NativeJudger("environment", path, HERE, 30.0, env={"SEARCH_TOKEN": "2"}) as environment:
         scored = await environment.judge(TASK, episode())
     seen = json.loads(scored.answer or "")
     assert not set(hidden) & set(seen)

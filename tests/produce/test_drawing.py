@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -30,15 +31,16 @@ class OneByOne(MemoryStorage):
 
 
 class Late(MemoryStorage):
-    """Stores member 1 and does not tell, until somebody says so."""
+    """Stores some members and does not tell, until somebody says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, untold: Collection[int]) -> None:
         super().__init__()
         self.stored, self.told = asyncio.Event(), asyncio.Event()
+        self.untold = untold
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
         await super().put(row, rollout)
-        if rollout.key.member == 1:
+        if rollout.key.member in self.untold:
             self.stored.set()
             await self.told.wait()
 
@@ -69,19 +71,37 @@ async def test_a_stop_while_groups_are_drawn_leaves_none_without_an_owner(told: 
     assert sorted(group.draw for group in batch.groups) == [0, 1, 2, 3]
 
 
-async def test_a_member_that_was_stored_untold_is_trained_with_its_group() -> None:
-    storage = Late()
+@pytest.mark.parametrize("untold", [{1}, {0, 1, 2, 3}])
+async def test_a_member_that_was_stored_untold_is_trained_with_its_group(untold: set[int]) -> None:
+    storage = Late(untold)
     producer = House(storage=storage, groups=1, members=4).producer()
     making = asyncio.create_task(producer.produce_batch(1, 0))
     await asyncio.wait_for(storage.stored.wait(), 5)
     await some_turns()
     making.cancel()
+    await some_turns()
+    storage.told.set()
     with pytest.raises(asyncio.CancelledError):
         await making
-    storage.told.set()
     async with asyncio.timeout(5):
         batch = await producer.produce_batch(1, 0)
     assert [[rollout.key.member for rollout in group.rollouts] for group in batch.groups] == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("turns", range(60))
+async def test_a_batch_of_a_caller_that_was_cancelled_is_handed_out_again_until_it_is_consumed(turns: int) -> None:
+    house = House(groups=2)
+    producer = house.producer()
+    making = asyncio.create_task(producer.produce_batch(1, 0))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    making.cancel()
+    await asyncio.wait({making})
+    first, again = await producer.produce_batch(1, 0), await producer.produce_batch(1, 0)
+    assert first is again
+    assert sorted(group.draw for group in first.groups) == [0, 1]
+    await producer.consume(first.groups, 1)
+    assert sorted(group.draw for group in (await producer.produce_batch(2, 1)).groups) == [2, 3]
 
 
 async def test_a_weight_update_while_groups_are_drawn_starts_no_group_without_a_slot() -> None:

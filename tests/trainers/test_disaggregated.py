@@ -585,6 +585,38 @@ async def test_a_step_that_is_cancelled_ends_production_and_what_was_learned_bef
     assert run.log[-1] == "save 1"
 
 
+async def test_a_step_that_is_cancelled_while_it_learns_is_finished_and_kept(tmp_path):
+    run = Apart(tmp_path)
+    trainer = run.trainer()
+    await trainer.advance()
+    run.learner.lesson = lambda: asyncio.sleep(0.2)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(trainer.advance(), 0.05)
+    await trainer.close(save=True)
+    assert run.log[-3:] == ["consume 2", "shutdown", "save 2"]
+    assert latest(run).step == 2
+    assert "learner/loss" in run.notes.logged[2]
+
+
+async def test_a_checkpoint_whose_caller_is_cancelled_is_written(tmp_path, monkeypatch):
+    run = Apart(tmp_path, checkpoint=2)
+    saving = asyncio.Event()
+
+    async def save(folder: Path) -> None:
+        saving.set()
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(run.learner, "save", save)
+    trainer = run.trainer()
+    await trainer.advance()
+    step = asyncio.create_task(trainer.advance())
+    await saving.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert latest(run).step == 2
+
+
 async def test_an_evaluation_that_is_stopped_is_made_when_the_run_goes_on(tmp_path):
     run = Apart(tmp_path, steps=1)
     trainer = run.trainer(evaluates=True)

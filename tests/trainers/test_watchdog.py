@@ -86,6 +86,25 @@ async def test_a_run_that_is_to_stop_waits_no_longer_and_the_work_is_cancelled_f
     assert watchdog.is_stopping
 
 
+async def test_work_has_ended_also_if_its_caller_is_cancelled_twice():
+    ended = asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+
+    waiting = asyncio.create_task(Moving().watchdog(5.0).wait_or_stop("forever", slow_to_end()))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended.is_set()
+
+
 async def breaks_when_cancelled() -> None:
     try:
         await asyncio.Event().wait()

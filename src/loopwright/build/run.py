@@ -49,11 +49,14 @@ def open_run(
     it that holds no secrets. The run folder is opened after the user's code and the model, so that a mistake in them
     does no harm to an earlier run in that folder.
     """
-    return RunOpening(partial(_open, loaded, cache, stop, fresh, allow_config_change, console, env or {}))
+    # Absolute: a program may change its current folder while the run is open.
+    path = Path(loaded.config.trainer.run_dir).absolute()
+    return RunOpening(partial(_open, loaded, path, cache, stop, fresh, allow_config_change, console, env or {}))
 
 
 async def _open(
     loaded: Loaded,
+    path: Path,
     cache: Path,
     stop: asyncio.Event,
     fresh: bool,
@@ -68,7 +71,6 @@ async def _open(
         ingredients = load_ingredients(loaded)
         sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache))
         recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
-        path = Path(config.trainer.run_dir)
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )

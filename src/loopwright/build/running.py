@@ -49,6 +49,7 @@ class Run:
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     _has_stepped: bool = False
     _busy_with: str | None = None
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
 
     @property
@@ -110,11 +111,11 @@ class Run:
 
         Every call takes the first training tasks, so that two calls can be compared.
         """
-        if groups < 1:
-            raise RunError(f"{groups} groups cannot be sampled", remedy="ask for 1 group or more")
+        if not hasattr(groups, "__index__") or groups < 1:
+            raise RunError(f"{groups!r} groups cannot be sampled", remedy="ask for 1 group or more")
         with self._busy("rollouts"):
             async with self.trainer.sampling():
-                return await sample_groups(self._sampling, self._runner, self._engine, self.version, groups)
+                return await sample_groups(self._sampling, self._runner, self._engine, self.version, int(groups))
 
     def trajectories(self, step: int | None = None) -> Iterator[Rollout]:
         """The stored rollouts that train step `step` was trained on, or those of all steps, one after the other."""
@@ -132,7 +133,10 @@ class Run:
         self._stop.set()
 
     async def close(self) -> None:
-        """Close the run. Steps that were trained since the latest checkpoint are saved first."""
+        """Close the run. Steps that were trained since the latest checkpoint are saved first.
+
+        If another task trains with it, that training is stopped as by `stop`, and waited for.
+        """
         await self.__aexit__(None, None, None)
 
     def closed_by(self, closing: AsyncExitStack) -> Run:
@@ -150,6 +154,9 @@ class Run:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        while self._busy_with is not None:
+            self.stop()
+            await self._idle.wait()
         self._is_closed = True
         await self._closing.__aexit__(kind, error, trace)
 
@@ -160,11 +167,13 @@ class Run:
         if self._busy_with is not None:
             raise RunError(f"the run is busy with {self._busy_with}", remedy="await that first")
         self._busy_with = what
+        self._idle.clear()
         try:
             with redacting_errors(self._redact):
                 yield
         finally:
             self._busy_with = None
+            self._idle.set()
 
     async def _conclude(self) -> None:
         if self.is_finished and self.config.trainer.export and not self.folder.export.exists():

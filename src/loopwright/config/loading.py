@@ -155,18 +155,28 @@ def load_from_python(
     """
     names = ObjectNames()
     given = _from_program(config, base, names)
+    _check_overrides(overrides)
     if isinstance(overrides, Mapping):
         plain = {name: names.plain(value, key_path(name.split("."))) for name, value in overrides.items()}
         assignments: Iterable[Assignment | Problem] = assignments_from_python(plain)
-    elif isinstance(overrides, str):
-        raise ConfigError(
-            f"overrides are the text {overrides!r}",
-            remedy='give a mapping, {"rollout.temperature": 0.7}, or a list of texts, ["rollout.temperature=0.7"]',
-        )
     else:
         assignments = assignments_from_overrides(overrides)
     given = replace(given, objects=names.objects, problems=names.problems)
     return _load(given, assignments, env or {}, files=True)
+
+
+def _check_overrides(overrides: Any) -> None:
+    if isinstance(overrides, str):
+        wrong = f"overrides are the text {overrides!r}"
+    elif not isinstance(overrides, Mapping | Iterable):
+        wrong = f"overrides are a {type(overrides).__name__}"
+    elif others := [one for one in overrides if not isinstance(one, str)]:
+        wrong = f"overrides hold a {type(others[0]).__name__} where a name or a text is expected"
+    else:
+        return
+    raise ConfigError(
+        wrong, remedy='give a mapping, {"rollout.temperature": 0.7}, or a list of texts, ["rollout.temperature=0.7"]'
+    )
 
 
 def _from_file(path: Path, base: Path | None) -> _Given:
@@ -184,7 +194,7 @@ def _from_program(config: ConfigLike, base: Path | None, names: ObjectNames) -> 
             remedy="give the path of a config file, a mapping of sections, or a loopwright.config.RunConfig",
         )
     values = names.plain(config)
-    sources = {place: Source(Layer.PYTHON) for place, _ in leaves(values)}
+    sources = {place: Source(Layer.PYTHON) for place, _ in leaves(values) if place}
     return _given("the config", values, sources, base or Path.cwd())
 
 

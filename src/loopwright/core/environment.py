@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from loopwright.core.redaction import names_a_secret
 
@@ -17,9 +17,9 @@ PASSED_ON_PREFIXES = (
 )
 
 
-def child_environment(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
-    """The part of `env` that a child may see, plus the variables named in `more`."""
-    return {name: value for name, value in env.items() if name in more or _is_harmless(name)}
+def child_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of `env` that a child may see."""
+    return {name: value for name, value in env.items() if _is_harmless(name)}
 
 
 def _is_harmless(name: str) -> bool:

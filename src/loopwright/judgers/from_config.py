@@ -93,7 +93,8 @@ class _Workshop:
                 return await enter(NativeJudger(name, path, base, seconds, workers))
             case NativeJudgerConfig(path=path, timeout_seconds=seconds, workers=workers, env=env):
                 kind = NativeGroupJudger if config.judges_groups else NativeJudger
-                return await enter(kind(name, path, base, seconds, workers, env, self._given(name, config)))
+                named = {variable: self._secrets[variable] for variable in env if variable in self._secrets}
+                return await enter(kind(name, path, base, seconds, workers, named, self._given(name, config)))
             case HttpJudgerConfig(url=url):
                 signature = Signature(name, url)
                 return HttpJudger(signature, await self._endpoint(signature, url, config))

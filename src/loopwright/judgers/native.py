@@ -5,7 +5,7 @@ How the function is called, and what becomes of its mistakes, is in `loopwright.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class _Native(FunctionHolder):
         base: Path,
         timeout_seconds: float = 10.0,
         workers: int = 1,
-        env: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         given: Callable[..., Any] | None = None,
     ) -> None:
         self._signature = Signature(name, path)

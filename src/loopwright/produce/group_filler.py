@@ -176,13 +176,14 @@ class _MemberStore:
             self._saw(rollout)
 
     async def put_unscored(self, rollout: Rollout) -> None:
-        await self._buffer.put(self._rows[rollout.key.task_set, rollout.key.draw], rollout)
+        # Run this to its end: the storage commits it even if the caller is cancelled, and the group may go on later.
+        await to_its_end(self._buffer.put(self._rows[rollout.key.task_set, rollout.key.draw], rollout))
         self._stored.add(rollout.key)
 
     async def put_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Store the rewards of rollouts of one group, all or none: half a ranking is useless."""
         key = rollouts[0].key
-        await self._buffer.put_rewards(self._rows[key.task_set, key.draw], rollouts)
+        await to_its_end(self._buffer.put_rewards(self._rows[key.task_set, key.draw], rollouts))
         for rollout in rollouts:
             self._saw(rollout)
 

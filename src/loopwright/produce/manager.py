@@ -20,6 +20,7 @@ from typing import Any
 from loopwright.core.admission import horizon_limit
 from loopwright.core.ages import staleness_numbers
 from loopwright.core.progress import ProduceProgress
+from loopwright.core.together import to_its_end
 from loopwright.errors import RunError, StalledError
 from loopwright.ports import Engine, ReplayBuffer, ResumePlan
 from loopwright.produce.budgets import nothing_kept
@@ -77,6 +78,8 @@ class AgentLoopManager:
         self._version = step
         self._begun = step
         self._takes_turns = True
+        self._handed_out: tuple[int, Batch] | None = None
+        """The step and the batch that `produce_batch` made last, if they are not consumed yet."""
         self._looping = asyncio.Lock()
         self._crash: Exception | None = None
 
@@ -103,7 +106,12 @@ class AgentLoopManager:
         return self._state is ManagerState.NORMAL and self._scheduler.slot_is_free and not self._scheduler.may_start
 
     async def produce_batch(self, step: int, version: int, size: int | None = None) -> Batch:
-        """The groups of train step `step`, made by weights `version`; `size` of them, or `groups_per_step`."""
+        """The groups of train step `step`, made by weights `version`; `size` of them, or `groups_per_step`.
+
+        Until they are consumed, whoever asks for this step again gets the same ones.
+        """
+        if self._handed_out is not None and self._handed_out[0] == step:
+            return self._handed_out[1]
         self._version, self._takes_turns, self._state = version, True, ManagerState.NORMAL
         if size is not None:
             self._progress.resize(size)
@@ -117,7 +125,8 @@ class AgentLoopManager:
             raise
         finally:
             self._state = ManagerState.UPDATING
-        return await self._hand_out(step)
+        # Once begun, this runs to its end: groups that have left the buffer are in no other place.
+        return await to_its_end(self._hand_out_once(step))
 
     async def produce_loop(self) -> None:
         """Make groups until `shutdown`. An error that ends it early, such as a spent budget, is also raised in
@@ -161,6 +170,7 @@ class AgentLoopManager:
     async def consume(self, groups: Sequence[Group], step: int) -> None:
         """Record that `groups` were trained at `step`."""
         await self._buffer.consume(groups, step)
+        self._handed_out = None
 
     async def pause(self, mode: PauseMode) -> None:
         """Start no more groups, stop what is in flight as `mode` says, and pause the engine."""
@@ -279,6 +289,11 @@ class AgentLoopManager:
         for producer in self._producers.values():
             producer.tally = Tally()
         return Batch(tuple(groups), metrics)
+
+    async def _hand_out_once(self, step: int) -> Batch:
+        batch = await self._hand_out(step)
+        self._handed_out = step, batch
+        return batch
 
     def _place(self, group: Group) -> tuple[int, int]:
         return list(self._producers).index(group.task_set), group.draw

@@ -7,10 +7,12 @@ roll out a batch -> train on it -> tell the engine its new version -> evaluate? 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from loopwright.core.together import to_its_end
 from loopwright.errors import BudgetError, RunError, StalledError
 from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
@@ -69,11 +71,16 @@ class ColocateTrainer:
     async def advance(self) -> Step | None:
         """One step, with the evaluation and the checkpoint that are due after it.
 
-        None when none is left, or when the run is to stop: what was learned is in a checkpoint then.
+        None when none is left, or when the run is to stop: what was learned is in a checkpoint then. A step that is
+        cancelled before it learns can be made again; later, it is finished first.
         """
         self._require_sound()
         try:
             return await self._advance()
+        except asyncio.CancelledError:
+            # Production pauses the engine at the end of a batch. What comes next samples again.
+            await to_its_end(self._engine.resume())
+            raise
         except Exception:
             self._is_broken = True
             raise
@@ -107,10 +114,8 @@ class ColocateTrainer:
         if batch is None:
             await self._checkpoint()
             return None
-        metrics = {**batch.metrics, **await self._learn(step, batch)}
-        self._tracker.log(step, metrics)
-        if self._intervals.evaluates(step):
-            self._owes_evaluation = True
+        metrics = await to_its_end(self._learn(step, batch))
+        if self._owes_evaluation:
             evaluated = await self.evaluate()
             if evaluated is None:
                 await self._checkpoint()
@@ -136,7 +141,8 @@ class ColocateTrainer:
             return None
         return Batch(batch.groups, {**batch.metrics, "time/rollout": time.monotonic() - started})
 
-    async def _learn(self, step: int, batch: Batch) -> Mapping[str, float]:
+    async def _learn(self, step: int, batch: Batch) -> dict[str, float]:
+        """Train on the batch. Once begun, this runs to its end: the learner computes on, also when nobody waits."""
         # The engine shares the parameters, so nothing may be sampled while they change. Rollouts that are still running
         # belong to the next step, and are not waited for.
         await self._engine.pause(PauseMode.ABORT)
@@ -152,8 +158,11 @@ class ColocateTrainer:
         await self._manager.consume(batch.groups, step)
         self._next_draws = self._manager.next_draws
         self._is_mid_step = False
+        self._owes_evaluation = self._intervals.evaluates(step)
         times = {"time/train": trained - started, "time/sync": time.monotonic() - trained}
-        return {**{f"learner/{name}": value for name, value in report.metrics.items()}, **times}
+        metrics = {**batch.metrics, **{f"learner/{name}": value for name, value in report.metrics.items()}, **times}
+        self._tracker.log(step, metrics)
+        return metrics
 
     def _require_sound(self) -> None:
         if self._is_broken or self._is_mid_step:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
+from loopwright.core.together import to_its_end
 from loopwright.errors import CheckpointError, RunError
 from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
@@ -200,7 +201,7 @@ class DisaggregatedTrainer:
         if batch is None:
             self._is_stopped = True
             return None
-        metrics = await self._learn(step, batch)
+        metrics = await to_its_end(self._learn(step, batch))
         if self._intervals.syncs(step, wanted=self._manager.wants_weights):
             evaluated = await self._sync()
             self._is_stopped = evaluated is None
@@ -224,6 +225,7 @@ class DisaggregatedTrainer:
             await self._continue()
 
     async def _learn(self, step: int, batch: Batch) -> dict[str, float]:
+        """Train on the batch. Once begun, this runs to its end: the learner computes on, also when nobody waits."""
         started = self._now()
         # A checkpoint at this point would hold half an update, or its groups would be handed out a second time.
         self._is_mid_step = True

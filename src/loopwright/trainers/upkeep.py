@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loopwright.core.together import to_its_end
 from loopwright.ports import Learner, Storage, Tracker
 from loopwright.trainers.checkpoint import Checkpoints
 from loopwright.trainers.evaluator import Evaluator
@@ -61,14 +62,19 @@ class Upkeep:
         return report.metrics
 
     async def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Save the learner after its latest step, with `state`. Before the first step nothing is saved."""
-        step = self._learner.version
-        if step > 0:
-            self._tried_to_save = step
-            with self._tracker.span("checkpoint", step=step):
-                await self._checkpoints.write(step, self._save, state)
-                if self._archives:
-                    await self._storage.archive(step)
+        """Save the learner after its latest step, with `state`. Before the first step nothing is saved.
+
+        Once begun, this runs to its end: nobody would hear of a flush that fails after its caller was cancelled.
+        """
+        if self._learner.version > 0:
+            await to_its_end(self._write(self._learner.version, state))
+
+    async def _write(self, step: int, state: Mapping[str, Any]) -> None:
+        self._tried_to_save = step
+        with self._tracker.span("checkpoint", step=step):
+            await self._checkpoints.write(step, self._save, state)
+            if self._archives:
+                await self._storage.archive(step)
 
     async def _save(self, folder: Path) -> None:
         # Flush here, so that no checkpoint appears if it fails. Do not retry: after a failed flush, a second one may

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
-from loopwright.core.together import call_off
+from loopwright.core.together import call_off, to_its_end
 from loopwright.errors import StalledError
 
 T = TypeVar("T")
@@ -69,7 +69,8 @@ class Watchdog:
         finally:
             stopped.cancel()
             task.cancel()
-            await asyncio.wait({task, stopped})
+            # A second cancellation must not leave it running: the next step would start beside it.
+            await to_its_end(asyncio.wait({task, stopped}))
         return None if task.cancelled() else task.result()
 
     async def _watch(self, task: asyncio.Future[Any], what: str) -> None:

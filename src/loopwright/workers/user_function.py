@@ -12,7 +12,7 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
 from inspect import iscoroutinefunction
@@ -63,7 +63,7 @@ class Blame(Protocol):
 class UserFunction:
     """The function that `blame` names, relative to `base`. Use it as `async with`.
 
-    Its workers see the harmless part of our environment, and the variables that `env` names. `given` is the function
+    Its workers see the harmless part of our environment, and the variables in `env`. `given` is the function
     itself, if only this process has it.
     """
 
@@ -73,12 +73,12 @@ class UserFunction:
         base: Path,
         timeout_seconds: float = 10.0,
         workers: int = 1,
-        env: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
         given: Callable[..., Any] | None = None,
     ) -> None:
         self._blame = blame
         self._given = given
-        self._env = tuple(env)
+        self._env = dict(env or {})
         self._base = base
         self._timeout = timeout_seconds
         self._workers = workers
@@ -190,14 +190,16 @@ def load_function(path: str, base: Path) -> Callable[..., Any]:
     return function
 
 
-def start_worker(path: str, base: Path, env: Sequence[str]) -> None:
+def start_worker(path: str, base: Path, env: Mapping[str, str]) -> None:
     """Runs in the worker when it starts. So the first call's deadline does not include the function's imports.
 
     The worker has inherited our environment. Variables that it may not see are removed before the user's code is loaded
-    (S3). The worker ends with its parent, so a killed run leaves no judger behind, not even one that hangs.
+    (S3), and `env` is added. The worker ends with its parent, so a killed run leaves no judger behind, not even one
+    that hangs.
     """
-    for name in os.environ.keys() - child_environment(os.environ, env).keys():
+    for name in os.environ.keys() - child_environment(os.environ).keys():
         del os.environ[name]
+    os.environ.update(env)
     threading.Thread(target=_exit_after_parent, daemon=True).start()
     load_function(path, base)
 
