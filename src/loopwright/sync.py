@@ -90,7 +90,7 @@ class SyncRun:
         if not self._is_closed:
             self._runner.get_loop().call_soon_threadsafe(self._run.stop)
 
-    def note_closed(self) -> None:
+    def _note_closed(self) -> None:
         """The run is closed, and so is the event loop that it needs."""
         self._is_closed = True
 
@@ -136,7 +136,7 @@ def open_run(
             else:
                 runner.run(opening.__aexit__(None, None, None))
             finally:
-                run.note_closed()
+                run._note_closed()
         finally:
             runner.run(cancel_leftovers())
 
