@@ -90,10 +90,6 @@ class SyncRun:
         if not self._is_closed:
             self._runner.get_loop().call_soon_threadsafe(self._run.stop)
 
-    def _note_closed(self) -> None:
-        """The run is closed, and so is the event loop that it needs."""
-        self._is_closed = True
-
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             if self._is_closed:
@@ -136,7 +132,7 @@ def open_run(
             else:
                 runner.run(opening.__aexit__(None, None, None))
             finally:
-                run._note_closed()
+                run._is_closed = True
         finally:
             runner.run(cancel_leftovers())
 

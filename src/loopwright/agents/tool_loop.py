@@ -20,7 +20,7 @@ from loopwright.types import Message, Task
 class ToolBudget:
     """What one rollout may use. The length of one reply is a sampling setting. None means no limit.
 
-    Seconds in which the engines answer nobody, for example during weight updates, do not count.
+    Seconds in which the agent waits for engines that answer nobody, as during weight updates, do not count.
     """
 
     turns: int

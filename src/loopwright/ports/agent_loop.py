@@ -41,14 +41,14 @@ class Policy(Protocol):
         """Sample the next assistant message. With `tools`, the model may call them, and the reply says which.
 
         A conversation that extends the previous one, with the same tools, continues from the tokens that were sampled;
-        any other starts a new token chain. A call that takes longer than `seconds`, or than the rollout has left,
-        raises OutOfTimeError; seconds in which the engines answer nobody do not count.
+        any other starts a new token chain. A call that takes longer than `seconds` raises OutOfTimeError; seconds in
+        which the engines answer nobody do not count. When the rollout's own time is up, the agent is cancelled.
         """
         ...
 
     def own_seconds(self) -> float:
-        """How many seconds the agent has worked so far. Seconds in which the engines answer nobody, for example during
-        weight updates, do not count. The clock may stand still during a model call."""
+        """How many seconds the agent has worked so far. Waiting for engines that answer nobody, for example during
+        weight updates, does not count. The clock may stand still during a model call."""
         ...
 
     def out_of_budget(self) -> None:
