@@ -13,12 +13,29 @@ from house import House, task_set
 
 from loopwright.agents import SingleTurn
 from loopwright.errors import BudgetError
-from loopwright.ports import Policy, RolloutWorker
+from loopwright.judgers import IntegerAnswer
+from loopwright.ports import GroupRow, Policy, RolloutWorker, StartedGroup
+from loopwright.produce import Job
+from loopwright.produce.group_filler import _filled
 from loopwright.testing import ScriptedEngine, WorkerElsewhere
 from loopwright.testing.virtual_time import run_virtually
-from loopwright.types import Failed, FailureCause, Message, RolloutKey, Scored, Task
+from loopwright.types import (
+    Episode,
+    Failed,
+    FailureCause,
+    GroupStatus,
+    Message,
+    Rollout,
+    RolloutKey,
+    Sampling,
+    Scored,
+    Task,
+    Timing,
+    Unscored,
+)
 
 FIRST = RolloutKey("math", 0, 0)
+TASK = Task.ask("sum", "12+7?", truth=19)
 
 
 def house_with(worker: list[WorkerElsewhere], lose: set[RolloutKey], silence: set[RolloutKey], **changes: Any) -> House:
@@ -126,3 +143,23 @@ async def test_the_way_from_a_batch_to_its_agents_is_short() -> None:
         "SingleTurn.run",
     ]
     assert len(way) <= 0.6 * FRAMES_OF_0_1_0
+
+
+def stored(member: int, attempt: int = 0) -> Rollout:
+    key = RolloutKey("math", 0, member, attempt)
+    return Rollout(key, TASK, Episode(TASK.messages, ()), Unscored(), Timing(0.0))
+
+
+def test_a_member_that_was_not_started_interrupts_its_group() -> None:
+    """R3: a group of which a member is missing is not through."""
+    group = StartedGroup(GroupRow("math", 0, 0, TASK, 0, GroupStatus.PENDING))
+    assert _filled(group, [stored(0), None]).was_interrupted
+    assert not _filled(group, [stored(0), stored(1)]).was_interrupted
+
+
+def test_the_next_attempt_begins_anew() -> None:
+    """Neither the tokens nor the episode of an attempt that failed belong to the next one."""
+    job = Job(FIRST, TASK, Sampling(), IntegerAnswer(), judge_only=stored(0), resume_from=stored(0), first_attempt=0)
+    again = job.again()
+    assert (again.key.attempt, again.judge_only, again.resume_from) == (1, None, None)
+    assert again.request(1, 60.0).seed != job.request(1, 60.0).seed
