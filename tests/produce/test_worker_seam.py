@@ -121,7 +121,7 @@ async def test_the_way_from_a_batch_to_its_agents_is_short() -> None:
     seen: list[list[str]] = []
     engine = ScriptedEngine(["0"])
     await engine.pause()
-    house = House(engine=engine, groups=1, members=1, wrap=lambda worker: worker)
+    house = House(engine=engine, groups=1, members=2, wrap=lambda worker: worker)
     batch = asyncio.create_task(house.producer().produce_batch(1, 0))
     for _ in range(50):
         await asyncio.sleep(0)
@@ -129,7 +129,7 @@ async def test_the_way_from_a_batch_to_its_agents_is_short() -> None:
         seen.append(own_frames(task))
     await engine.resume()
     await batch
-    (agent,) = [names for names in seen if "SingleTurn.run" in names]
+    agent, _ = [names for names in seen if "SingleTurn.run" in names]
     (filling,) = [names for names in seen if "GroupFiller.fill" in names]
     (producing,) = [names for names in seen if "AgentLoopManager.produce_batch" in names]
     way = [*producing, *filling, *agent[: agent.index("SingleTurn.run") + 1]]

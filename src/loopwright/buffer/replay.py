@@ -7,6 +7,7 @@ counted when it is durable.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from loopwright.buffer.fresh import Fresh
@@ -93,7 +94,12 @@ class StoredBuffer:
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
         group = self._pending(row)
-        await self._storage.put(row, rollout)
+        try:
+            await self._storage.put(row, rollout)
+        except asyncio.CancelledError:
+            # The storage stores it all the same, and the group may go on later: its member must not be made again.
+            self._shelf(row.task_set).put(group, rollout)
+            raise
         self._shelf(row.task_set).put(group, rollout)
         self._fresh.put(rollout)
 

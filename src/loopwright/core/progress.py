@@ -62,8 +62,11 @@ class ProduceProgress:
 
     def wanted(self, step: int) -> Counts:
         """Groups that are still to be taken for the steps up to `step`."""
-        target = self.target_upto(step)
-        return {name: target[name] - self._consumed[name] - self._forgone[name] for name in self._weights}
+        return {name: self.wanted_of(name, step) for name in self._weights}
+
+    def wanted_of(self, task_set: str, step: int) -> int:
+        """Groups of one task set that are still to be taken for the steps up to `step`."""
+        return self.target_upto(step)[task_set] - self._consumed[task_set] - self._forgone[task_set]
 
     def available(self, task_set: str, completed: int) -> int:
         """What counts towards the target: groups that were taken or given up, and those that are `completed`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -52,25 +53,30 @@ class Redactor:
 
     def value(self, value: Any) -> Any:
         """A JSON value with all its texts redacted. It is the same object if nothing had to change."""
-        match value:
-            case str():
-                return self(value)
-            case Mapping():
-                new = {name: self.value(inner) for name, inner in value.items()}
-                return value if all(new[name] is inner for name, inner in value.items()) else new
-            case list() | tuple():
-                items = [self.value(inner) for inner in value]
-                return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, list | tuple):
+            items = [self.value(inner) for inner in value]
+            return value if all(map(operator.is_, items, value)) else type(value)(items)
+        # `dict` first: that test is much faster than the one of `Mapping`, and every message is one.
+        if isinstance(value, dict | Mapping):
+            new = {name: self.value(inner) for name, inner in value.items()}
+            return value if all(map(operator.is_, new.values(), value.values())) else new
         return value
 
 
 def without_secrets(rollout: Rollout, redact: Redactor) -> Rollout:
     """A rollout as it may be judged, stored and shown. Its token ids stay: they are what the model saw and said."""
     episode = rollout.episode and _episode(rollout.episode, redact)
+    if episode is not rollout.episode:
+        rollout = replace(rollout, episode=episode)
+    return with_clean_reward(rollout, redact)
+
+
+def with_clean_reward(rollout: Rollout, redact: Redactor) -> Rollout:
+    """The rollout with its reward redacted. That is enough after judging: a judger adds nothing else."""
     reward = _reward(rollout.reward, redact)
-    if episode is rollout.episode and reward is rollout.reward:
-        return rollout
-    return replace(rollout, episode=episode, reward=reward)
+    return rollout if reward is rollout.reward else replace(rollout, reward=reward)
 
 
 def _episode(episode: Episode, redact: Redactor) -> Episode:

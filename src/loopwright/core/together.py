@@ -29,9 +29,13 @@ def own_task() -> asyncio.Task[Any]:
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all pieces of work and return their results in order. If one raises, the others are cancelled and awaited,
     and then its exception is raised as it is: an exception group would only add that the others were cancelled."""
+    pieces = list(work)
+    if len(pieces) == 1:
+        # It needs no task of its own.
+        return [await pieces[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(one) for one in pieces]
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from failed.exceptions[0].__cause__
     return [task.result() for task in tasks]

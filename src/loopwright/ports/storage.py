@@ -86,7 +86,9 @@ class Storage(Protocol):
         ...
 
     async def put(self, row: GroupRow, rollout: Rollout) -> None:
-        """Store one rollout: scored, failed, not yet scored, or partial. Only a partial one can be replaced."""
+        """Store one rollout: scored, failed, not yet scored, or partial. Only a partial one can be replaced.
+
+        If the caller is cancelled while it waits, the rollout is stored all the same, before whatever is asked next."""
         ...
 
     async def put_rewards(self, row: GroupRow, rollouts: Sequence[Rollout]) -> None:

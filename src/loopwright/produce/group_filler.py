@@ -176,8 +176,7 @@ class _MemberStore:
             self._saw(rollout)
 
     async def put_unscored(self, rollout: Rollout) -> None:
-        # Run this to its end: the storage commits it even if the caller is cancelled, and the group may go on later.
-        await to_its_end(self._buffer.put(self._rows[rollout.key.task_set, rollout.key.draw], rollout))
+        await self._buffer.put(self._rows[rollout.key.task_set, rollout.key.draw], rollout)
         self._stored.add(rollout.key)
 
     async def put_rewards(self, rollouts: Sequence[Rollout]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loopwright.core.redaction import Redactor, without_secrets
+from loopwright.core.redaction import Redactor, with_clean_reward, without_secrets
 from loopwright.core.seeds import derive_seed
 from loopwright.core.together import together
 from loopwright.errors import WorkerLostError
@@ -136,7 +136,7 @@ class RolloutRunner:
     async def judge_group(self, rollouts: Sequence[Rollout], judger: Judger) -> list[Rollout]:
         """The rollouts of one task, judged together."""
         scored = await judged(rollouts, judger, self._limits.judge_attempts)
-        return [without_secrets(rollout, self._redact) for rollout in scored]
+        return [with_clean_reward(rollout, self._redact) for rollout in scored]
 
     async def _to_the_end(self, job: Job, kept: _Kept, *, retry: bool = True) -> Rollout | None:
         """The last attempt of a job, judged if it can be; None if the job was turned away before it began."""
@@ -191,7 +191,7 @@ class RolloutRunner:
         timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, keep)
         try:
             (scored,) = await judged([made], judger, self._limits.judge_attempts)
-            return without_secrets(scored, self._redact)
+            return with_clean_reward(scored, self._redact)
         except asyncio.CancelledError:
             # The run is stopping. Keep the episode without its reward.
             if not keeping:

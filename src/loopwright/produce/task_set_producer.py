@@ -76,7 +76,7 @@ class TaskSetProducer:
         return ProduceContext(
             step=step,
             target=self._progress.target_upto(step)[self.name],
-            batch=self._progress.wanted(step)[self.name],
+            batch=self._progress.wanted_of(self.name, step),
             ahead=ahead,
             takes_turns=takes_turns,
             available=self._progress.available(self.name, stock[GroupStatus.COMPLETED]),
@@ -144,7 +144,7 @@ class TaskSetProducer:
 
     def lacks(self, step: int) -> int:
         """Groups of the batch of `step` that are not ready."""
-        return max(0, self._progress.wanted(step)[self.name] - self._buffer.ready(self.name, step))
+        return max(0, self._progress.wanted_of(self.name, step) - self._buffer.ready(self.name, step))
 
     @property
     def is_excused(self) -> bool:
