@@ -18,10 +18,10 @@ from loopwright.engines.restartable import RestartableEngine
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.server import Address, Gateway, Served, gateway_app, open_gateway
-from loopwright.gateway.session import SessionSettings
+from loopwright.gateway.session import SessionSettings, never_held
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import MemoryStore, SessionStore
-from loopwright.ports import OnPart
+from loopwright.ports import OnPart, StreamingEngine
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.recording.recorder import Recorder
 from loopwright.testing import ScriptedEngine
@@ -152,13 +152,19 @@ async def house(
     wait_seconds: float | None = None,
     name: str = "tiny",
     address: Address | None = None,
+    held: Callable[[], float] = never_held,
     **options: Any,
 ) -> AsyncIterator[House]:
-    """With `wait_seconds`, calls wait so long for an engine that was lost."""
+    """With `wait_seconds`, calls wait so long for an engine that was lost, and this waiting counts as held."""
     engine = engine or RecordingEngine(answers, encode=odd_ids, **options)
-    asked = engine if wait_seconds is None else RestartableEngine(engine, wait_seconds)
+    asked: StreamingEngine = engine
+    if wait_seconds is not None:
+        asked = restartable = RestartableEngine(engine, wait_seconds)
+        held = restartable.held_seconds
     served = Served(asked, renderer(), max_context, name)
-    async with open_gateway(served, store or MemoryStore(), key=KEY, address=address or Address()) as gateway:
+    async with open_gateway(
+        served, store or MemoryStore(), key=KEY, address=address or Address(), held=held
+    ) as gateway:
         headers = {"authorization": f"Bearer {KEY}"}
         here = f"http://127.0.0.1:{gateway.port}"
         async with httpx.AsyncClient(base_url=here, headers=headers, timeout=30) as http:

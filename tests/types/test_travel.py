@@ -30,7 +30,7 @@ from loopwright.errors import LoopwrightError
 from loopwright.ports.agent_loop import Reply
 from loopwright.ports.buffer import StartedGroup
 from loopwright.ports.learner import StepReport
-from loopwright.ports.sessions import Endpoint
+from loopwright.ports.sessions import Endpoint, SessionTimes
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy
 from loopwright.types import (
     ChainStart,
@@ -131,7 +131,8 @@ SAMPLES: tuple[Any, ...] = (
     Reply("19", FinishReason.STOP, "easy", (CALL,), 12),
     StartedGroup(ROW, (ROLLOUT,), {2: 1}),
     StepReport(4, {"loss": 0.25}),
-    Endpoint("http://127.0.0.1:1/v1", "key"),
+    Endpoint("http://127.0.0.1:1/s/v1", "key", "http://127.0.0.1:1/s", "tiny"),
+    SessionTimes(2.0, 1.0),
     StalePolicy(Stale.RETRY, 3, 2),
     HeldGroup(ROW, (MEMBER,)),
     ResumePlan((HeldGroup(ROW, (MEMBER,)),), (5, 6), 8, 2),

@@ -35,8 +35,8 @@ async def served_policies(
 
     renderer = make_renderer(model.tokenizer, config.model.renderer, config.gateway.thinking)
     served = Served(engine, renderer, model.max_context, config.model.path)
-    async with open_gateway(served, MemoryStore(), key=new_key()) as gateway:
-        yield gateway.policies(held)
+    async with open_gateway(served, MemoryStore(), key=new_key(), held=held) as gateway:
+        yield gateway.policies()
 
 
 @asynccontextmanager
@@ -46,6 +46,7 @@ async def serve_gateway(
     """A gateway without a run, in front of a model in this process or an engine elsewhere. `store` keeps its
     sessions."""
     from loopwright.gateway.server import open_gateway
+    from loopwright.gateway.session import never_held
     from loopwright.gateway.store import SqliteStore
 
     redact = Redactor((key, behind.key or "")) if isinstance(behind, RemoteEngine) else Redactor((key,))
@@ -53,11 +54,11 @@ async def serve_gateway(
         stack.enter_context(redacting(redact))
         match behind:
             case RemoteEngine():
-                served = await stack.enter_async_context(_remote(behind, renderer, thinking))
+                served, held = await stack.enter_async_context(_remote(behind, renderer, thinking))
             case ServedModel():
-                served = await stack.enter_async_context(_embedded(behind, renderer, thinking))
+                served, held = await stack.enter_async_context(_embedded(behind, renderer, thinking)), never_held
         sessions = await stack.enter_async_context(SqliteStore(store, redact))
-        yield await stack.enter_async_context(open_gateway(served, sessions, key=key, address=address))
+        yield await stack.enter_async_context(open_gateway(served, sessions, key=key, address=address, held=held))
 
 
 @asynccontextmanager
@@ -69,8 +70,12 @@ async def _embedded(behind: ServedModel, renderer: str, thinking: Thinking) -> A
 
 
 @asynccontextmanager
-async def _remote(behind: RemoteEngine, renderer: str, thinking: Thinking) -> AsyncIterator[Served]:
+async def _remote(
+    behind: RemoteEngine, renderer: str, thinking: Thinking
+) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
+    """The model, and the clock of held seconds: calls that wait for an engine that went away are held."""
     from loopwright.gateway.server import Served
 
     async with connected(behind) as (engine, model):
-        yield Served(engine, make_renderer(model.tokenizer, renderer, thinking), model.max_context, model.name)
+        chosen = make_renderer(model.tokenizer, renderer, thinking)
+        yield Served(engine, chosen, model.max_context, model.name), engine.held_seconds

@@ -57,6 +57,7 @@ class Exchange:
 
     async def answer(self, session: Session, call: Call, ask: Ask, listener: Listener | None) -> list[Answer]:
         """The answers to the call, one for each requested sample. All of them are committed."""
+        session.call_arrives()
         history = _history(session, call)
         repeats = session.tries.begin(history, ask)
         # Most questions are new, and need nothing more here.

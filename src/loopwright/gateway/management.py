@@ -128,11 +128,15 @@ def _sampling(given: Mapping[str, Any]) -> Sampling:
 
 
 def _described(session: Session, recorder: Recorder) -> dict[str, Any]:
+    first = session.first_call
     starts = Counter(start.value for start in recorder.starts)
     return {
         "id": session.id,
         "state": session.state,
         "created": session.created,
+        "first_call": first and first.time,
+        "held_seconds": session.held_seconds,
+        "held_before_first_call": first and first.held_seconds,
         "turns": len(recorder),
         "chains": len(recorder.starts),
         "starts": starts,

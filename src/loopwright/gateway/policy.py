@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from loopwright.gateway.management import base_urls
 from loopwright.gateway.session import Session, SessionSettings
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.tries import Ask
-from loopwright.ports import Endpoint, Reply
+from loopwright.ports import Endpoint, Reply, SessionTimes
 from loopwright.render.recording.describing import describe_chains
 from loopwright.render.recording.recorder import Recorder
 from loopwright.render.recording.session_drift import session_drift
@@ -38,36 +39,30 @@ LONGEST_PAUSE_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class SessionPolicies:
-    """A `PolicyMaker` over a gateway in this process. `held` reads the clock of held seconds: for how long the engines
-    have answered nobody so far."""
+    """A `PolicyMaker` over a gateway in this process. `model` is the name that agents see."""
 
     sessions: Sessions
     exchange: Exchange
     base_url: str
-    held: Callable[[], float] = lambda: 0.0
+    model: str
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> SessionPolicy:
-        return SessionPolicy(self.sessions, self.exchange, self.base_url, request.sampling, self.held)
+        return SessionPolicy(self, request.sampling, request.seconds)
 
 
 class SessionPolicy:
     """A `ServedPolicy` for one rollout; it is used once. The record is kept after the session has ended."""
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        exchange: Exchange,
-        base_url: str,
-        sampling: Sampling,
-        held: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self._sessions = sessions
-        self._exchange = exchange
-        self._base_url = base_url
+    def __init__(self, gateway: SessionPolicies, sampling: Sampling, seconds: float) -> None:
+        self._sessions = gateway.sessions
+        self._exchange = gateway.exchange
+        self._base_url = gateway.base_url
+        self._model = gateway.model
         self._sampling = sampling
-        self._held = held
+        self._seconds = seconds
+        self._held = gateway.sessions.held
         self._now = asyncio.get_running_loop().time
-        self._start = self._now() - held()
+        self._start = self._now() - self._held()
         self._session: Session | None = None
         self._recorder = Recorder()
         self._stop: StopReason | None = None
@@ -80,7 +75,8 @@ class SessionPolicy:
         session, key = self._sessions.create(None, settings)
         self._session, self._recorder = session, session.recorder
         try:
-            yield Endpoint(base_urls(self._base_url, session.id)["openai"], key)
+            urls = base_urls(self._base_url, session.id)
+            yield Endpoint(urls["openai"], key, urls["anthropic"], self._model)
         finally:
             self._sessions.end(session)
 
@@ -112,6 +108,18 @@ class SessionPolicy:
 
     def own_seconds(self) -> float:
         return self._now() - self._held() - self._start
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
+    def times(self) -> SessionTimes:
+        session = self._session
+        first = session.first_call if session is not None else None
+        if session is None or first is None:
+            return SessionTimes(self.own_seconds(), None)
+        since = time.monotonic() - first.monotonic - (session.held_seconds - first.held_seconds)
+        return SessionTimes(self.own_seconds(), since)
 
     def watch_time(self, look: Callable[[], None] | None) -> None:
         """The clock of a session does not jump."""

@@ -16,6 +16,7 @@ from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.management import Management
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.policy import SessionPolicies
+from loopwright.gateway.session import never_held
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import SessionStore
 from loopwright.ports import Renderer, StreamingEngine
@@ -68,20 +69,27 @@ class Gateway:
     metrics: Metrics
     base_url: str
     port: int
+    model: str
 
-    def policies(self, held: Callable[[], float] = lambda: 0.0) -> SessionPolicies:
-        """The policies of rollouts whose agents talk to this gateway. `held` reads the clock of held seconds."""
-        return SessionPolicies(self.sessions, self.exchange, self.base_url, held)
+    def policies(self) -> SessionPolicies:
+        """The policies of rollouts whose agents talk to this gateway."""
+        return SessionPolicies(self.sessions, self.exchange, self.base_url, self.model)
 
 
 @asynccontextmanager
 async def open_gateway(
-    served: Served, store: SessionStore, *, key: str, address: Address | None = None
+    served: Served,
+    store: SessionStore,
+    *,
+    key: str,
+    address: Address | None = None,
+    held: Callable[[], float] = never_held,
 ) -> AsyncIterator[Gateway]:
-    """Listen, with the sessions in `store`. `key` opens everything."""
+    """Listen, with the sessions in `store`. `key` opens everything. `held` reads the clock of held seconds: for how
+    many seconds in total the engines have answered nobody."""
     address = address or Address()
     advertised = address.advertise_url
-    metrics, sessions = Metrics(), Sessions.restored(store)
+    metrics, sessions = Metrics(), Sessions.restored(store, held)
     exchange = Exchange(served.engine, served.renderer, served.max_context, store, metrics)
     app = gateway_app(exchange, sessions, metrics, name=served.name, key=key, advertised=advertised)
     sweeping = asyncio.create_task(sessions.sweep())
@@ -89,7 +97,7 @@ async def open_gateway(
         async with listening(
             app, host=address.host, port=address.port, names=address.names, key=key, own_keys=True, refuse=app.refuse
         ) as port:
-            yield Gateway(sessions, exchange, metrics, advertised or _own_url(address.host, port), port)
+            yield Gateway(sessions, exchange, metrics, advertised or _own_url(address.host, port), port, served.name)
     finally:
         sweeping.cancel()
         await asyncio.wait((sweeping,))

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -46,9 +46,27 @@ class SessionSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FirstCall:
+    """When the agent first asked the model: the Unix time, the same moment on this process's monotonic clock, and for
+    how many seconds the session had been held by then."""
+
+    time: float
+    monotonic: float
+    held_seconds: float
+
+
+def never_held() -> float:
+    """The clock of held seconds of engines that always answer."""
+    return 0.0
+
+
 @dataclass(slots=True)
 class Session:
     """Only `key_digest` is kept of its key. Times are Unix times.
+
+    `held_clock` reads for how many seconds in total the engines have answered nobody, and `held_from` is its reading
+    when the session was created.
 
     `fault` is what the engine raised last, unless it has answered since. `unfit` says that a prompt was too long.
     `calls` is how many samples were requested so far; each has its own seed, recorded or not. `held` is how many tokens
@@ -60,6 +78,9 @@ class Session:
     settings: SessionSettings
     created: float
     used: float = 0.0
+    held_clock: Callable[[], float] = never_held
+    held_from: float = 0.0
+    first_call: FirstCall | None = None
     state: SessionState = SessionState.OPEN
     calls: int = 0
     recorder: Recorder = field(default_factory=Recorder)
@@ -73,6 +94,22 @@ class Session:
 
     def opens_with(self, key: str) -> bool:
         return hmac.compare_digest(self.key_digest, digest_of(key))
+
+    @property
+    def held_seconds(self) -> float:
+        """For how many seconds the engines have answered nobody since the session was created."""
+        return self.held_clock() - self.held_from
+
+    def stop_held_clock(self) -> None:
+        """Keep the held seconds as they are: nobody waits for a session that is over."""
+        self.held_clock, self.held_from = never_held, -self.held_seconds
+
+    def call_arrives(self) -> bool:
+        """Note the time of the first call. Returns whether this call is the first."""
+        if self.first_call is not None:
+            return False
+        self.first_call = FirstCall(time.time(), time.monotonic(), self.held_seconds)
+        return True
 
     @property
     def is_idle(self) -> bool:

@@ -11,10 +11,10 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from loopwright.gateway.refusals import Code, invalid, refused
-from loopwright.gateway.session import Session, SessionSettings, SessionState, digest_of
+from loopwright.gateway.session import Session, SessionSettings, SessionState, digest_of, never_held
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.tries import Tries
 from loopwright.render.recording.recorder import Recorder
@@ -31,15 +31,17 @@ REMEMBERED_SECONDS = 600.0
 class Sessions:
     """The sessions. It starts empty, or with those of a store (`restored`)."""
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: SessionStore, held: Callable[[], float] = never_held) -> None:
         self._store = store
+        self.held = held
+        """Reads the clock of held seconds: for how many seconds in total the engines have answered nobody."""
         self._sessions: dict[str, Session] = {}
         self._owners: dict[str, str] = {}
 
     @classmethod
-    def restored(cls, store: SessionStore) -> Sessions:
+    def restored(cls, store: SessionStore, held: Callable[[], float] = never_held) -> Sessions:
         """The sessions of an earlier gateway. Open sessions continue, as if their last call were now."""
-        sessions = cls(store)
+        sessions = cls(store, held)
         for session in store.sessions():
             session.used = time.time()
             if session.state is SessionState.OPEN:
@@ -70,7 +72,7 @@ class Sessions:
                 Code.CONFLICT, f"there is a session {id} already", remedy="choose another id, or delete that one"
             )
         key, now = new_key(), time.time()
-        session = Session(id, digest_of(key), settings, now, used=now)
+        session = Session(id, digest_of(key), settings, now, used=now, held_clock=self.held, held_from=self.held())
         self._store.create(session)
         self._keep(session)
         return session, key
@@ -106,6 +108,7 @@ class Sessions:
         if session.state is not SessionState.OPEN:
             return self.recorder_of(session)
         session.state, session.used = state, time.time()
+        session.stop_held_clock()
         for task in session.running:
             task.cancel()
         self._store.end(session.id, state)

@@ -8,7 +8,7 @@ from loopwright.ports.learner import Learner, StepReport
 from loopwright.ports.policy import ChainChoice, PolicyMaker, RecordingPolicy
 from loopwright.ports.renderer import Renderer, StreamParser
 from loopwright.ports.sampler import Sampler, TaskSource
-from loopwright.ports.sessions import Endpoint, ServedPolicy
+from loopwright.ports.sessions import Endpoint, ServedPolicy, SessionTimes
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
 from loopwright.ports.tracker import Tracker
 from loopwright.ports.weights import WeightPublisher
@@ -39,6 +39,7 @@ __all__ = [
     "RolloutWorker",
     "Sampler",
     "ServedPolicy",
+    "SessionTimes",
     "StalePolicy",
     "StartedGroup",
     "StepReport",

@@ -13,10 +13,23 @@ from loopwright.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an agent finds the model. The URL serves OpenAI's and Anthropic's clients; the key opens this URL only."""
+    """Where an agent finds the model. `base_url` is for OpenAI's clients and ends in `/v1`; `anthropic_url` is for
+    Anthropic's. Each serves both, and the key opens these URLs only. `model` is the name that the server gives to the
+    model; it accepts every other name too."""
 
     base_url: str
     api_key: str
+    anthropic_url: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """How long an agent has worked, in seconds in which the engines answered. `total` counts from the start of the
+    rollout, `since_first_call` from the first model call; it is None before that call."""
+
+    total: float
+    since_first_call: float | None
 
 
 @runtime_checkable
@@ -26,6 +39,15 @@ class ServedPolicy(Policy, Protocol):
     @property
     def transcript(self) -> Sequence[Message]:
         """The latest conversation, with the model's reply."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long the agent may take in total. A loop that runs a program ends the program in time."""
+        ...
+
+    def times(self) -> SessionTimes:
+        """How long the agent has worked so far, also while a model call is out."""
         ...
 
     def endpoint(self, *, max_tokens: int | None = None) -> AbstractAsyncContextManager[Endpoint]:
