@@ -12,8 +12,13 @@
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
     ├── OutOfTimeError             a model call took all the time that its caller had left
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
-    ├── AgentError                 the user's agent loop raised
-    │   └── ConversationError      it asked with messages that the model's chat template refuses
+    ├── AgentError                 the user's agent raised
+    │   ├── ConversationError      it asked with messages that the model's chat template refuses
+    │   ├── NoModelCallError       it ended without an answer of the model
+    │   └── ProgramError           it is a program, and it failed
+    │       └── ProgramLimitError  it used more memory, processes or disk than it may
+    ├── SetupError                 the place for an agent that is a program could not be set up
+    ├── VerifierError              a program's reward could not be read
     ├── JudgeError                 the user's judger raised, timed out or returned no number
     ├── FilterError                the user's filter raised, timed out or said neither yes nor no
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
@@ -104,11 +109,31 @@ class ContextError(LoopwrightError):
 
 
 class AgentError(LoopwrightError):
-    """The user's agent loop raised."""
+    """The user's agent raised."""
 
 
 class ConversationError(AgentError):
     """Messages that the model's chat template refuses: say, roles in an order that it does not know."""
+
+
+class NoModelCallError(AgentError):
+    """The agent ended without an answer of the model: there is nothing to grade and nothing to train on."""
+
+
+class ProgramError(AgentError):
+    """An agent that is a program failed: it ended with an exit code that means so, or was killed."""
+
+
+class ProgramLimitError(ProgramError):
+    """A program used more memory, processes or disk than it may, and was ended."""
+
+
+class SetupError(LoopwrightError):
+    """The place for a program could not be set up: a folder is missing, or the program cannot be started."""
+
+
+class VerifierError(LoopwrightError):
+    """The reward of a program could not be read: its verifier crashed, or there is no finite number."""
 
 
 class JudgeError(LoopwrightError):

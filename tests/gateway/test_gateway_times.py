@@ -98,7 +98,7 @@ async def test_a_policy_tells_its_own_seconds_since_its_start_and_since_the_firs
     async with house(["Hello."], held=held) as h:
         policy = h.gateway.policies().policy(request(), resumable=False)
         assert isinstance(policy, ServedPolicy)
-        assert policy.seconds == 60.0
+        assert policy.request.seconds == 60.0
         async with policy.endpoint() as endpoint:
             await asyncio.sleep(0.2)
             assert policy.times().since_first_call is None

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from loopwright.agents.callable import load_callable
 from loopwright.agents.custom import load_agent
+from loopwright.agents.remote import RemoteLoop, WeightedRunner
+from loopwright.agents.runners.command import CommandRunner
+from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.single_turn import SingleTurn
 from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
 from loopwright.agents.tool_mcp import McpServer
@@ -18,6 +21,7 @@ from loopwright.config import (
     Objects,
     PythonAgent,
     PythonToolConfig,
+    RemoteAgent,
     SingleTurnAgent,
     ToolAgent,
     ToolConfig,
@@ -27,12 +31,13 @@ from loopwright.ports import AgentLoop
 from loopwright.types import Task, ToolScope
 
 
-def make_agent(config: AgentConfig, base: Path, objects: Objects = NO_OBJECTS) -> AgentLoop:
-    """Load the user's code and make the loop. Relative paths start from `base`. `objects` are those that a Python
+def make_agent(config: AgentConfig, host: ProgramHost, objects: Objects = NO_OBJECTS) -> AgentLoop:
+    """Load the user's code and make the loop. Relative paths start from `host.base`. `objects` are those that a Python
     program gave.
 
     A loop that is a context manager must be entered before it runs.
     """
+    base = host.base
     require_extras(config, config.kind)
     match config:
         case SingleTurnAgent():
@@ -43,6 +48,8 @@ def make_agent(config: AgentConfig, base: Path, objects: Objects = NO_OBJECTS) -
             return load_callable(config.path, base, config.args, config.max_tokens, objects)
         case ToolAgent():
             return _tool_loop(config, base)
+        case RemoteAgent():
+            return _remote_loop(config, host)
 
 
 def is_resumable(config: AgentConfig, loop: AgentLoop) -> bool:
@@ -52,13 +59,23 @@ def is_resumable(config: AgentConfig, loop: AgentLoop) -> bool:
     return config.resumable
 
 
-async def try_agent(config: AgentConfig, base: Path, task: Task) -> str | None:
+async def try_agent(config: AgentConfig, host: ProgramHost, task: Task) -> str | None:
     """Make the loop, open what a rollout of `task` would open, and return a line about it for the user."""
-    loop = make_agent(config, base)
+    loop = make_agent(config, host)
     if isinstance(loop, ToolLoop):
         async with loop, loop.open(task) as belt:
             return f"the model is offered {', '.join(str(tool['name']) for tool in belt.offered)}"
     return None if config.own_code is None else f"agent {config.own_code} can be made"
+
+
+def _remote_loop(config: RemoteAgent, host: ProgramHost) -> RemoteLoop:
+    reward = config.reward if config.brings_reward else None
+    return RemoteLoop(
+        [WeightedRunner(CommandRunner(one, reward, host), one.weight) for one in config.all_runners],
+        max_seconds=config.max_seconds,
+        max_tokens=config.max_tokens,
+        grades_failures=config.on_agent_error == "grade",
+    )
 
 
 def _tool_loop(config: ToolAgent, base: Path) -> ToolLoop:

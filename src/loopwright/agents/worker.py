@@ -7,8 +7,9 @@ the run. So are cancellations.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loopwright.core.blame import blame
@@ -20,13 +21,16 @@ from loopwright.errors import (
     FilterError,
     InterruptionError,
     LoopwrightError,
+    NoModelCallError,
     OutOfTimeError,
+    SetupError,
 )
-from loopwright.ports import AgentLoop, ChainChoice, PolicyMaker, RecordingPolicy
+from loopwright.ports import AgentLoop, AgentResult, ChainChoice, PolicyMaker, RecordingPolicy
 from loopwright.types import (
     Episode,
     Failed,
     FailureCause,
+    Message,
     OnAgentError,
     Reward,
     Rollout,
@@ -45,13 +49,15 @@ from loopwright.types import (
 class AgentSetup:
     """The agent of one task set: its loop, and how its exceptions are handled.
 
-    A `resumable` loop may be interrupted, and continues from its tokens. A `served` one talks to a gateway. `train`
-    chooses the chains that are trained; without it, all are.
+    A `resumable` loop may be interrupted, and continues from its tokens. A `served` one talks to a gateway. One that
+    `keeps_time` ends its agent itself when its time is up. `train` chooses the chains that are trained; without it, all
+    are.
     """
 
     loop: AgentLoop
     resumable: bool = False
     served: bool = False
+    keeps_time: bool = False
     on_agent_error: OnAgentError = "fail"
     train: ChainChoice | None = None
 
@@ -79,16 +85,16 @@ class LocalWorker:
         begun = time.monotonic()
         policies = self._served if agent.served else self._policies
         policy = policies.policy(request, resumable=agent.resumable)
-        limit = ClockTimeout(request.seconds, policy.own_seconds)
+        limit = ClockTimeout(math.inf if agent.keeps_time else request.seconds, policy.own_seconds)
         try:
             async with limit:
                 policy.watch_time(limit.look_soon)
-                messages = await agent.loop.run(request.task, policy)
+                result = await agent.loop.run(request.task, policy)
             if policy.fault is not None:
                 raise policy.fault
             if not policy.was_answered:
                 raise _never_asked(request.task)
-            outcome = _Outcome(Unscored(), policy.episode(messages))
+            outcome = _result(result, policy)
         except Exception as error:
             outcome = _after_error(error, request, agent, policy, limit)
         finally:
@@ -139,6 +145,8 @@ def _after_error(
     reason, task = policy.fault or error, request.task
     if isinstance(reason, InterruptionError):
         return _Outcome(Unscored(), policy.episode(policy.transcript, StopReason.ABORTED))
+    if isinstance(reason, SetupError):
+        return _Outcome(Failed(FailureCause.SETUP, type(reason).__name__, f"task {task.id!r}: {reason.message}"))
     if isinstance(reason, EngineError):
         return _Outcome(Failed(FailureCause.INFRA, type(reason).__name__, reason.message))
     if isinstance(reason, ContextError):
@@ -153,9 +161,15 @@ def _after_error(
     return _agent_raised(error, task, agent, policy)
 
 
-def _never_asked(task: Task) -> AgentError:
-    """The error if the model never answered: there is nothing to grade and nothing to train on."""
-    return AgentError(
+def _result(result: Sequence[Message] | AgentResult, policy: RecordingPolicy) -> _Outcome:
+    if not isinstance(result, AgentResult):
+        return _Outcome(Unscored(), policy.episode(result))
+    episode = policy.episode(result.messages, result.stop)
+    return _Outcome(result.reward or Unscored(), replace(episode, output=result.output))
+
+
+def _never_asked(task: Task) -> NoModelCallError:
+    return NoModelCallError(
         f"the agent ended without an answer of the model on task {task.id!r}",
         remedy="let it ask the model: through its policy, or at the base URL that it was given",
     )

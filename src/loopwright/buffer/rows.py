@@ -62,8 +62,8 @@ def from_row(row: RolloutRow, task_set: str, draw: int, task: Task) -> Rollout:
 def _episode(row: RolloutRow) -> Episode | None:
     if row.stop is None or row.messages is None or row.chains is None:
         return None
-    messages, tools, drift = decode_transcript(row.messages)
-    return Episode(messages, decode_chains(row.chains), StopReason(row.stop), tools, drift)
+    told = decode_transcript(row.messages)
+    return Episode(told.messages, decode_chains(row.chains), StopReason(row.stop), told.tools, told.drift, told.output)
 
 
 def newest_version(rollout: Rollout) -> int:

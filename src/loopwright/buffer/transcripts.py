@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from loopwright.buffer.codec import as_dicts, from_json, to_json, unreadable
-from loopwright.types import Episode, EpisodeDrift, Message, TokenDiff, Tool
+from loopwright.types import Episode, EpisodeDrift, Message, ProgramOutput, TokenDiff, Tool
 
 
 class Transcript(NamedTuple):
@@ -20,6 +20,7 @@ class Transcript(NamedTuple):
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     drift: EpisodeDrift | None = None
+    output: ProgramOutput | None = None
 
 
 def encode_transcript(episode: Episode) -> str:
@@ -35,6 +36,7 @@ def transcript_fields(episode: Episode) -> dict[str, Any]:
         "messages": as_dicts(episode.messages),
         "tools": as_dicts(episode.tools),
         "drift": asdict(episode.drift) if episode.drift else None,
+        "output": asdict(episode.output) if episode.output else None,
     }
 
 
@@ -44,8 +46,13 @@ def decode_transcript(text: str) -> Transcript:
         return Transcript(tuple(stored))
     if not isinstance(stored, dict) or "messages" not in stored:
         raise unreadable("transcript", text)
-    drift = stored.get("drift")
-    return Transcript(tuple(stored["messages"]), tuple(stored.get("tools", ())), decode_drift(drift) if drift else None)
+    drift, output = stored.get("drift"), stored.get("output")
+    return Transcript(
+        tuple(stored["messages"]),
+        tuple(stored.get("tools", ())),
+        decode_drift(drift) if drift else None,
+        ProgramOutput(**output) if output else None,
+    )
 
 
 def decode_drift(fields: Mapping[str, Any]) -> EpisodeDrift:

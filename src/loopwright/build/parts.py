@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, is_resumable, make_agent
+from loopwright.agents.runners.host import ProgramHost
 from loopwright.build.choices import make_chain_choice, make_filter
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.redaction import Redactor
@@ -49,13 +50,20 @@ def agents(loaded: Loaded) -> Agents:
 
 
 def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:
-    loop = make_agent(described.agent, loaded.base, loaded.objects)
+    loop = make_agent(described.agent, program_host(loaded), loaded.objects)
     return AgentSetup(
         loop,
+        keeps_time=described.agent.is_program,
         resumable=is_resumable(described.agent, loop),
         served=described.agent.served,
         on_agent_error=described.agent.on_agent_error,
     )
+
+
+def program_host(loaded: Loaded) -> ProgramHost:
+    """Where agents that are programs run, and what they may see."""
+    run_folder = Path(loaded.config.trainer.run_dir)
+    return ProgramHost.here(loaded.base, run_folder, loaded.environment, loaded.secrets)
 
 
 def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:

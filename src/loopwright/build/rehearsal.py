@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from loopwright.agents import try_agent
 from loopwright.build.choices import make_chain_choice, make_filter
 from loopwright.build.eval_plans import user_metric
+from loopwright.build.parts import program_host
 from loopwright.config import EvalConfig, Loaded, TaskSetConfig
 from loopwright.config.base import needs_of
 from loopwright.config.needs import Outside
@@ -60,8 +61,10 @@ async def _task_set(task_set: TaskSetConfig, loaded: Loaded) -> AsyncIterator[st
     yield f"    truth: {_cut(task.truth)}"
     if task_set.data.reads_late:
         yield _read_through(source)
-    if (told := await try_agent(task_set.agent, loaded.base, task)) is not None:
+    if (told := await try_agent(task_set.agent, program_host(loaded), task)) is not None:
         yield f"  {told}"
+    if task_set.agent.brings_reward:
+        return
     name, answers = task_set.agent.judger, made_up_answers(task)
     for answer, scored in zip(answers, await _judge(name, loaded, task, answers), strict=False):
         yield f"  judger {name} gives {_spelled(scored)} to the made-up answer {_cut(answer)!r}"

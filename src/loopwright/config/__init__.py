@@ -25,6 +25,7 @@ from loopwright.config.judgers import (
     LlmJudgerConfig,
     MathAnswerConfig,
     NativeJudgerConfig,
+    ProgramJudgerConfig,
     ReasoningGymConfig,
 )
 from loopwright.config.layers import Layer, Source
@@ -53,6 +54,14 @@ from loopwright.config.loading import (
     load_from_python,
     migrate_file,
 )
+from loopwright.config.programs import (
+    CommandRunnerConfig,
+    ExitCodeReward,
+    FileReward,
+    ProgramReward,
+    RunnerConfig,
+    VerifierReward,
+)
 from loopwright.config.purpose import Purpose
 from loopwright.config.schema import (
     BufferConfig,
@@ -69,6 +78,7 @@ from loopwright.config.task_sets import (
     AgentConfig,
     CallableAgent,
     PythonAgent,
+    RemoteAgent,
     SamplingOverrides,
     SingleTurnAgent,
     TaskSetConfig,
@@ -87,6 +97,7 @@ __all__ = [
     "CallableAgent",
     "CispoConfig",
     "Columns",
+    "CommandRunnerConfig",
     "ComposedJudgerConfig",
     "ConfigLike",
     "CustomMetric",
@@ -95,6 +106,8 @@ __all__ = [
     "Dtype",
     "EndpointConfig",
     "EvalConfig",
+    "ExitCodeReward",
+    "FileReward",
     "GatewayConfig",
     "GspoConfig",
     "HttpJudgerConfig",
@@ -121,6 +134,8 @@ __all__ = [
     "PlainAdvantage",
     "PpoClipConfig",
     "ProduceConfig",
+    "ProgramJudgerConfig",
+    "ProgramReward",
     "Purpose",
     "PythonAdvantage",
     "PythonAgent",
@@ -130,9 +145,11 @@ __all__ = [
     "ReasoningGymConfig",
     "ReasoningGymData",
     "ReinforceConfig",
+    "RemoteAgent",
     "RolloutConfig",
     "RowsConfig",
     "RunConfig",
+    "RunnerConfig",
     "SamplingOverrides",
     "Setting",
     "SftConfig",
@@ -144,6 +161,7 @@ __all__ = [
     "TorchEngineConfig",
     "TrackConfig",
     "TrainerConfig",
+    "VerifierReward",
     "load",
     "load_from_python",
     "load_symbol",

@@ -38,6 +38,11 @@ class JudgerKind(Section):
         """Whether it sees all episodes of a task together."""
         return False
 
+    @property
+    def expects_reward(self) -> bool:
+        """Whether it scores nothing itself, because rollouts come with their reward."""
+        return False
+
     def names(self) -> Iterator[tuple[KeyPath, str]]:
         """The judgers that it is made of, with their places in it."""
         yield from ()
@@ -232,6 +237,16 @@ class ComposedJudgerConfig(JudgerKind):
             yield from ((("parts", name, "weight"), "merge makes one score of the parts") for name in self.parts)
 
 
+class ProgramJudgerConfig(JudgerKind):
+    """No judger: agents that are programs bring their reward along."""
+
+    kind: Literal["program"] = "program"
+
+    @property
+    def expects_reward(self) -> bool:
+        return True
+
+
 JudgerConfig = Annotated[
     NativeJudgerConfig
     | IntegerAnswerConfig
@@ -239,13 +254,15 @@ JudgerConfig = Annotated[
     | ReasoningGymConfig
     | HttpJudgerConfig
     | LlmJudgerConfig
-    | ComposedJudgerConfig,
+    | ComposedJudgerConfig
+    | ProgramJudgerConfig,
     Field(discriminator="kind"),
 ]
 
 BUILT_IN_JUDGERS: Mapping[str, JudgerConfig] = {
     "integer_answer": IntegerAnswerConfig(),
     "math_answer": MathAnswerConfig(),
+    "program": ProgramJudgerConfig(),
     "reasoning_gym": ReasoningGymConfig(),
 }
 """The judgers that an agent may name without declaring them."""

@@ -46,6 +46,7 @@ from loopwright.config.short_form import (
 )
 from loopwright.config.validate import validate, without
 from loopwright.config.yaml_text import read_yaml
+from loopwright.core.environment import child_environment
 from loopwright.errors import ConfigError
 
 
@@ -62,8 +63,8 @@ class Setting:
 class Loaded:
     """A checked config. Relative paths in it start from `base`, the folder of its file.
 
-    `secrets` holds the environment variables that it names. They are not part of it, and are never shown. `objects` are
-    those that a Python program gave.
+    `secrets` holds the environment variables that it names, and `environment` the harmless ones, for child processes.
+    They are not part of it, and are never shown. `objects` are those that a Python program gave.
     """
 
     config: RunConfig
@@ -72,6 +73,7 @@ class Loaded:
     warnings: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     objects: Objects = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def settings(self) -> Iterator[Setting]:
         """Every field with its value and who gave it."""
@@ -236,7 +238,8 @@ def _load(
         *_misspelt(env),
     ]
     warnings = tuple(str(merged.placed(problem)) for problem in warned)
-    return Loaded(config, base, merged.layered.sources, warnings, secrets_of(config, env), given.objects)
+    secrets, harmless = secrets_of(config, env), child_environment(env)
+    return Loaded(config, base, merged.layered.sources, warnings, secrets, given.objects, harmless)
 
 
 def migrate_file(path: Path) -> Migrated:

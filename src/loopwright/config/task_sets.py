@@ -14,6 +14,7 @@ from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Secti
 from loopwright.config.data import DataConfig
 from loopwright.config.needs import Need, Outside, code_if_own
 from loopwright.config.problems import KeyPath, Problem, suggest
+from loopwright.config.programs import ProgramReward, RunnerConfig
 from loopwright.config.tools import ToolConfig
 from loopwright.types import OnAgentError, ProduceKind
 
@@ -28,9 +29,17 @@ class AgentKind(Section):
     served: ClassVar[bool] = False
     """Whether it talks to the model through a gateway."""
 
+    is_program: ClassVar[bool] = False
+    """Whether it is a program that a runner starts. Its loop ends it when its time is up, and may still grade it."""
+
     resumable: ClassVar[bool | None] = False
     """Whether a rollout that was interrupted can go on from the tokens that it has, as `AgentLoop` says. None: the
     loop itself knows."""
+
+    @property
+    def brings_reward(self) -> bool:
+        """Whether its rollouts come with their reward, so that no judger is asked."""
+        return False
 
     @property
     def call_limit(self) -> int | None:
@@ -151,7 +160,57 @@ class CallableAgent(OwnAgent):
     max_tokens: Count | None = None
 
 
-AgentConfig = Annotated[SingleTurnAgent | PythonAgent | ToolAgent | CallableAgent, Field(discriminator="kind")]
+OWN_REWARD = "program"
+"""The judger of programs whose reward is read from their folder."""
+
+
+class RemoteAgent(AgentKind):
+    """A program behind the gateway, started for each rollout by `runner`, or by one of several `runners`, chosen by
+    their weights. `max_seconds` counts from its first model call. Its reward comes from `reward`, or from a judger."""
+
+    served = True
+    is_program = True
+
+    kind: Literal["remote"] = "remote"
+    runner: RunnerConfig | None = None
+    runners: FromYaml[tuple[RunnerConfig, ...]] = ()
+    judger: Text = OWN_REWARD
+    reward: ProgramReward | None = None
+    max_seconds: Positive | None = None
+    max_tokens: Count | None = None
+    train: Text = "all"
+    on_agent_error: OnAgentError = "fail"
+
+    @property
+    def chain_choice(self) -> str:
+        return self.train
+
+    @property
+    def brings_reward(self) -> bool:
+        return self.reward is not None and self.judger == OWN_REWARD
+
+    @property
+    def all_runners(self) -> tuple[RunnerConfig, ...]:
+        return self.runners if self.runner is None else (self.runner, *self.runners)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if not self.all_runners:
+            yield Problem(("runner",), "is missing", "say how the program is started: {kind: command, command: [...]}")
+        elif self.runner is not None and self.runners:
+            yield Problem(("runner",), "is given, and so is runners", "put all of them into runners")
+        if self.judger == OWN_REWARD and self.reward is None:
+            remedy = "say where the reward comes from (file, exit_code or verifier), or name a judger"
+            yield Problem(("reward",), "is missing, and no judger is named", remedy)
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if self.judger != OWN_REWARD:
+            yield ("reward",), f"the judger {self.judger} scores the program"
+
+
+AgentConfig = Annotated[
+    SingleTurnAgent | PythonAgent | ToolAgent | CallableAgent | RemoteAgent, Field(discriminator="kind")
+]
 
 
 class SamplingOverrides(Section):

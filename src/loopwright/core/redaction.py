@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from loopwright.types import Episode, Failed, Reward, Rollout, Scored
+from loopwright.types import Episode, Failed, ProgramOutput, Reward, Rollout, Scored
 
 SHORTEST_SECRET = 8
 MARK = "[redacted]"
@@ -81,9 +81,17 @@ def with_clean_reward(rollout: Rollout, redact: Redactor) -> Rollout:
 
 def _episode(episode: Episode, redact: Redactor) -> Episode:
     messages, tools = redact.value(episode.messages), redact.value(episode.tools)
-    if messages is episode.messages and tools is episode.tools:
+    output = episode.output and _output(episode.output, redact)
+    if messages is episode.messages and tools is episode.tools and output is episode.output:
         return episode
-    return replace(episode, messages=messages, tools=tools)
+    return replace(episode, messages=messages, tools=tools, output=output)
+
+
+def _output(output: ProgramOutput, redact: Redactor) -> ProgramOutput:
+    text, verifier = redact(output.text), redact(output.verifier)
+    if text is output.text and verifier is output.verifier:
+        return output
+    return replace(output, text=text, verifier=verifier)
 
 
 def _reward(reward: Reward, redact: Redactor) -> Reward:

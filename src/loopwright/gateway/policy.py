@@ -28,7 +28,6 @@ from loopwright.types import (
     Message,
     RecordedChain,
     RolloutRequest,
-    Sampling,
     StopReason,
     Tool,
 )
@@ -47,19 +46,18 @@ class SessionPolicies:
     model: str
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> SessionPolicy:
-        return SessionPolicy(self, request.sampling, request.seconds)
+        return SessionPolicy(self, request)
 
 
 class SessionPolicy:
     """A `ServedPolicy` for one rollout; it is used once. The record is kept after the session has ended."""
 
-    def __init__(self, gateway: SessionPolicies, sampling: Sampling, seconds: float) -> None:
+    def __init__(self, gateway: SessionPolicies, request: RolloutRequest) -> None:
         self._sessions = gateway.sessions
         self._exchange = gateway.exchange
         self._base_url = gateway.base_url
         self._model = gateway.model
-        self._sampling = sampling
-        self._seconds = seconds
+        self._request = request
         self._held = gateway.sessions.held
         self._now = asyncio.get_running_loop().time
         self._start = self._now() - self._held()
@@ -69,8 +67,9 @@ class SessionPolicy:
 
     @asynccontextmanager
     async def endpoint(self, *, max_tokens: int | None = None) -> AsyncIterator[Endpoint]:
+        sampling = self._request.sampling
         settings = SessionSettings(
-            replace(self._sampling, seed=0), max_tokens, ttl_seconds=LONGEST_PAUSE_SECONDS, seed=self._sampling.seed
+            replace(sampling, seed=0), max_tokens, ttl_seconds=LONGEST_PAUSE_SECONDS, seed=sampling.seed
         )
         session, key = self._sessions.create(None, settings)
         self._session, self._recorder = session, session.recorder
@@ -110,8 +109,8 @@ class SessionPolicy:
         return self._now() - self._held() - self._start
 
     @property
-    def seconds(self) -> float:
-        return self._seconds
+    def request(self) -> RolloutRequest:
+        return self._request
 
     def times(self) -> SessionTimes:
         session = self._session

@@ -19,6 +19,7 @@ from loopwright.config import (
     MathAnswerConfig,
     NativeJudgerConfig,
     Objects,
+    ProgramJudgerConfig,
     ReasoningGymConfig,
 )
 from loopwright.config.extras import require_extras
@@ -29,6 +30,7 @@ from loopwright.judgers.http import HttpJudger
 from loopwright.judgers.integer_answer import IntegerAnswer
 from loopwright.judgers.llm import DEFAULT_PROMPT, LlmJudger, Questionnaire
 from loopwright.judgers.native import NativeGroupJudger, NativeJudger
+from loopwright.judgers.program import ProgramScores
 from loopwright.judgers.verdict import Signature
 from loopwright.ports import Judger
 from loopwright.workers import UserFunction
@@ -85,6 +87,8 @@ class _Workshop:
         match config:
             case IntegerAnswerConfig():
                 return IntegerAnswer(name)
+            case ProgramJudgerConfig():
+                return ProgramScores(name)
             case MathAnswerConfig(timeout_seconds=seconds, workers=workers):
                 path = "loopwright.judgers.math_answer:judge"
                 return await enter(NativeJudger(name, path, base, seconds, workers))

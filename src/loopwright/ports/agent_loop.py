@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loopwright.types import FinishReason, Message, Parsed, Task, Tool, ToolCall
+from loopwright.types import (
+    Failed,
+    FinishReason,
+    Message,
+    Parsed,
+    ProgramOutput,
+    Scored,
+    StopReason,
+    Task,
+    Tool,
+    ToolCall,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,19 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What a loop may return instead of a transcript alone: it knows its own reward, or why there is none.
+
+    `reward` None: the judger scores it. `stop` None: the policy knows how it ended.
+    """
+
+    messages: Sequence[Message]
+    reward: Scored | Failed | None = None
+    stop: StopReason | None = None
+    output: ProgramOutput | None = None
+
+
 class AgentLoop(Protocol):
     """Runs one task. A loop is shared by all rollouts of its task set, so it keeps no state between runs.
 
@@ -64,8 +88,9 @@ class AgentLoop(Protocol):
     Other loops are never interrupted; during a weight update they see one slower reply.
     """
 
-    async def run(self, task: Task, policy: Policy) -> Sequence[Message]:
-        """Work on the task and return the whole transcript; the policy has recorded its tokens.
+    async def run(self, task: Task, policy: Policy) -> Sequence[Message] | AgentResult:
+        """Work on the task and return the whole transcript, or a result that holds it; the policy has recorded its
+        tokens.
 
         Whatever this raises is handled as `agent.on_agent_error` says: by default the rollout fails, without a reward.
         """

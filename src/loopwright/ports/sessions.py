@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from loopwright.ports.agent_loop import Policy
-from loopwright.types import Message
+from loopwright.types import Message, RolloutRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class ServedPolicy(Policy, Protocol):
         ...
 
     @property
-    def seconds(self) -> float:
-        """How long the agent may take in total. A loop that runs a program ends the program in time."""
+    def request(self) -> RolloutRequest:
+        """What the rollout was asked for. A loop that runs a program ends the program when its `seconds` are over."""
         ...
 
     def times(self) -> SessionTimes:

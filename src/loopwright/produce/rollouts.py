@@ -35,9 +35,10 @@ from loopwright.types import (
     Unscored,
 )
 
-RETRIED = frozenset({FailureCause.INFRA, FailureCause.AGENT})
-"""Causes for which a rollout is made again. A judger that failed had its own retries, and its episode is sound. A task
-that does not fit the context will not fit the next time either."""
+RETRIED = frozenset({FailureCause.INFRA, FailureCause.SETUP, FailureCause.AGENT, FailureCause.VERIFIER})
+"""Causes for which a rollout is made again. A judger that failed had its own retries, and its episode is sound; a
+verifier needs the folder of its program, which is gone. A task that does not fit the context will not fit the next time
+either."""
 
 PATIENCE_SECONDS = 1.0
 """How long a finished episode may exist only in memory while its judger works."""

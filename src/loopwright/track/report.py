@@ -150,7 +150,9 @@ def _failures(run: RunSummary) -> str:
 _BLAME = {
     FailureCause.INFRA: "infrastructure",
     FailureCause.TASK: "prompts that do not fit",
+    FailureCause.SETUP: "programs' set-up",
     FailureCause.AGENT: "the agent",
+    FailureCause.VERIFIER: "programs' rewards",
     FailureCause.JUDGE: "the judger",
     FailureCause.FILTER: "the filter",
 }

@@ -6,12 +6,14 @@ from loopwright.types.choices import (
     BufferKind,
     EvalMode,
     ImportanceKind,
+    Isolation,
     KlKind,
     Level,
     MetricKind,
     OnAgentError,
     PauseMode,
     ProduceKind,
+    ProgramInput,
     Schedule,
     Stale,
     SyncKind,
@@ -35,6 +37,7 @@ from loopwright.types.parsed import (
     ToolCallStart,
     parsed_of,
 )
+from loopwright.types.program import ProgramOutput
 from loopwright.types.recorded_chain import RecordedChain
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
@@ -62,6 +65,7 @@ __all__ = [
     "Group",
     "GroupStatus",
     "ImportanceKind",
+    "Isolation",
     "KlKind",
     "Level",
     "Message",
@@ -70,6 +74,8 @@ __all__ = [
     "Parsed",
     "PauseMode",
     "ProduceKind",
+    "ProgramInput",
+    "ProgramOutput",
     "ReasoningDelta",
     "RecordedChain",
     "Reward",

@@ -154,6 +154,24 @@ class Thinking(StrEnum):
     """The model's chat template decides. Most templates drop them at the next question; then a new chain begins."""
 
 
+class ProgramInput(StrEnum):
+    """What a program finds at its standard input."""
+
+    NONE = "none"
+    """Nothing: it is closed."""
+    INSTRUCTION = "instruction"
+    """The task as one text."""
+
+
+class Isolation(StrEnum):
+    """How far a program is kept apart from the machine that it runs on."""
+
+    NONE = "none"
+    """It acts as the user who started the run."""
+    BWRAP = "bwrap"
+    """In a sandbox of bubblewrap: it may write to its own folders only, and sees its own processes only."""
+
+
 class ToolScope(StrEnum):
     """How long a tool server lives."""
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from loopwright.types.drift import EpisodeDrift
 from loopwright.types.parsed import Tool
+from loopwright.types.program import ProgramOutput
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import TokenChain
@@ -27,7 +28,8 @@ class StopReason(StrEnum):
 class Episode:
     """What an agent did: the transcript, and the exact tokens behind it.
 
-    `tools` are those that the model was offered last. `drift` is None where it was not measured.
+    `tools` are those that the model was offered last. `drift` is None where it was not measured. `output` is that of an
+    agent that is a program.
     """
 
     messages: tuple[Message, ...]
@@ -35,6 +37,7 @@ class Episode:
     stop: StopReason = StopReason.DONE
     tools: tuple[Tool, ...] = ()
     drift: EpisodeDrift | None = None
+    output: ProgramOutput | None = None
 
     @property
     def answer(self) -> str:

@@ -15,6 +15,7 @@ IDLE: tuple[Idle, ...] = ()
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _judger_names(config)
     yield from _groups_where_members_are_judged(config)
+    yield from _rewards_that_nobody_brings(config)
     for name in config.judgers:
         yield from _cycle(config, ("judgers", name), name)
 
@@ -42,6 +43,16 @@ def _groups_where_members_are_judged(config: RunConfig) -> Iterator[Problem]:
             why = "a composed judger scores each rollout by itself"
         also = (("judgers", name, "per"),)
         yield Problem(place, f"{name!r} judges whole groups, but {why}", "name a judger with per: member", also=also)
+
+
+def _rewards_that_nobody_brings(config: RunConfig) -> Iterator[Problem]:
+    known = {**BUILT_IN_JUDGERS, **config.judgers}
+    # A program that brings none is reported by its agent.
+    programs = {(*place, "agent", "judger") for place, one in config.all_task_sets() if one.agent.is_program}
+    for place, name in config.named_judgers():
+        if name in known and known[name].expects_reward and place not in programs:
+            remedy = "name a judger that scores it"
+            yield Problem(place, f"{name!r} is for programs that bring their reward along", remedy)
 
 
 def _cycle(config: RunConfig, place: KeyPath, name: str) -> Iterator[Problem]:

@@ -1,0 +1,240 @@
+"""Runs a command of the user as the agent of a rollout: in a folder of its own, with a small environment and within
+limits. Its reward comes from that folder, or from a judger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import orjson
+
+from loopwright.agents.runners.confine import Confinement, TrialFolders
+from loopwright.agents.runners.fields import filled, instruction_of
+from loopwright.agents.runners.host import ProgramHost
+from loopwright.agents.runners.marks import ProcessTable
+from loopwright.agents.runners.output import BoundedOutput
+from loopwright.agents.runners.process import Command, TrialProcesses
+from loopwright.agents.runners.rewards import reward_in_file, reward_of_code, spelled_code
+from loopwright.agents.runners.watch import ProgramLimits, TrialWatch
+from loopwright.config import (
+    CommandRunnerConfig,
+    ExitCodeReward,
+    FileReward,
+    ProgramReward,
+    VerifierReward,
+)
+from loopwright.errors import ProgramError, SetupError, VerifierError
+from loopwright.ports import Endpoint
+from loopwright.types import Failed, FailureCause, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
+
+log = logging.getLogger("loopwright")
+
+KB = 1024
+VERIFIER_OUTPUT_KB = 16
+
+
+class CommandRunner:
+    """A `ProgramRunner` for one command. Use it as `async with`."""
+
+    def __init__(self, config: CommandRunnerConfig, reward: ProgramReward | None, host: ProgramHost) -> None:
+        self.name = config.name or Path(config.command[0]).name
+        self._config = config
+        self._reward = reward
+        self._host = host
+        self._table = ProcessTable()
+        limits = ProgramLimits(config.memory_mb, config.processes, config.disk_mb)
+        self._watch = TrialWatch(limits, self._table)
+        self._confinement = Confinement(
+            config.isolate, limits, host.home, host.readable(config.command[0]), host.hidden
+        )
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._host.clear_left_behind, self._table)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Every trial has removed its own."""
+
+    @asynccontextmanager
+    async def prepared(self, request: RolloutRequest) -> AsyncIterator[PreparedCommand]:
+        mark = self._host.owner.new_trial()
+        folders = TrialFolders(self._host.workspace / mark)
+        self._watch.know(mark, folders.root)
+        try:
+            await asyncio.to_thread(self._set_up, request.task, mark, folders)
+            processes = TrialProcesses(mark, self._table, self._watch)
+            yield PreparedCommand(
+                self._config, self._reward, self._host, self._confinement, request, folders, processes
+            )
+        finally:
+            self._watch.forget(mark)
+            await asyncio.to_thread(shutil.rmtree, folders.root, ignore_errors=True)
+
+    def _set_up(self, task: Task, mark: str, folders: TrialFolders) -> None:
+        config, values = self._config, {"config": str(self._host.base), "trial": mark}
+        try:
+            for folder in (folders.home, folders.tmp):
+                folder.mkdir(parents=True, mode=0o700)
+            if config.folder is None:
+                folders.work.mkdir()
+            else:
+                source = self._host.base / filled(config.folder, task, values)
+                shutil.copytree(source, folders.work, symlinks=True)
+            if config.instruction_file is not None:
+                _inside(folders.work, config.instruction_file).write_text(instruction_of(task), "utf-8")
+        except (OSError, shutil.Error) as error:
+            raise SetupError(
+                f"task {task.id!r}: the folder of its program cannot be set up: {error}",
+                remedy="see to the runner's `folder` and to the space on the disk",
+            ) from error
+
+
+@dataclass(slots=True)
+class PreparedCommand:
+    """A `PreparedProgram`: one trial of a command."""
+
+    config: CommandRunnerConfig
+    how: ProgramReward | None
+    host: ProgramHost
+    confinement: Confinement
+    request: RolloutRequest
+    folders: TrialFolders
+    processes: TrialProcesses
+    _text: BoundedOutput | None = None
+    _code: int | None = None
+    _verified: str = ""
+
+    @property
+    def output(self) -> ProgramOutput:
+        name = self.config.name or Path(self.config.command[0]).name
+        return ProgramOutput(name, self._text.text if self._text else "", self._code, self._verified)
+
+    async def run(self, endpoint: Endpoint) -> None:
+        task = self.request.task
+        values = self._values() | {
+            "base_url": endpoint.base_url,
+            "anthropic_url": endpoint.anthropic_url,
+            "model": endpoint.model,
+        }
+        env = self._environment(self.config.env, values) | model_variables(endpoint)
+        stdin = instruction_of(task) if self.config.stdin is ProgramInput.INSTRUCTION else ""
+        self._text = BoundedOutput(self.config.output_kb * KB)
+        try:
+            self._code = await self._run(self.config.command, values, env, stdin.encode(), self._text)
+        except ProgramError as error:
+            error.message += self._last_words()
+            raise
+        if not isinstance(self.how, ExitCodeReward) and self._code not in self.config.exit_codes:
+            raise ProgramError(
+                f"the program ended with {spelled_code(self._code)}{self._last_words()}",
+                remedy="`loopwright show` has its output; exit codes that are no failure go into its exit_codes",
+            )
+
+    async def reward(self) -> Scored | Failed | None:
+        try:
+            match self.how:
+                case None:
+                    return None
+                case FileReward(path=path):
+                    return await asyncio.to_thread(reward_in_file, self.folders.work, path)
+                case ExitCodeReward(scores=scores):
+                    return reward_of_code(_ended(self._code), scores, "the program")
+                case VerifierReward():
+                    return await self._verify(self.how)
+        except VerifierError as error:
+            detail = f"task {self.request.task.id!r}: {error.message}"
+            return Failed(FailureCause.VERIFIER, type(error).__name__, detail)
+
+    async def _verify(self, how: VerifierReward) -> Scored:
+        for left in reversed(range(how.attempts)):
+            try:
+                return await self._verify_once(how)
+            except VerifierError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable: there is at least one attempt")
+
+    async def _verify_once(self, how: VerifierReward) -> Scored:
+        if how.path is not None:
+            # What the agent wrote there is no verdict.
+            with suppress(FileNotFoundError, IsADirectoryError):
+                (self.folders.work / how.path).unlink()
+        written, values = BoundedOutput(VERIFIER_OUTPUT_KB * KB), self._values()
+        stdin = orjson.dumps(asdict(self.request.task))
+        try:
+            async with asyncio.timeout(how.timeout_seconds):
+                code = await self._run(how.command, values, self._environment(how.env, values), stdin, written)
+            if how.path is None:
+                return reward_of_code(code, how.scores, "the verifier")
+            if code:
+                raise VerifierError(f"the verifier ended with {spelled_code(code)}", remedy="see its output")
+            return await asyncio.to_thread(reward_in_file, self.folders.work, how.path)
+        except TimeoutError as error:
+            raise VerifierError(
+                f"the verifier took longer than {how.timeout_seconds:g} s", remedy="raise its timeout_seconds"
+            ) from error
+        except (ProgramError, SetupError, VerifierError) as error:
+            words = written.last_lines()
+            message = f"{error.message}; its last output: {words}" if words else error.message
+            raise VerifierError(message, remedy=error.remedy) from error
+        finally:
+            self._verified = written.text
+
+    async def _run(
+        self,
+        command: tuple[str, ...],
+        values: Mapping[str, str],
+        env: Mapping[str, str],
+        stdin: bytes,
+        to: BoundedOutput,
+    ) -> int:
+        words = [filled(word, self.request.task, values) for word in command]
+        words[0] = self.host.program(words[0])
+        confined = self.confinement.command(words, self.folders)
+        return await self.processes.run(Command(confined, self.folders.work, env, stdin), to)
+
+    def _values(self) -> dict[str, str]:
+        return {"config": str(self.host.base), "folder": str(self.folders.work), "trial": self.folders.root.name}
+
+    def _environment(self, own: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+        given = {name: filled(value, self.request.task, values) for name, value in own.items()}
+        tmp = "/tmp" if self.confinement.hides_tmp else str(self.folders.tmp)
+        return {**self.host.env(self.config.pass_env), "HOME": str(self.folders.home), "TMPDIR": tmp, **given}
+
+    def _last_words(self) -> str:
+        words = self._text.last_lines() if self._text else ""
+        return f"; its last output: {words}" if words else ", without any output"
+
+
+def model_variables(endpoint: Endpoint) -> dict[str, str]:
+    """The variables by which SDKs and agents find their model."""
+    return {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_BASE": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "OPENAI_MODEL": endpoint.model,
+        "ANTHROPIC_BASE_URL": endpoint.anthropic_url,
+        "ANTHROPIC_API_KEY": endpoint.api_key,
+        "ANTHROPIC_MODEL": endpoint.model,
+    }
+
+
+def _ended(code: int | None) -> int:
+    if code is None:
+        raise VerifierError("the program was ended before its end, so it has no exit code", remedy="give it more time")
+    return code
+
+
+def _inside(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,86 @@
+"""This machine as the host of programs: where they run, what they inherit, and what a killed run has left on it."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.agents.runners.marks import Owner, ProcessTable, kill_left_behind
+
+log = logging.getLogger("loopwright")
+
+INHERITED = frozenset({"PATH", "LANG", "TZ", "TERM", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"})
+INHERITED_PREFIXES = ("LC_", "SSL_CERT_", "CURL_CA_", "REQUESTS_CA_", "NODE_EXTRA_CA_")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramHost:
+    """`base` is the folder of the config, `run_folder` that of the run. `environment` is what the user's programs may
+    inherit, and `named` are the variables that the config names."""
+
+    base: Path
+    run_folder: Path
+    environment: Mapping[str, str]
+    named: Mapping[str, str]
+    owner: Owner
+    workspace: Path
+
+    @classmethod
+    def here(
+        cls, base: Path, run_folder: Path, environment: Mapping[str, str], named: Mapping[str, str]
+    ) -> ProgramHost:
+        workspace = Path(tempfile.gettempdir()) / f"loopwright-{getpass.getuser()}"
+        return cls(base, run_folder, environment, named, Owner.here(run_folder), workspace)
+
+    @property
+    def home(self) -> Path | None:
+        home = self.environment.get("HOME")
+        return Path(home) if home else None
+
+    @property
+    def hidden(self) -> tuple[Path, ...]:
+        """Folders that a program in a sandbox must not see: the run's, with its keys and everybody's rollouts."""
+        return (self.run_folder.resolve(),)
+
+    def readable(self, program: str) -> tuple[Path, ...]:
+        """Folders that a program in a sandbox needs, wherever they are."""
+        found = shutil.which(self.program(program), path=self._path())
+        own = () if found is None else (Path(found).parent, Path(found).resolve().parent)
+        return (self.base.resolve(), Path(sys.prefix), Path(sys.base_prefix), *own)
+
+    def program(self, name: str) -> str:
+        """The program as it can be started from any folder: a path is relative to the config."""
+        return str(self.base / name) if "/" in name else name
+
+    def env(self, named: Iterable[str]) -> dict[str, str]:
+        """The environment of a program: few harmless variables, and those that the config names."""
+        inherited = {
+            name: value
+            for name, value in self.environment.items()
+            if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+        }
+        return {**inherited, "PATH": self._path(), **{name: self.named[name] for name in named if name in self.named}}
+
+    def clear_left_behind(self, table: ProcessTable) -> None:
+        """End the programs of killed processes of this run, and remove their folders."""
+        killed = kill_left_behind(self.owner, table)
+        folders = [path for path in self._folders() if self.owner.left_behind(path.name)]
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        if killed or folders:
+            log.warning("an earlier process of this run left %d programs' processes behind; they are ended", killed)
+
+    def _folders(self) -> list[Path]:
+        return list(self.workspace.iterdir()) if self.workspace.is_dir() else []
+
+    def _path(self) -> str:
+        """The PATH, with the programs of this Python's environment first: `python` is the one that runs us."""
+        own = os.path.dirname(sys.executable)
+        return os.pathsep.join(dict.fromkeys([own, *self.environment.get("PATH", os.defpath).split(os.pathsep)]))

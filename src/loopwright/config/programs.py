@@ -1,0 +1,147 @@
+"""The schema of agents that are programs: how one is started, what it may use, and where its reward comes from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from loopwright.config.base import Count, FromYaml, Positive, Section, Text
+from loopwright.config.needs import Need, Outside
+from loopwright.config.problems import KeyPath, Problem, suggest
+from loopwright.types import Isolation, ProgramInput
+
+Words = Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
+ExitCode = Annotated[int, Field(ge=0, le=255, strict=False)]
+
+FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_-]+)*)\}")
+"""Braces that hold no such name stay as they are: arguments may hold JSON."""
+PLAIN_FIELDS = ("config", "folder", "trial", "base_url", "anthropic_url", "model")
+TASK_FIELDS = ("task.id", "task.prompt", "task.truth")
+FIELDS = (*PLAIN_FIELDS, *TASK_FIELDS, "task.metadata.NAME")
+OURS = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "LOOPWRIGHT_TRIAL")
+"""Variables that lead a program to its session. Another value would lead it elsewhere."""
+
+
+def is_field(name: str) -> bool:
+    """Whether a name in braces is one of our fields. What is in a task's metadata is known only when it is drawn."""
+    return name in PLAIN_FIELDS or name in TASK_FIELDS or name.startswith("task.metadata.")
+
+
+class FileReward(Section):
+    """The program writes its reward into a file of its folder: a number, or JSON with `reward`."""
+
+    kind: Literal["file"] = "file"
+    path: Text
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _outside(("path",), self.path)
+
+
+class ExitCodeReward(Section):
+    """The program's exit code stands for its reward. A code without a score is a failure."""
+
+    kind: Literal["exit_code"] = "exit_code"
+    scores: dict[ExitCode, float] = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
+
+
+class VerifierReward(Section):
+    """A command that runs after the program in the same folder. It gets the task as JSON at its standard input. Its
+    verdict is its exit code, or the reward in the file `path`."""
+
+    kind: Literal["verifier"] = "verifier"
+    command: Words
+    path: Text | None = None
+    scores: dict[ExitCode, float] = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
+    env: dict[str, str] = Field(default_factory=dict)
+    timeout_seconds: Positive = 60.0
+    attempts: Count = 2
+
+    def needs(self) -> Iterator[Need]:
+        if "{" not in self.command[0]:
+            yield Need(Outside.PROGRAM, ("command",), self.command[0])
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _unknown_fields(("command",), *self.command)
+        yield from _unknown_fields(("env",), *self.env.values())
+        if self.path is not None:
+            yield from _outside(("path",), self.path)
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if self.path is not None:
+            yield ("scores",), "the reward is read from path"
+
+    def named_values(self) -> Iterator[tuple[str, str]]:
+        yield from self.env.items()
+
+
+ProgramReward = Annotated[FileReward | ExitCodeReward | VerifierReward, Field(discriminator="kind")]
+
+
+class CommandRunnerConfig(Section):
+    """A command that is started for each rollout, in a folder of its own: a copy of `folder`, or an empty one.
+
+    `weight` counts among several runners. `pass_env` names variables of the user's environment that it may see.
+    `exit_codes` are those that are no failure. The limits hold for all its processes together.
+    """
+
+    kind: Literal["command"] = "command"
+    command: Words
+    name: Text | None = None
+    weight: Positive = 1.0
+    folder: Text | None = None
+    stdin: FromYaml[ProgramInput] = ProgramInput.NONE
+    instruction_file: Text | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    pass_env: FromYaml[tuple[Text, ...]] = ()
+    exit_codes: FromYaml[tuple[ExitCode, ...]] = (0,)
+    isolate: FromYaml[Isolation] = Isolation.NONE
+    memory_mb: Count = 4096
+    processes: Count = 256
+    disk_mb: Count = 1024
+    output_kb: Count = 64
+
+    def needs(self) -> Iterator[Need]:
+        if "{" not in self.command[0]:
+            yield Need(Outside.PROGRAM, ("command",), self.command[0])
+        if self.folder is not None and "{" not in self.folder:
+            yield Need(Outside.FOLDER, ("folder",), self.folder)
+        for index, name in enumerate(self.pass_env):
+            yield Need(Outside.VARIABLE, ("pass_env", index), name)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _unknown_fields(("command",), *self.command)
+        yield from _unknown_fields(("env",), *self.env.values())
+        yield from _unknown_fields(("folder",), self.folder or "")
+        for name in (*self.env, *self.pass_env):
+            if name in OURS:
+                place: KeyPath = ("env", name) if name in self.env else ("pass_env",)
+                yield Problem(place, f"{name} is set for each program", "remove it; the program gets its own")
+        if self.instruction_file is not None:
+            yield from _outside(("instruction_file",), self.instruction_file)
+        if self.isolate is Isolation.BWRAP and shutil.which("bwrap") is None:
+            yield Problem(("isolate",), "needs the program bwrap", "install bubblewrap (apt-get install bubblewrap)")
+
+    def named_values(self) -> Iterator[tuple[str, str]]:
+        yield from self.env.items()
+
+
+RunnerConfig = CommandRunnerConfig
+"""The kinds of runners. There will be others beside commands; each is chosen by its `kind`."""
+
+
+def _unknown_fields(place: KeyPath, *texts: str) -> Iterator[Problem]:
+    """Fields of ours that do not exist. Other words in braces may be meant as they are."""
+    for name in (name for text in texts for name in FIELD.findall(text)):
+        if not is_field(name) and name.split(".")[0] in ("task", *PLAIN_FIELDS):
+            yield Problem(place, f"there is no field {{{name}}}", suggest(name, FIELDS, "fields"))
+
+
+def _outside(place: KeyPath, path: str) -> Iterator[Problem]:
+    """A path that leaves the program's folder."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        yield Problem(place, f"{path!r} is outside of the program's folder", "name a file inside of it")

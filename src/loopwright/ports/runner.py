@@ -1,0 +1,40 @@
+"""The port for agents that are programs: a runner prepares a place for one, runs it there, and reads its reward."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from loopwright.ports.sessions import Endpoint
+from loopwright.types import Failed, ProgramOutput, RolloutRequest, Scored
+
+
+class PreparedProgram(Protocol):
+    """A place in which one program runs, once."""
+
+    @property
+    def output(self) -> ProgramOutput:
+        """What the program has written so far."""
+        ...
+
+    async def run(self, endpoint: Endpoint) -> None:
+        """Run the program to its end. Nothing that it started is left afterwards, also when this is cancelled.
+
+        Raises ProgramError if the program failed.
+        """
+        ...
+
+    async def reward(self) -> Scored | Failed | None:
+        """The program's reward, read after its end. None: a judger scores it."""
+        ...
+
+
+class ProgramRunner(Protocol):
+    """Runs programs of one kind. It is shared by all rollouts."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepared(self, request: RolloutRequest) -> AbstractAsyncContextManager[PreparedProgram]:
+        """Set up a place for one program; leaving removes it. Raises SetupError."""
+        ...
