@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from openai import DefaultHttpxClient, OpenAI
 
@@ -19,10 +20,10 @@ def main() -> None:
     question = sys.stdin.read().strip()
     # The model is on this machine: reading the world's certificates at each start would only take time.
     client = OpenAI(http_client=DefaultHttpxClient(verify=False))
-    messages = [{"role": "user", "content": question}]
+    messages: list[Any] = [{"role": "user", "content": question}]
     answer = ""
     for _ in range(MOST_TURNS):
-        reply = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages)  # type: ignore[arg-type]
+        reply = client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages)
         answer = (reply.choices[0].message.content or "").strip()
         if answer.removesuffix(".").isdecimal():
             break

@@ -6,9 +6,11 @@ Exit code 0 says right, 1 says wrong. Anything else is a failure of the verifier
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 task = json.load(sys.stdin)
-answer = Path("answer.txt").read_text("utf-8").strip().removesuffix(".")
-sys.exit(0 if answer == str(task["truth"]) else 1)
+numbers = re.findall(r"\d+", Path("answer.txt").read_text("utf-8"))
+# The last number counts: a model may write "9 + 22 = 31".
+sys.exit(0 if numbers and int(numbers[-1]) == task["truth"] else 1)

@@ -8,6 +8,7 @@ import pytest
 
 from loopwright.agents import EnginePolicy, SingleTurn, load_agent
 from loopwright.errors import ConfigError
+from loopwright.ports import AgentResult
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.types import Sampling, Task
 
@@ -31,11 +32,14 @@ async def test_single_turn_asks_once_with_its_system_message_first() -> None:
 async def test_the_example_agent_asks_again_only_when_needed() -> None:
     loop = load_agent("custom_agent.py:AskTwice", EXAMPLES, {"reminder": "Number!"})
     short = policy(ScriptedEngine(["19"]))
-    assert len(await loop.run(TASK, short)) == 2
+    said = await loop.run(TASK, short)
+    assert not isinstance(said, AgentResult)
+    assert len(said) == 2
 
     engine = ScriptedEngine(["It is 19.", "19"])
     talkative = policy(engine)
     messages = await loop.run(TASK, talkative)
+    assert not isinstance(messages, AgentResult)
     assert [message["content"] for message in messages] == ["12+7?", "It is 19.", "Number!", "19"]
     episode = talkative.episode(messages)
     assert len(episode.chains) == 1, "the second turn continues the first"

@@ -8,6 +8,7 @@ import pytest
 
 from loopwright.agents import SingleTurn, ToolLoop, is_resumable, make_agent, try_agent
 from loopwright.agents.callable import CallableLoop
+from loopwright.agents.runners.host import ProgramHost
 from loopwright.config import AgentConfig, CallableAgent, PythonAgent, PythonToolConfig, SingleTurnAgent, ToolAgent
 from loopwright.errors import ConfigError
 from loopwright.types import Task
@@ -27,10 +28,14 @@ TOOLS = ToolAgent(
 )
 
 
+def host_at(base: Path) -> ProgramHost:
+    return ProgramHost.here(base, base / "run", {}, {})
+
+
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
+def host(tmp_path: Path) -> ProgramHost:
     (tmp_path / "loops.py").write_text(LOOPS)
-    return tmp_path
+    return host_at(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -42,27 +47,27 @@ def base(tmp_path: Path) -> Path:
     ],
 )
 def test_a_kind_of_ours_makes_its_loop_and_knows_whether_it_resumes(
-    config: AgentConfig, kind: type, resumable: bool, base: Path
+    config: AgentConfig, kind: type, resumable: bool, host: ProgramHost
 ) -> None:
-    loop = make_agent(config, base)
+    loop = make_agent(config, host)
     assert type(loop) is kind
     assert is_resumable(config, loop) is resumable
 
 
 @pytest.mark.parametrize(("name", "resumable"), [("Loop", True), ("Plain", False)])
-def test_a_loop_of_the_users_says_itself_whether_it_resumes(name: str, resumable: bool, base: Path) -> None:
+def test_a_loop_of_the_users_says_itself_whether_it_resumes(name: str, resumable: bool, host: ProgramHost) -> None:
     config = PythonAgent(judger="j", path=f"loops.py:{name}")
-    assert is_resumable(config, make_agent(config, base)) is resumable
+    assert is_resumable(config, make_agent(config, host)) is resumable
 
 
-async def test_an_agent_is_tried_as_a_rollout_would_use_it(base: Path) -> None:
-    assert await try_agent(SingleTurnAgent(judger="j"), base, TASK) is None
-    tried = await try_agent(CallableAgent(judger="j", path="loops.py:call"), base, TASK)
+async def test_an_agent_is_tried_as_a_rollout_would_use_it(host: ProgramHost) -> None:
+    assert await try_agent(SingleTurnAgent(judger="j"), host, TASK) is None
+    tried = await try_agent(CallableAgent(judger="j", path="loops.py:call"), host, TASK)
     assert tried == "agent loops.py:call can be made"
-    assert await try_agent(TOOLS, HERE, TASK) == "the model is offered add, look_up"
+    assert await try_agent(TOOLS, host_at(HERE), TASK) == "the model is offered add, look_up"
 
 
-def test_a_missing_package_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(host: ProgramHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="callable needs the package uvicorn"):
-        make_agent(CallableAgent(judger="j", path="loops.py:call"), base)
+        make_agent(CallableAgent(judger="j", path="loops.py:call"), host)

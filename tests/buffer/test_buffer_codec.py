@@ -18,6 +18,7 @@ from loopwright.types import (
     EpisodeDrift,
     Failed,
     FailureCause,
+    ProgramOutput,
     Scored,
     Task,
     TokenChain,
@@ -129,18 +130,24 @@ DRIFTS = st.builds(
 )
 
 
-@given(st.lists(OBJECT, max_size=3), st.lists(OBJECT, max_size=2), st.none() | DRIFTS)
+OUTPUTS = st.builds(ProgramOutput, st.text(), st.text(), st.none() | st.integers(-64, 255), st.text())
+
+
+@given(st.lists(OBJECT, max_size=3), st.lists(OBJECT, max_size=2), st.none() | DRIFTS, st.none() | OUTPUTS)
 def test_transcripts_survive_the_round_trip(
-    messages: list[dict[str, object]], tools: list[dict[str, object]], drift: EpisodeDrift | None
+    messages: list[dict[str, object]],
+    tools: list[dict[str, object]],
+    drift: EpisodeDrift | None,
+    output: ProgramOutput | None,
 ) -> None:
-    episode = Episode(tuple(messages), (), tools=tuple(tools), drift=drift)
-    assert decode_transcript(encode_transcript(episode)) == (tuple(messages), tuple(tools), drift)
+    episode = Episode(tuple(messages), (), tools=tuple(tools), drift=drift, output=output)
+    assert decode_transcript(encode_transcript(episode)) == (tuple(messages), tuple(tools), drift, output)
 
 
 def test_a_transcript_that_an_earlier_version_wrote_is_read() -> None:
     """Which is also what is written as long as there is nothing else to say."""
     old = '[{"role":"user","content":"hi"}]'
-    assert decode_transcript(old) == (({"role": "user", "content": "hi"},), (), None)
+    assert decode_transcript(old) == (({"role": "user", "content": "hi"},), (), None, None)
     assert encode_transcript(Episode(({"role": "user", "content": "hi"},), ())) == old
     with pytest.raises(RunError, match="transcript"):
         decode_transcript("7")

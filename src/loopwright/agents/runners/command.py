@@ -198,7 +198,7 @@ class PreparedCommand:
         to: BoundedOutput,
     ) -> int:
         words = [filled(word, self.request.task, values) for word in command]
-        words[0] = self.host.program(words[0])
+        words[0] = self.host.found(words[0])
         confined = self.confinement.command(words, self.folders)
         return await self.processes.run(Command(confined, self.folders.work, env, stdin), to)
 

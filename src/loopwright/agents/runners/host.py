@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.agents.runners.marks import Owner, ProcessTable, kill_left_behind
+from loopwright.errors import SetupError
 
 log = logging.getLogger("loopwright")
 
@@ -59,6 +60,13 @@ class ProgramHost:
         """The program as it can be started from any folder: a path is relative to the config."""
         return str(self.base / name) if "/" in name else name
 
+    def found(self, name: str) -> str:
+        """The program, if it exists. Raises SetupError."""
+        program = self.program(name)
+        if shutil.which(program, path=self._path()) is None:
+            raise SetupError(f"there is no program {name!r}", remedy="give its path, or put it on the PATH")
+        return program
+
     def env(self, named: Iterable[str]) -> dict[str, str]:
         """The environment of a program: few harmless variables, and those that the config names."""
         inherited = {
@@ -75,7 +83,8 @@ class ProgramHost:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         if killed or folders:
-            log.warning("an earlier process of this run left %d programs' processes behind; they are ended", killed)
+            words = "a killed process of this run left %d folders of programs and %d processes behind; they are removed"
+            log.warning(words, len(folders), killed)
 
     def _folders(self) -> list[Path]:
         return list(self.workspace.iterdir()) if self.workspace.is_dir() else []

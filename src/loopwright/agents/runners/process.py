@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.watch import TrialWatch
 from loopwright.core.together import to_its_end
 from loopwright.errors import SetupError
+from loopwright.workers.own_thread import in_own_thread
 
 GRACE_SECONDS = 1.0
 """How long a program that is ended may take to clean up."""
@@ -47,43 +50,43 @@ class TrialProcesses:
 
     async def run(self, command: Command, output: BoundedOutput) -> int:
         """The exit code; negative if a signal ended the command. Raises ProgramLimitError if it used too much."""
-        process = await self._start(command)
-        reading = asyncio.ensure_future(_read(process.stdout, output))
-        writing = asyncio.ensure_future(_write(process.stdin, command.stdin))
-        try:
-            async with self._watch.over(self._mark):
-                return await process.wait()
-        finally:
-            await to_its_end(self._end(process, reading, writing))
+        async with _collected(output) as pipe:
+            process = self._start(command, pipe)
+            try:
+                async with self._watch.over(self._mark):
+                    return await _exit_code(process)
+            finally:
+                await to_its_end(self._end(process))
 
-    async def _start(self, command: Command) -> asyncio.subprocess.Process:
-        try:
-            return await asyncio.create_subprocess_exec(
-                *command.arguments,
-                cwd=command.folder,
-                env={**command.env, VARIABLE: self._mark},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            raise SetupError(
-                f"the program {command.arguments[0]!r} cannot be started: {error}",
-                remedy="give its path, or put it on the PATH",
-            ) from error
+    def _start(self, command: Command, pipe: int) -> subprocess.Popen[bytes]:
+        # asyncio's own subprocesses count as running until their pipes are closed, which a child may keep open.
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(command.stdin)
+            stdin.seek(0)
+            try:
+                return subprocess.Popen(
+                    command.arguments,
+                    cwd=command.folder,
+                    env={**command.env, VARIABLE: self._mark},
+                    stdin=stdin,
+                    stdout=pipe,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise SetupError(
+                    f"the program {command.arguments[0]!r} cannot be started: {error}",
+                    remedy="give its path, or put it on the PATH",
+                ) from error
+            finally:
+                os.close(pipe)
 
-    async def _end(
-        self,
-        process: asyncio.subprocess.Process,
-        reading: asyncio.Future[None],
-        writing: asyncio.Future[None],
-    ) -> None:
-        writing.cancel()
-        if process.returncode is None:
+    async def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
             _signal_group(process.pid, signal.SIGTERM)
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+                async with asyncio.timeout(GRACE_SECONDS):
+                    await _exit_code(process)
         _signal_group(process.pid, signal.SIGKILL)
         for _ in range(KILL_ROUNDS):
             left = await asyncio.to_thread(self._table.of, self._mark)
@@ -91,29 +94,49 @@ class TrialProcesses:
                 break
             kill_all(one.pid for one in left)
             await asyncio.sleep(KILL_PAUSE_SECONDS)
-        await process.wait()
+        await _exit_code(process)
+
+
+async def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of the process."""
+    if not hasattr(os, "pidfd_open"):
+        return int(await in_own_thread(process.wait, "loopwright-program"))
+    if process.poll() is None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = os.pidfd_open(process.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+    return process.wait()
+
+
+@asynccontextmanager
+async def _collected(output: BoundedOutput) -> AsyncIterator[int]:
+    """The writing end of a pipe, which the caller must close. What comes out of the pipe goes to `output`."""
+    reading, writing = os.pipe()
+    stream = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
+    )
+    collecting = asyncio.ensure_future(_collect(stream, output))
+    try:
+        yield writing
         # Nobody writes any more; what is in the pipe is little.
-        await asyncio.wait({reading}, timeout=DRAIN_SECONDS)
-        reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(reading, writing, return_exceptions=True)
+        await asyncio.wait({collecting}, timeout=DRAIN_SECONDS)
+    finally:
+        collecting.cancel()
+        transport.close()
+
+
+async def _collect(stream: asyncio.StreamReader, output: BoundedOutput) -> None:
+    while chunk := await stream.read(CHUNK):
+        output.add(chunk)
 
 
 def _signal_group(leader: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-
-
-async def _read(stream: asyncio.StreamReader | None, output: BoundedOutput) -> None:
-    while stream is not None and (chunk := await stream.read(CHUNK)):
-        output.add(chunk)
-
-
-async def _write(stream: asyncio.StreamWriter | None, data: bytes) -> None:
-    if stream is None:
-        return
-    # A program need not read what it is told.
-    with suppress(BrokenPipeError, ConnectionResetError):
-        stream.write(data)
-        await stream.drain()
-    stream.close()

@@ -1,0 +1,301 @@
+"""One program from its set-up to its reward, with and without a sandbox. Nothing that it started is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.agents.runners.command import CommandRunner, PreparedCommand
+from loopwright.agents.runners.host import ProgramHost
+from loopwright.agents.runners.marks import ProcessTable
+from loopwright.config import CommandRunnerConfig, ExitCodeReward, FileReward, ProgramReward, VerifierReward
+from loopwright.errors import ProgramError, ProgramLimitError, SetupError
+from loopwright.ports import Endpoint
+from loopwright.types import (
+    Failed,
+    FailureCause,
+    Isolation,
+    ProgramInput,
+    RolloutKey,
+    RolloutRequest,
+    Sampling,
+    Scored,
+    Split,
+    Task,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+
+ENDPOINT = Endpoint("http://127.0.0.1:1/sessions/s/v1", "lwk_the-key", "http://127.0.0.1:1/sessions/s", "tiny")
+TASK = Task.ask("t1", "What is 1+1?", truth=2, repo="r1")
+REQUEST = RolloutRequest(Split.TRAIN, RolloutKey("train", 0, 0), TASK, Sampling(), 60.0)
+no_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+@pytest.fixture(params=[Isolation.NONE, pytest.param(Isolation.BWRAP, marks=no_bwrap)])
+def isolate(request: pytest.FixtureRequest) -> Isolation:
+    return Isolation(request.param)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[ProgramHost]:
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "LANG": "C.UTF-8", "PYTHONPATH": "ours"}
+    base, run = tmp_path / "config", tmp_path / "run"
+    base.mkdir()
+    run.mkdir()
+    made = ProgramHost.here(base, run, environment, {"NAMED": "by the config"})
+    yield made
+    left = [process for process in ProcessTable().marked() if process.mark.startswith(made.owner.name)]
+    assert left == []
+    assert list(made.workspace.glob(f"{made.owner.name}*")) == []
+
+
+@asynccontextmanager
+async def prepared(
+    host: ProgramHost, *command: str, reward: ProgramReward | None = None, task: Task = TASK, **settings: Any
+) -> AsyncIterator[PreparedCommand]:
+    config = CommandRunnerConfig(command=command, **settings)
+    request = RolloutRequest(Split.TRAIN, REQUEST.key, task, Sampling(), 60.0)
+    async with CommandRunner(config, reward, host) as runner, runner.prepared(request) as place:
+        yield place
+
+
+async def ran(host: ProgramHost, script: str, **settings: Any) -> tuple[str, Scored | Failed | None]:
+    """The output of a shell script, and its reward."""
+    async with prepared(host, "sh", "-c", script, **settings) as place:
+        await place.run(ENDPOINT)
+        reward = await place.reward()
+        return place.output.text, reward
+
+
+async def test_a_program_sees_its_task_its_model_and_few_variables(host: ProgramHost, isolate: Isolation) -> None:
+    script = 'cat; echo; cat TASK.md; echo; pwd; env; echo "$0 $1"'
+    async with prepared(
+        host,
+        "sh",
+        "-c",
+        script,
+        "{task.metadata.repo}",
+        "{base_url}|{anthropic_url}|{model}|{config}",
+        stdin=ProgramInput.INSTRUCTION,
+        instruction_file="TASK.md",
+        env={"OWN": "for {task.id}"},
+        pass_env=("NAMED",),
+        isolate=isolate,
+    ) as place:
+        await place.run(ENDPOINT)
+        text, work = place.output.text, str(place.folders.work)
+        home = str(place.folders.home)
+    lines = text.splitlines()
+    assert lines[:3] == ["What is 1+1?", "What is 1+1?", work]
+    assert lines[-1] == f"r1 {ENDPOINT.base_url}|{ENDPOINT.anthropic_url}|tiny|{host.base}"
+    variables = dict(line.split("=", 1) for line in lines[3:-1])
+    told = {"OPENAI_BASE_URL": ENDPOINT.base_url, "ANTHROPIC_BASE_URL": ENDPOINT.anthropic_url}
+    told |= {"OPENAI_API_KEY": "lwk_the-key", "ANTHROPIC_API_KEY": "lwk_the-key", "OPENAI_MODEL": "tiny"}
+    told |= {"OWN": "for t1", "NAMED": "by the config", "HOME": home, "LANG": "C.UTF-8"}
+    assert told.items() <= variables.items()
+    assert variables["LOOPWRIGHT_TRIAL"].startswith(host.owner.name)
+    assert "PYTHONPATH" not in variables
+    assert variables["PATH"].split(":")[0] == os.path.dirname(sys.executable)
+
+
+async def test_each_program_has_a_copy_of_the_folder(host: ProgramHost, isolate: Isolation) -> None:
+    (host.base / "repos" / "r1").mkdir(parents=True)
+    (host.base / "repos" / "r1" / "file").write_text("theirs")
+    settings: dict[str, Any] = {"folder": "repos/{task.metadata.repo}", "isolate": isolate}
+    for _ in range(2):
+        text, _ = await ran(host, "cat file; echo mine > file; echo x > ~/f; echo x > $TMPDIR/f", **settings)
+        assert text == "theirs"
+    assert (host.base / "repos" / "r1" / "file").read_text() == "theirs"
+
+
+async def test_a_folder_that_is_missing_is_a_failed_set_up(host: ProgramHost) -> None:
+    with pytest.raises(SetupError, match=r"t1.*nowhere"):
+        await ran(host, "true", folder="nowhere/{task.id}")
+
+
+async def test_a_program_that_does_not_exist_is_a_failed_set_up(host: ProgramHost) -> None:
+    with pytest.raises(SetupError, match="no-such-program"):
+        async with prepared(host, "no-such-program") as place:
+            await place.run(ENDPOINT)
+
+
+@pytest.mark.parametrize(("script", "words"), [("echo why; exit 3", "exit code 3.*why"), ("kill -9 $$", "9|137")])
+async def test_a_program_that_fails_says_how(host: ProgramHost, isolate: Isolation, script: str, words: str) -> None:
+    with pytest.raises(ProgramError, match=words):
+        await ran(host, script, isolate=isolate)
+
+
+async def test_exit_codes_may_be_no_failure(host: ProgramHost) -> None:
+    assert await ran(host, "echo done; exit 3", exit_codes=(0, 3)) == ("done\n", None)
+
+
+RUNAWAYS = {
+    "children": "sleep 300 & sleep 300 & echo started",
+    "left its group": "setsid sleep 300 >/dev/null 2>&1 & echo started; sleep 0.3",
+    "left its mark": "env -i sleep 300 & echo started; sleep 2",
+    "ignores the end": "trap '' TERM INT HUP; (trap '' TERM; sleep 300) & echo started",
+}
+
+
+@pytest.mark.parametrize("script", RUNAWAYS.values(), ids=RUNAWAYS)
+async def test_what_a_program_started_ends_with_it(host: ProgramHost, isolate: Isolation, script: str) -> None:
+    text, _ = await ran(host, script, isolate=isolate)
+    assert text == "started\n"
+
+
+@pytest.mark.parametrize("script", ["sleep 300", "trap '' TERM; sleep 300 & setsid sleep 300 & wait; sleep 300"])
+async def test_cancelling_ends_a_program_that_hangs(host: ProgramHost, isolate: Isolation, script: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await ran(host, script, isolate=isolate)
+    assert time.monotonic() - begun < 30
+
+
+async def test_a_long_output_is_cut_in_the_middle(host: ProgramHost, isolate: Isolation) -> None:
+    script = "echo first; head -c 50000000 /dev/zero | tr '\\0' x; echo; echo last"
+    text, _ = await ran(host, script, isolate=isolate, output_kb=4)
+    assert text.startswith("first\n")
+    assert text.endswith("x\nlast\n")
+    assert "bytes left out" in text
+    assert len(text) < 5000
+
+
+async def test_an_instruction_that_nobody_reads_is_no_failure(host: ProgramHost) -> None:
+    task = Task.ask("t", "x" * 1_000_000)
+    async with prepared(host, "true", task=task, stdin=ProgramInput.INSTRUCTION) as place:
+        await place.run(ENDPOINT)
+
+
+LIMITS: Mapping[str, tuple[str, dict[str, int], str]] = {
+    "disk, by many files": (
+        "for i in 1 2 3 4; do head -c 900000 /dev/zero > f$i; done; sleep 60",
+        {"disk_mb": 1},
+        "MB of disk, and 1 are allowed",
+    ),
+    "disk, by its home": (
+        "for i in 1 2 3 4; do head -c 900000 /dev/zero > ~/f$i; done; sleep 60",
+        {"disk_mb": 1},
+        "MB of disk, and 1 are allowed",
+    ),
+    "processes": ("for i in $(seq 20); do sleep 60 & done; wait", {"processes": 10}, "processes, and 10 are allowed"),
+    "memory": (
+        "for i in 1 2 3 4; do head -c 30000000 /dev/zero | tail -n 1 | sleep 60 & done; wait",
+        {"memory_mb": 60},
+        "MB of memory, and 60 are allowed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "limits", "words"), LIMITS.values(), ids=LIMITS)
+async def test_a_program_that_uses_too_much_is_ended(
+    host: ProgramHost, isolate: Isolation, script: str, limits: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ProgramLimitError, match=words):
+        async with asyncio.timeout(30):
+            await ran(host, script, isolate=isolate, **limits)
+
+
+async def test_a_file_cannot_grow_beyond_the_limit(host: ProgramHost, isolate: Isolation) -> None:
+    with pytest.raises(ProgramError):
+        await ran(host, "head -c 5000000 /dev/zero > big", isolate=isolate, disk_mb=1)
+
+
+async def test_a_sandbox_is_read_only_and_hides_other_processes_and_homes(host: ProgramHost) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    (host.run_folder / "door.key").write_text("secret")
+    script = f"""
+        touch {host.base}/x 2>/dev/null && echo WROTE; touch /usr/x 2>/dev/null && echo WROTE
+        cat {host.run_folder}/door.key 2>/dev/null && echo READ
+        kill -0 {os.getpid()} 2>/dev/null && echo SAW
+        ls $REAL_HOME | head -c 100; ls / > /dev/null && echo system; touch inside && echo wrote
+    """
+    text, _ = await ran(host, script, isolate=Isolation.BWRAP, env={"REAL_HOME": "/nonexistent"})
+    assert not {"WROTE", "READ", "SAW", "secret"} & set(text.split())
+    assert {"system", "wrote"} <= set(text.split())
+
+
+# Rewards.
+
+
+async def test_a_reward_from_a_file(host: ProgramHost, isolate: Isolation) -> None:
+    reward = FileReward(path="out/reward.json")
+    script = "mkdir out; echo '{\"reward\": 0.5}' > out/reward.json"
+    assert (await ran(host, script, reward=reward, isolate=isolate))[1] == Scored(0.5)
+    for script in ("true", "mkdir out; echo nan > out/reward.json", "mkdir out; ln -s /etc/hostname out/reward.json"):
+        _, failed = await ran(host, script, reward=reward, isolate=isolate)
+        assert isinstance(failed, Failed)
+        assert (failed.cause, failed.error) == (FailureCause.VERIFIER, "VerifierError")
+
+
+async def test_a_reward_from_the_exit_code(host: ProgramHost) -> None:
+    assert (await ran(host, "exit 0", reward=ExitCodeReward()))[1] == Scored(1.0)
+    assert (await ran(host, "exit 1", reward=ExitCodeReward()))[1] == Scored(0.0)
+    assert (await ran(host, "exit 7", reward=ExitCodeReward(scores={7: 0.7})))[1] == Scored(0.7)
+    for script in ("exit 2", "kill -9 $$"):
+        _, failed = await ran(host, script, reward=ExitCodeReward())
+        assert isinstance(failed, Failed), "a crash is no reward of 0"
+
+
+def verifier(script: str, **settings: Any) -> VerifierReward:
+    return VerifierReward(command=("sh", "-c", script, "{task.id}"), **settings)
+
+
+async def test_a_verifier_runs_in_the_same_folder_with_the_task(host: ProgramHost, isolate: Isolation) -> None:
+    check = verifier('grep -q \'"truth":2\' && grep -q 42 answer && test "$0" = t1')
+    assert (await ran(host, "echo 42 > answer", reward=check, isolate=isolate))[1] == Scored(1.0)
+    assert (await ran(host, "echo 41 > answer", reward=check, isolate=isolate))[1] == Scored(0.0)
+
+
+async def test_a_verifier_sees_no_key_and_its_output_is_kept(host: ProgramHost) -> None:
+    async with prepared(host, "true", reward=verifier("env; echo $OPENAI_API_KEY")) as place:
+        await place.run(ENDPOINT)
+        await place.reward()
+        assert "PATH=" in place.output.verifier
+        assert "lwk_" not in place.output.verifier
+
+
+async def test_what_the_agent_wrote_is_no_verdict(host: ProgramHost) -> None:
+    cheat = "echo 1 > reward.txt"
+    _, failed = await ran(host, cheat, reward=verifier("true", path="reward.txt"))
+    assert isinstance(failed, Failed)
+    assert "no reward file" in failed.detail
+    assert (await ran(host, cheat, reward=verifier("echo 0.25 > reward.txt", path="reward.txt")))[1] == Scored(0.25)
+
+
+BROKEN_VERIFIERS: Mapping[str, tuple[VerifierReward, str]] = {
+    "crashes": (verifier("echo oops; exit 2"), "exit code 2.*oops"),
+    "is killed": (verifier("kill -9 $$"), "signal 9|137"),
+    "hangs": (verifier("sleep 300", timeout_seconds=0.3), "longer than 0.3 s"),
+    "crashes with a file": (verifier("echo 1 > r; exit 1", path="r"), "exit code 1"),
+    "writes nonsense": (verifier("echo much > r", path="r"), "no number"),
+    "leaves children": (verifier("setsid sleep 300 & exit 4"), "exit code 4"),
+}
+
+
+@pytest.mark.parametrize(("check", "words"), BROKEN_VERIFIERS.values(), ids=BROKEN_VERIFIERS)
+async def test_a_verifier_that_fails_is_a_failure(
+    host: ProgramHost, isolate: Isolation, check: VerifierReward, words: str
+) -> None:
+    _, failed = await ran(host, "true", reward=check, isolate=isolate)
+    assert isinstance(failed, Failed)
+    assert failed.cause is FailureCause.VERIFIER
+    assert re.search(words, failed.detail, re.DOTALL)
+
+
+async def test_a_verifier_is_asked_again(host: ProgramHost) -> None:
+    flaky = verifier("test -e tried || { touch tried; exit 9; }", attempts=2)
+    assert (await ran(host, "true", reward=flaky))[1] == Scored(1.0)
+    assert isinstance((await ran(host, "true", reward=flaky.model_copy(update={"attempts": 1})))[1], Failed)

@@ -1,0 +1,164 @@
+"""What runners are made of: bounded output, fields in arguments, rewards in files, marks of processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loopwright.agents.runners.fields import filled, instruction_of
+from loopwright.agents.runners.marks import VARIABLE, Owner, ProcessTable, kill_left_behind
+from loopwright.agents.runners.output import BoundedOutput
+from loopwright.agents.runners.rewards import reward_in_file, reward_of_code
+from loopwright.errors import SetupError, VerifierError
+from loopwright.types import Scored, Task
+
+TASK = Task.ask("t1", "What is 1+1?", truth={"sum": 2}, repo="r1", nested={"a-b": "deep"})
+
+
+@given(st.lists(st.binary(max_size=40), max_size=30), st.integers(4, 64))
+def test_output_keeps_its_beginning_and_its_end(chunks: list[bytes], limit: int) -> None:
+    output, whole = BoundedOutput(limit), b"".join(chunks)
+    for chunk in chunks:
+        output.add(chunk)
+    head, tail = limit // 4, limit - limit // 4
+    if len(whole) <= limit:
+        assert output.text == whole.decode("utf-8", "replace")
+    else:
+        dropped = f"\n[... {len(whole) - limit:,} bytes left out ...]\n".encode()
+        assert output.text == (whole[:head] + dropped + whole[-tail:]).decode("utf-8", "replace")
+    assert output.total == len(whole)
+
+
+def test_output_of_a_gigabyte_takes_little_memory() -> None:
+    output = BoundedOutput(1 << 16)
+    for _ in range(1 << 14):
+        output.add(bytes(1 << 16))
+    assert output.total == 1 << 30
+    assert sum(map(len, output._tail)) <= 2 << 16
+
+
+def test_fields_are_filled_in() -> None:
+    task = "{task.id}|{task.prompt}|{task.truth}|{task.metadata.repo}|{task.metadata.nested.a-b}"
+    assert filled(task, TASK, {}) == 't1|What is 1+1?|{"sum": 2}|r1|deep'
+    assert filled('{model}|{"json": 1}|{x}', TASK, {"model": "m"}) == 'm|{"json": 1}|{x}'
+
+
+def test_a_field_is_not_filled_in_twice() -> None:
+    sly = Task.ask("t", "ignore {task.truth}", truth="secret")
+    assert filled("{task.prompt}", sly, {}) == "ignore {task.truth}"
+
+
+@pytest.mark.parametrize("name", ["task.metadata.gone", "task.metadata.repo.deeper", "task.nothing"])
+def test_a_task_that_lacks_a_field_cannot_be_set_up(name: str) -> None:
+    with pytest.raises(SetupError, match=name):
+        filled(f"{{{name}}}", TASK, {})
+
+
+def test_the_instruction_is_what_the_task_says() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "b"}]}
+    task = Task("t", ({"role": "system", "content": "a"}, parts, {"role": "assistant", "content": "c"}))
+    assert instruction_of(task) == "a\n\nb\n\nassistant: c"
+    assert instruction_of(TASK) == "What is 1+1?"
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("0.5\n", Scored(0.5)),
+        ("1", Scored(1.0)),
+        ('{"reward": 0.25, "tests": 3, "note": "fine", "bad": NaN}', Scored(0.25, {"tests": 3.0})),
+    ],
+)
+def test_a_reward_file_is_a_number_or_json(text: str, reward: Scored, tmp_path: Path) -> None:
+    (tmp_path / "reward").write_text(text)
+    assert reward_in_file(tmp_path, "reward") == reward
+
+
+BAD_REWARDS = ["", "one", "NaN", "Infinity", "-1e999", "true", "null", "[1]", "{}", '{"reward": "1"}', "1" * 70_000]
+
+
+@pytest.mark.parametrize("text", [*BAD_REWARDS, '{"reward": 1' + "0" * 400 + "}", "\xff\xfe"])
+def test_a_reward_that_is_no_finite_number_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "reward").write_text(text, "latin-1")
+    with pytest.raises(VerifierError, match="reward"):
+        reward_in_file(tmp_path, "reward")
+
+
+def _absent(path: Path) -> None:
+    """Nothing is there."""
+
+
+def _link(path: Path) -> None:
+    (path.parent / "elsewhere").write_text("1")
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("make", [_absent, _link, Path.mkdir, os.mkfifo])
+def test_a_reward_that_is_no_plain_file_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "reward")
+    with pytest.raises(VerifierError, match="reward"):
+        reward_in_file(tmp_path, "reward")
+
+
+def test_only_codes_with_a_score_are_rewards() -> None:
+    assert reward_of_code(1, {0: 1.0, 1: -0.5}, "it") == Scored(-0.5)
+    with pytest.raises(VerifierError, match=r"it ended with exit code 2.*no reward"):
+        reward_of_code(2, {0: 1.0, 1: 0.0}, "it")
+    with pytest.raises(VerifierError, match="signal 9"):
+        reward_of_code(-9, {0: 1.0, 1: 0.0}, "it")
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if check():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come true within 4 s")
+
+
+@linux
+def test_processes_are_found_by_their_mark_wherever_they_went(tmp_path: Path) -> None:
+    table, mark = ProcessTable(), Owner.here(tmp_path).new_trial()
+    script = "setsid sleep 61 & env -i sleep 62 & wait"
+    with subprocess.Popen(["sh", "-c", script], env={**os.environ, VARIABLE: mark}, start_new_session=True) as shell:
+        try:
+            eventually(lambda: len(table.of(mark)) == 3)
+            assert shell.pid in {process.pid for process in table.of(mark)}
+            assert table.of(f"{mark}0") == []
+        finally:
+            for process in table.of(mark):
+                os.kill(process.pid, 9)
+    eventually(lambda: not table.of(mark))
+
+
+@linux
+def test_only_what_dead_owners_of_the_same_run_left_behind_is_ended(tmp_path: Path) -> None:
+    here = Owner.here(tmp_path / "run")
+    dead = Owner(here.run, 2**22 + 7, "1")
+    recycled = Owner(here.run, os.getpid(), "1")
+    other_run = Owner(Owner.here(tmp_path / "other").run, 2**22 + 7, "1")
+    marks = {owner: owner.new_trial() for owner in (here, dead, recycled, other_run)}
+    sleeping = {
+        owner: subprocess.Popen(["sleep", "60"], env={**os.environ, VARIABLE: mark}) for owner, mark in marks.items()
+    }
+    try:
+        eventually(lambda: {one.mark for one in ProcessTable().marked()} >= set(marks.values()))
+        assert kill_left_behind(here, ProcessTable()) == 2
+        eventually(lambda: sleeping[dead].poll() is not None and sleeping[recycled].poll() is not None)
+        assert sleeping[here].poll() is None
+        assert sleeping[other_run].poll() is None
+    finally:
+        for process in sleeping.values():
+            process.kill()
+            process.wait()
