@@ -25,6 +25,7 @@
     ├── LearnerError               a train step went wrong, and its update was not made
     ├── WeightsError               weights could not be handed over; the engines keep what they have
     ├── RefusedError               a request to one of our servers cannot be served as it is
+    ├── LeaseError                 another run holds the server that this one wants to use
     ├── BudgetError                the run can make no progress, and stops instead of spinning
     ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
@@ -158,6 +159,10 @@ class WeightsError(LoopwrightError):
 
 class RefusedError(LoopwrightError):
     """A request to one of our servers cannot be served as it is. `facts["status"]` is the HTTP status of the answer."""
+
+
+class LeaseError(LoopwrightError):
+    """Another run holds the server that this one wants to use, or has taken it over."""
 
 
 class BudgetError(LoopwrightError):

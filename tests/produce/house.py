@@ -12,7 +12,7 @@ from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.engines.timed import TimedClient
 from loopwright.judgers import IntegerAnswer
-from loopwright.ports import AgentLoop, Engine, Policy, ResumePlan, RolloutWorker, StalePolicy
+from loopwright.ports import AgentLoop, Policy, ResumePlan, RolloutWorker, StalePolicy, StreamingEngine
 from loopwright.produce import AgentLoopManager, Limits, ProduceSettings, RolloutRunner, TaskSetRuntime
 from loopwright.testing import CharRenderer, ScriptedEngine, WorkerElsewhere
 from loopwright.types import (
@@ -96,7 +96,7 @@ class House:
     """A producer with everything it needs."""
 
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(echo, steps=1))
-    pool: Engine | None = None
+    pool: StreamingEngine | None = None
     """Between agents and engine, if there is anything."""
     storage: MemoryStorage = field(default_factory=MemoryStorage)
     task_sets: Sequence[Set] = field(default_factory=lambda: [task_set()])
@@ -161,7 +161,7 @@ class House:
 
 async def roll_out(
     loop: AgentLoop,
-    engine: Engine,
+    engine: StreamingEngine,
     *,
     held: Callable[[], float] = lambda: 0.0,
     key: RolloutKey = KEY,

@@ -188,7 +188,7 @@ def test_fresh_empties_a_run(path: Path) -> None:
         (folder.checkpoints / "step-000010").mkdir()
         (path / "link").symlink_to(path.parent)
     with RunFolder.open(path, changed(learner__lr=2e-5), fresh=True) as folder:
-        assert {entry.name for entry in path.iterdir()} == {"lock", "config.yaml"}
+        assert {entry.name for entry in path.iterdir()} == {"lock", "config.yaml", "id"}
     assert path.parent.is_dir()
 
 

@@ -47,6 +47,12 @@ class StoredRun:
             found = db.execute("SELECT DISTINCT step FROM groups WHERE step IS NOT NULL ORDER BY step").fetchall()
         return tuple(step for (step,) in found)
 
+    def lineage(self) -> int:
+        """How often the run was opened before it was opened last."""
+        with snapshot(self._path) as db:
+            (lineage,) = db.execute("SELECT coalesce(max(lineage), 0) FROM lineages").fetchone()
+        return int(lineage)
+
     def rollouts(self, step: int) -> tuple[Rollout, ...]:
         """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
         return tuple(self._members("step = ? ORDER BY task_set, draw", step))

@@ -1,4 +1,5 @@
-"""The engines of a run: in this process, on the learner's own parameters, or in a process of its own."""
+"""The engines of a run: in this process, on the learner's own parameters, in a process of its own, or somebody else's
+that already run."""
 
 from __future__ import annotations
 
@@ -8,13 +9,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from loopwright.buffer.reader import StoredRun
 from loopwright.build import parts
+from loopwright.build.attached import ModelCheck
 from loopwright.build.sampling import LocalSamplingParts
+from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig
+from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.torch.engine import TorchEngine
-from loopwright.engines.worker import embedded
+from loopwright.engines.worker import Launch, embedded
 from loopwright.ports import Learner, Tracker, WeightPublisher
+from loopwright.serve.lease import LeaseHolder
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
@@ -63,9 +69,27 @@ async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIter
 async def disaggregated(
     sampling: LocalSamplingParts, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
 ) -> AsyncIterator[Engines]:
-    """An engine in a process of its own. It is started again when it dies. Weights go through shared memory."""
-    model, engine = sampling.config.model, sampling.config.rollout.engine
-    command = engine_command(
+    """Engines in other processes. One that dies is started again, or waited for if it is not ours. Weights go through
+    shared memory."""
+    deaths = Deaths(learner, tracker)
+    with weights_folder(folder.path) as weights:
+        launches = _launches(sampling, folder, env)
+        async with RolloutController.open(launches, on_death=deaths.saw) as controller:
+            shared = SharedMemoryWeights(learner, controller, weights)
+            yield Engines(controller, shared, restarts=lambda: deaths.count)
+
+
+def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
+    match sampling.config.rollout.engine:
+        case TorchEngineConfig() as engine:
+            return [partial(engine_process, _command(sampling, engine), env=env, log=folder.engine_log)]
+        case LoopwrightEngineConfig() as engine:
+            return _attached(sampling, engine, folder)
+
+
+def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:
+    model = sampling.config.model
+    return engine_command(
         parts.model_source(sampling.loaded, model.path),
         dtype=model.dtype,
         max_context=model.max_context,
@@ -74,9 +98,17 @@ async def disaggregated(
         cache_tokens=engine.cache_tokens,
         native=engine.native,
     )
-    deaths = Deaths(learner, tracker)
-    launch = partial(engine_process, command, env=env, log=folder.engine_log)
-    with weights_folder(folder.path) as weights:
-        async with RolloutController.open([launch], on_death=deaths.saw) as controller:
-            shared = SharedMemoryWeights(learner, controller, weights)
-            yield Engines(controller, shared, restarts=lambda: deaths.count)
+
+
+def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, folder: RunFolder) -> list[Launch]:
+    require("serve")
+    from loopwright.engines.http.attached import Attachment, attached_engine
+
+    # Without a database a resumed run cannot be told from the one before. It takes the lease over all the same: the
+    # lock of the run folder ensures that the one before has ended.
+    lineage = StoredRun(folder.rollouts).lineage() if folder.rollouts.is_file() else 0
+    holder = LeaseHolder(folder.stored_id(), lineage)
+    source = parts.model_source(sampling.loaded, sampling.config.model.path)
+    check = ModelCheck(source, sampling.model, sampling.cache)
+    key = sampling.loaded.secrets.get(engine.key_env or "")
+    return [partial(attached_engine, Attachment(url, key, holder, check, engine.wait_seconds)) for url in engine.urls]

@@ -10,6 +10,7 @@ from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, is_resuma
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.build.choices import make_chain_choice, make_filter
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
+from loopwright.core.environment import child_environment
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
@@ -18,7 +19,7 @@ from loopwright.engines.timed import TimedClient
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
 from loopwright.models.tokenizer import ModelSpec
-from loopwright.ports import Engine, Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy
+from loopwright.ports import Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy, StreamingEngine
 from loopwright.produce import (
     Limits,
     ProduceSettings,
@@ -63,7 +64,7 @@ def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:
 def program_host(loaded: Loaded) -> ProgramHost:
     """Where agents that are programs run, and what they may see."""
     run_folder = Path(loaded.config.trainer.run_dir)
-    return ProgramHost.here(loaded.base, run_folder, loaded.environment, loaded.secrets)
+    return ProgramHost.here(loaded.base, run_folder, child_environment(loaded.environment), loaded.secrets)
 
 
 def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
@@ -106,7 +107,7 @@ def make_model(loaded: Loaded, cache: Path, path: str | None = None) -> LoadedMo
 def engine_threads(config: RunConfig) -> int | None:
     """The threads of the engine's process, if it has one. Call this before `make_model`, which changes torch's
     threads."""
-    return _threads(config, config.rollout.engine.threads)
+    return _threads(config, config.rollout.engine.embedded.threads)
 
 
 def _threads(config: RunConfig, wanted: int | None) -> int | None:
@@ -117,7 +118,7 @@ def _threads(config: RunConfig, wanted: int | None) -> int | None:
 
 def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
     """The model at `path`, with the dtype and the context length of the config."""
-    model, native = loaded.config.model, loaded.config.rollout.engine.native
+    model, native = loaded.config.model, loaded.config.rollout.engine.embedded.native
     source = model_source(loaded, path)
     return load_model(source, cache=cache, dtype=model.dtype, max_context=model.max_context, native=native)
 
@@ -131,7 +132,7 @@ def model_source(loaded: Loaded, path: str) -> str:
 def make_worker(
     config: RunConfig,
     agents: Agents,
-    engine: Engine,
+    engine: StreamingEngine,
     model: ModelSpec,
     held: Callable[[], float],
     served: PolicyMaker | None,

@@ -13,6 +13,7 @@ from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
+from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, colocated, disaggregated
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.running import Run, RunOpening
@@ -20,6 +21,7 @@ from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_pa
 from loopwright.build.training import ResumeState, RunParts, make_trainer
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
+from loopwright.engines.http.model_card import ModelCard
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.recipe import Recipe
 from loopwright.ports import Storage, Tracker
@@ -81,6 +83,10 @@ async def _open(
         tracker = _tracker(config, folder, learner.version, console, redact)
         run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env))
+        if config.rollout.door is not None:
+            card = ModelCard(parts.model_source(loaded, config.model.path), sampling.model.max_context)
+            door = await stack.enter_async_context(open_door(config.rollout.door, engines.engine, card))
+            stack.enter_context(told_in(folder, door))
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(

@@ -67,12 +67,14 @@ class LocalSamplingParts(SamplingParts):
 
     model: LoadedModel
     compute: ComputeThread
+    cache: Path
+    """Where converted models are kept."""
     engine_threads: int | None = None
     """The threads of an engine in a process of its own."""
 
     def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
         """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
-        engine = self.config.rollout.engine
+        engine = self.config.rollout.engine.embedded
         # A resumed run starts with an empty cache, and must give the same bits as one that was not killed (D3).
         cache_tokens = 0 if self.config.trainer.deterministic else engine.cache_tokens
         return TorchEngine(
@@ -95,7 +97,7 @@ async def open_local_sampling_parts(loaded: Loaded, cache: Path) -> AsyncIterato
         compute = stack.enter_context(ComputeThread())
         threads = await compute.run(parts.engine_threads, loaded.config)
         model = await compute.run(parts.make_model, loaded, cache)
-        yield LocalSamplingParts(loaded, *task_sets, model, compute, threads)
+        yield LocalSamplingParts(loaded, *task_sets, model, compute, cache, threads)
 
 
 async def _user_code(

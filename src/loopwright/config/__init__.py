@@ -10,6 +10,7 @@ from loopwright.config.data import (
     ReasoningGymData,
     RowsConfig,
 )
+from loopwright.config.engines import DoorConfig, EngineConfig, LoopwrightEngineConfig, TorchEngineConfig
 from loopwright.config.evaluation import BuiltInMetric, CustomMetric, EvalConfig, MetricSpec
 from loopwright.config.files import BUNDLED_MODEL, model_folder
 from loopwright.config.gateway import GatewayConfig
@@ -70,7 +71,6 @@ from loopwright.config.schema import (
     ProduceConfig,
     RolloutConfig,
     RunConfig,
-    TorchEngineConfig,
     TrackConfig,
     TrainerConfig,
 )
@@ -103,8 +103,10 @@ __all__ = [
     "CustomMetric",
     "DataConfig",
     "DatasetData",
+    "DoorConfig",
     "Dtype",
     "EndpointConfig",
+    "EngineConfig",
     "EvalConfig",
     "ExitCodeReward",
     "FileReward",
@@ -121,6 +123,7 @@ __all__ = [
     "LearnerConfig",
     "LlmJudgerConfig",
     "Loaded",
+    "LoopwrightEngineConfig",
     "LossConfig",
     "MathAnswerConfig",
     "McpToolsConfig",

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from loopwright.config.problems import KeyPath, Problem
 
 
-def address_problems(place: KeyPath, url: str) -> Iterator[Problem]:
+def address_problems(place: KeyPath, url: str, key_setting: str = "api_key_env") -> Iterator[Problem]:
     parts = _parts(url)
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         yield Problem(place, f"{url!r} is no address", "write it as http://host:port/path or https://host/path")
     elif parts.username or parts.password:
-        yield Problem(place, "holds a password", "put it into an environment variable, and name that as api_key_env")
+        yield Problem(place, "holds a password", f"put it into an environment variable, and name that as {key_setting}")
+
+
+def advertised_problems(place: KeyPath, url: str) -> Iterator[Problem]:
+    """The problems of an address that others are told, so that they can reach a server of ours."""
+    wrong = list(address_problems(place, url))
+    yield from wrong
+    host = None if wrong else urlsplit(url).hostname
+    if host is not None and is_everywhere(host):
+        yield Problem(
+            place,
+            f"{url!r} is no address that others can ask: {host} only says where a server listens",
+            "write the name or the address of this machine as the others see it",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that is bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a server that is bound to `host` listens at all addresses of its machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def query_values(url: str) -> list[tuple[str, str]]:

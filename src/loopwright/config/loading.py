@@ -46,7 +46,6 @@ from loopwright.config.short_form import (
 )
 from loopwright.config.validate import validate, without
 from loopwright.config.yaml_text import read_yaml
-from loopwright.core.environment import child_environment
 from loopwright.errors import ConfigError
 
 
@@ -63,8 +62,8 @@ class Setting:
 class Loaded:
     """A checked config. Relative paths in it start from `base`, the folder of its file.
 
-    `secrets` holds the environment variables that it names, and `environment` the harmless ones, for child processes.
-    They are not part of it, and are never shown. `objects` are those that a Python program gave.
+    `secrets` holds the environment variables that it names, and `environment` all of them: child processes see a
+    harmless part. They are not part of the config, and are never shown. `objects` are those that a Python program gave.
     """
 
     config: RunConfig
@@ -238,8 +237,8 @@ def _load(
         *_misspelt(env),
     ]
     warnings = tuple(str(merged.placed(problem)) for problem in warned)
-    secrets, harmless = secrets_of(config, env), child_environment(env)
-    return Loaded(config, base, merged.layered.sources, warnings, secrets, given.objects, harmless)
+    secrets = secrets_of(config, env)
+    return Loaded(config, base, merged.layered.sources, warnings, secrets, given.objects, env)
 
 
 def migrate_file(path: Path) -> Migrated:

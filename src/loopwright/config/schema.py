@@ -19,6 +19,7 @@ from loopwright.config.base import (
     Share,
     Text,
 )
+from loopwright.config.engines import DoorConfig, EngineConfig, TorchEngineConfig
 from loopwright.config.evaluation import EvalConfig
 from loopwright.config.gateway import GatewayConfig
 from loopwright.config.judgers import JudgerConfig
@@ -52,22 +53,12 @@ class ModelConfig(Section):
             yield Need(Outside.EXTRA, ("renderer",), "renderers")
 
 
-class TorchEngineConfig(Section):
-    """The embedded engine. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
-    is for the engine's own process in a disaggregated run. `native` False decodes with torch only."""
-
-    kind: Literal["torch"] = "torch"
-    max_batch: Count = 64
-    cache_tokens: CountOrZero = 32_768
-    native: bool = True
-    threads: Count | None = None
-
-
 class RolloutConfig(Section):
     """How answers are sampled. `concurrency` counts rollouts in flight. A worker that is silent for
-    `worker_silence_seconds` is lost: its rollouts are made again."""
+    `worker_silence_seconds` is lost: its rollouts are made again. With `door`, other processes can sample with the
+    run's engines."""
 
-    engine: TorchEngineConfig = TorchEngineConfig()
+    engine: EngineConfig = TorchEngineConfig()
     samples_per_task: Count = 8
     temperature: Positive = 1.0
     max_new_tokens: Count = 256
@@ -76,6 +67,7 @@ class RolloutConfig(Section):
     stop: FromYaml[tuple[str, ...]] = ()
     concurrency: Count = 256
     worker_silence_seconds: Positive = 60.0
+    door: DoorConfig | None = None
 
 
 class ProduceConfig(Section):

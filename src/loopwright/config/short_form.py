@@ -16,7 +16,11 @@ SHORT_KEYS = ("data", "agent", "sampling")
 NAMES: dict[KeyPath, str] = {(): "train", ("eval",): "eval"}
 """Where the short form may stand, and what its task set is called."""
 
-KIND_PLACES: dict[KeyPath, str | None] = {("learner", "advantage"): None, ("learner", "loss"): "ppo_clip"}
+KIND_PLACES: dict[KeyPath, str | None] = {
+    ("learner", "advantage"): None,
+    ("learner", "loss"): "ppo_clip",
+    ("rollout", "engine"): "torch",
+}
 """Sections that a kind's name may stand for (`advantage: rloo`), and the kind that one without a kind has."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from loopwright.core.timeouts import ClockTimeout
 from loopwright.errors import LoopwrightError, OutOfTimeError
-from loopwright.ports import Engine
+from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import GenerateRequest, Generation
 
 
@@ -18,18 +18,18 @@ class TimedClient:
     `held` reads the clock of held seconds: for how many seconds in total the engines have answered nobody.
     """
 
-    def __init__(self, engine: Engine, held: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, engine: StreamingEngine, held: Callable[[], float] = lambda: 0.0) -> None:
         self._engine = engine
         self._held = held
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         before = self._held()
         if request.seconds is None:
-            return self._told(await self._engine.generate(request), before)
+            return self._told(await self._engine.generate(request, on_part), before)
         limit = ClockTimeout(request.seconds, self._own_time)
         try:
             async with limit:
-                generation = await self._engine.generate(request)
+                generation = await self._engine.generate(request, on_part)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 
 import uvicorn
 
+from loopwright.config.addresses import is_loopback
 from loopwright.errors import ConfigError
 from loopwright.serve.guard import App, Guard, Refuse
 
@@ -83,16 +83,6 @@ def check_bind(host: str, key: str | None) -> None:
             f"a server at {host} can be reached from other machines, and has no key",
             remedy="give it a key, or bind it to 127.0.0.1",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that is bound to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from loopwright.trainers.config_changes import config_changes
 from loopwright.trainers.durable import draft_of, write_whole
 
 HEADER = "# The config of this Loopwright run. Written by Loopwright; edit your own config file instead.\n"
+
+ID_BYTES = 8
 
 # Use libyaml if PyYAML was built with it: it is ten times as fast as the Python code.
 _FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -47,6 +50,16 @@ class RunFolder:
     @property
     def lock(self) -> Path:
         return self.path / "lock"
+
+    @property
+    def id(self) -> Path:
+        """The name of the run, which no other run has."""
+        return self.path / "id"
+
+    @property
+    def door(self) -> Path:
+        """Where an open run can be sampled from, and the key."""
+        return self.path / "door.json"
 
     @property
     def rollouts(self) -> Path:
@@ -115,6 +128,10 @@ class RunFolder:
                 folder.adopt(config)
             elif not allow_config_change:
                 _require_same(folder, previous, config)
+            # Left by a process that was killed. Its door is closed.
+            folder.door.unlink(missing_ok=True)
+            if not folder.id.is_file():
+                write_whole(folder.id, f"{secrets.token_hex(ID_BYTES)}\n")
             yield folder
 
     def adopt(self, config_snapshot: Mapping[str, Any], base: Path | None = None) -> None:
@@ -125,6 +142,10 @@ class RunFolder:
         write_whole(self.config, HEADER + yaml.safe_dump(_plain(config_snapshot), sort_keys=False))
         if base is not None:
             write_whole(self.base, f"{base}\n")
+
+    def stored_id(self) -> str:
+        """The name of the run. It is made once, and stays the same when the run continues."""
+        return self.id.read_text("ascii").strip()
 
     def stored_base(self) -> Path:
         """The folder that relative paths in the run's config start from."""

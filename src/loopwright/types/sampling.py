@@ -108,7 +108,7 @@ class Generation:
 
     def since(self, count: int) -> Generation:
         """The part after the first `count` tokens."""
-        return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish)
+        return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish, self.held)
 
 
 NOTHING_YET = Generation((), (), (), FinishReason.ABORT)

@@ -94,6 +94,14 @@ def _kinds(config: RunConfig) -> Iterator[Problem]:
             "set produce.kind to async",
             also=(("produce", "kind"),),
         )
+    engine = config.rollout.engine
+    if engine.runs_apart and _is_colocated(config, engine):
+        yield Problem(
+            ("rollout", "engine", "kind"),
+            f"is {engine.kind}, but trainer.kind is colocate: a colocated engine shares the learner's process",
+            "set trainer.kind to disaggregated, and produce.kind to async",
+            also=(("trainer", "kind"),),
+        )
     for index, task_set in enumerate(config.task_sets):
         if task_set.produce is ProduceKind.ASYNC and config.produce.kind is ProduceKind.SYNC:
             yield Problem(

@@ -17,10 +17,27 @@ import orjson
 from loopwright.core.partial_answer import joined
 from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
-from loopwright.engines.http.wire import GENERATE, generation_from_json, request_to_json, weights_to_json
-from loopwright.errors import EngineError, EngineLostError, LoopwrightError, RefusedError, WeightsError
+from loopwright.engines.http.wire import (
+    GENERATE,
+    HELD,
+    HELD_SECONDS,
+    generation_from_json,
+    held_from_json,
+    request_to_json,
+    weights_to_json,
+)
+from loopwright.errors import (
+    EngineError,
+    EngineLostError,
+    LeaseError,
+    LoopwrightError,
+    OutOfTimeError,
+    RefusedError,
+    WeightsError,
+)
 from loopwright.ports import OnPart
 from loopwright.serve.errors import SEE_LOG, read_error
+from loopwright.serve.lease import INSTANCE_HEADER, LEASE, LeaseHolder, lease_to_json
 from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
 
 SILENCE_SECONDS = 60.0
@@ -32,7 +49,8 @@ OK = 200
 NOT_THERE = frozenset({502, 503, 504})
 """The statuses with which a proxy answers while the engine behind it is away."""
 
-KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError}
+HELD_BY_ANOTHER = 409
+KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError, "OutOfTimeError": OutOfTimeError}
 MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
 
 
@@ -43,6 +61,8 @@ class HttpEngine:
         self._connections = connections
         self._version = version
         self._keeps_seeds = True
+        self._held: float | None = None
+        self._is_leased = False
         self._patience = Patience(silence_seconds, self._check_health)
         self._little_patience = Patience(min(silence_seconds, HEALTH_SECONDS))
 
@@ -55,10 +75,10 @@ class HttpEngine:
         connections = Connections(url, key)
         try:
             engine = cls(connections, 0, silence_seconds)
-            version = (await engine._command("GET", "/version"))["version"]
+            state = await engine._command("GET", "/version")
             # vLLM reports its release here instead. The weights that it was started with are version 0.
-            engine._keeps_seeds = isinstance(version, int)
-            engine._version = version if isinstance(version, int) else 0
+            engine._keeps_seeds = isinstance(state["version"], int)
+            engine._hear(state)
             yield engine
         finally:
             connections.close()
@@ -67,16 +87,23 @@ class HttpEngine:
     def version(self) -> int:
         return self._version
 
+    def held_seconds(self) -> float:
+        """For how many seconds in total the engines behind a run's door have answered nobody, as far as the door has
+        told: while a call is out, it tells this once a second. 0 for an engine, which does not count them."""
+        return self._held or 0.0
+
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        """Without `on_part` the answer comes in one piece, which costs both sides less."""
+        """Without `on_part` an engine's answer comes in one piece, which costs both sides less. A door's answer is
+        always streamed, because of what it tells while the call is out."""
         # What vLLM samples depends on its batch even with a seed, and its CPU build dies of several seeded requests.
-        body = {**request_to_json(request, seeded=self._keeps_seeds), "stream": on_part is not None}
-        if on_part is None:
+        streams = on_part is not None or self._held is not None
+        body = {**request_to_json(request, seeded=self._keeps_seeds), "stream": streams}
+        if not streams:
             return _generation(await self._asked("POST", GENERATE, body, self._patience))[0]
         try:
             async with self._connections.ask("POST", GENERATE, orjson.dumps(body), self._patience) as answer:
                 _check(answer.status, b"" if answer.status == OK else await answer.read())
-                return await _streamed(answer, on_part)
+                return await self._streamed(answer, on_part or (lambda part: None))
         except LostError as error:
             raise self._lost(error) from error
 
@@ -101,15 +128,32 @@ class HttpEngine:
         await self._command("POST", "/weights", weights_to_json(version, weights))
         self._version = version
 
+    async def lease(self, holder: LeaseHolder, seconds: float) -> None:
+        """Take or renew the lease on the engine's weights. From then on all requests are those of `holder`, and are for
+        this start of the server only: if it is started again, it counts as lost.
+
+        Raises LeaseError if another run has it.
+        """
+        taken = await self._asked("POST", LEASE, lease_to_json(holder, seconds), self._little_patience)
+        if not self._is_leased:
+            self._is_leased = True
+            self._connections.add_headers({**holder.headers(), INSTANCE_HEADER: str(taken.get("instance"))})
+
+    async def release(self) -> None:
+        """Give the lease back."""
+        await self._asked("DELETE", LEASE, None, self._little_patience)
+
     async def _command(self, method: str, path: str, body: Any = None) -> Any:
         return await self._asked(method, path, body, Patience(COMMAND_SECONDS))
 
     async def _check_health(self) -> None:
         """Ask `/health`. An engine that is paused or busy may be silent for long, and one that is gone is silent
         too."""
-        status, _ = await self._connections.whole("GET", "/health", b"", self._little_patience)
+        status, text = await self._connections.whole("GET", "/health", b"", self._little_patience)
         if status != OK:
             raise LostError(f"it is not well: /health is answered with {status}")
+        # Another server than ours may answer with nothing.
+        self._hear(_read(text) if text else {})
 
     async def _asked(self, method: str, path: str, body: Any, patience: Patience) -> Any:
         """The engine's whole answer."""
@@ -121,6 +165,38 @@ class HttpEngine:
         _check(status, text)
         return _read(text)
 
+    async def _streamed(self, answer: ResponseConnection, on_part: OnPart) -> Generation:
+        parts: list[Generation] = []
+        tokens = 0
+        async for is_event, said in _events(answer):
+            if not is_event:
+                self._hear(said)
+                continue
+            if "error" in said:
+                raise _error(said)
+            part, ended = _generation(said, before=tokens)
+            parts.append(part)
+            tokens += len(part.ids)
+            if ended:
+                return self._ended(joined(parts), part.held)
+            on_part(part)
+        raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+
+    def _ended(self, answer: Generation, held: tuple[float, float] | None) -> Generation:
+        if held is None:
+            return answer
+        self._hear({HELD_SECONDS: held[1]})
+        return Generation(answer.ids, answer.logprobs, answer.versions, answer.finish, held)
+
+    def _hear(self, state: Mapping[str, Any]) -> None:
+        """Take what the other side says of itself."""
+        match state.get("version"):
+            case int() as version:
+                self._version = version
+        match state.get(HELD_SECONDS):
+            case int() | float() as seconds:
+                self._held = max(self._held or 0.0, float(seconds))
+
     def _lost(self, error: LostError) -> EngineLostError:
         return EngineLostError(
             f"the engine at {self._connections.url} cannot be reached: {error}",
@@ -128,29 +204,16 @@ class HttpEngine:
         )
 
 
-async def _streamed(answer: ResponseConnection, on_part: OnPart) -> Generation:
-    parts: list[Generation] = []
-    tokens = 0
-    async for event in _events(answer):
-        if "error" in event:
-            raise read_error(event, KINDS, EngineError)
-        part, ended = _generation(event, before=tokens)
-        parts.append(part)
-        tokens += len(part.ids)
-        if ended:
-            return joined(parts)
-        on_part(part)
-    raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
-
-
-async def _events(answer: ResponseConnection) -> AsyncIterator[Any]:
-    """Server-sent events, as they come."""
+async def _events(answer: ResponseConnection) -> AsyncIterator[tuple[bool, Any]]:
+    """Server-sent events and the states in comments, as they come. The first of a pair says whether it is an event."""
     begun = b""
     while more := await answer.more():
         *lines, begun = (begun + more).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
-                yield _read(line[len(b"data: ") :])
+                yield True, _read(line[len(b"data: ") :])
+            elif line.startswith(b": {"):
+                yield False, _read(line[len(b": ") :])
 
 
 def _generation(body: Any, before: int = 0) -> tuple[Generation, bool]:
@@ -172,13 +235,21 @@ def _check(status: int, text: bytes) -> None:
     """Raise the error that an unsuccessful answer reports."""
     if status in NOT_THERE:
         raise EngineLostError(f"the engine is not there: status {status}", remedy="see whether its process is running")
+    if status == HELD_BY_ANOTHER:
+        raise read_error(_said(text), {}, LeaseError)
     if status != OK:
-        raise _error(text)
+        raise _error(_said(text))
 
 
-def _error(text: bytes) -> LoopwrightError:
+def _said(text: bytes) -> Any:
     try:
-        said = orjson.loads(text)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
-        said = text.decode(errors="replace")
-    return read_error(said, KINDS, EngineError)
+        return text.decode(errors="replace")
+
+
+def _error(said: Any) -> LoopwrightError:
+    error = read_error(said, KINDS, EngineError)
+    if isinstance(said, dict) and (held := held_from_json(said)) is not None:
+        error.facts[HELD] = held
+    return error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import cast
@@ -171,6 +171,10 @@ class Connections:
         lines = [f"host: {parts.netloc.rpartition('@')[2]}", "content-type: application/json"]
         self._headers = "".join(f"{line}\r\n" for line in [*lines, *([f"authorization: Bearer {key}"] if key else [])])
         self._free: list[ResponseConnection] = []
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Send these with every later request."""
+        self._headers += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
     @asynccontextmanager
     async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[ResponseConnection]:

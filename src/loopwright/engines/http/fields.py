@@ -32,6 +32,12 @@ class Fields:
             return float(value)
         raise self._malformed(name, value, "a number")
 
+    def boolean(self, name: str, default: bool | None = None) -> bool:
+        value = self._get(name, default)
+        if isinstance(value, bool):
+            return value
+        raise self._malformed(name, value, "true or false")
+
     def string(self, name: str, default: str | None = None) -> str:
         value = self._get(name, default)
         if isinstance(value, str):

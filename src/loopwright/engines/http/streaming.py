@@ -5,33 +5,56 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from loopwright.engines.http.wire import generation_to_json
+from loopwright.engines.http.wire import error_to_json, generation_to_json
 from loopwright.errors import LoopwrightError, RefusedError
-from loopwright.ports import StreamingEngine
-from loopwright.serve.errors import error_body
+from loopwright.ports import OnPart
 from loopwright.serve.guard import answer_error
 from loopwright.types import GenerateRequest, Generation
 
 BEAT_SECONDS = 5.0
 """How often a stream without new tokens sends a sign of life, so that a paused engine is not taken for a dead one."""
 
-BEAT = b":\n\n"
 DONE = b"data: [DONE]\n\n"
 
 Write = Callable[[bytes], Awaitable[None]]
 
 
-async def write_answer(engine: StreamingEngine, request: GenerateRequest, write: Write) -> None:
+class GeneratingEngine(Protocol):
+    """The part of a `StreamingEngine` that its callers use."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation: ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The sign of life of a stream without new tokens. It tells `state`, if that is not empty."""
+
+    seconds: float = BEAT_SECONDS
+    state: Callable[[], Mapping[str, Any]] = dict
+
+    def words(self) -> bytes:
+        """A comment, which every reader of server-sent events skips."""
+        state = self.state()
+        return b": " + _dumps(state) + b"\n\n" if state else b":\n\n"
+
+
+async def write_answer(sampler: GeneratingEngine, request: GenerateRequest, write: Write) -> None:
     """Write the answer as one JSON object."""
-    await write(_dumps(generation_to_json(await engine.generate(request))))
+    await write(_dumps(generation_to_json(await sampler.generate(request))))
 
 
-async def write_parts(engine: StreamingEngine, request: GenerateRequest, beat_seconds: float, write: Write) -> None:
+async def write_parts(sampler: GeneratingEngine, request: GenerateRequest, beat: Beat, write: Write) -> None:
     """Write the answer as server-sent events. The last tokens come in one event with the finish reason. After anything
     was written, even a sign of life, the status has been sent, so an error is sent as an event too."""
     begun = False
@@ -42,30 +65,30 @@ async def write_parts(engine: StreamingEngine, request: GenerateRequest, beat_se
         await write(words)
 
     arrived: asyncio.Queue[Generation | None] = asyncio.Queue()
-    generating = asyncio.ensure_future(engine.generate(request, arrived.put_nowait))
+    generating = asyncio.ensure_future(sampler.generate(request, arrived.put_nowait))
     generating.add_done_callback(lambda _: arrived.put_nowait(None))
     shown = 0
     try:
-        while (part := await _next(arrived, beat_seconds, tell)) is not None:
+        while (part := await _next(arrived, beat, tell)) is not None:
             shown += len(part.ids)
             await tell(_event(generation_to_json(part, ended=False)))
         await tell(_event(generation_to_json(generating.result().since(shown))))
     except LoopwrightError as error:
         if not begun:
             raise
-        await tell(_event(error_body(error)))
+        await tell(_event(error_to_json(error)))
     finally:
         generating.cancel()
     await tell(DONE)
 
 
-async def _next(arrived: asyncio.Queue[Generation | None], seconds: float, write: Write) -> Generation | None:
+async def _next(arrived: asyncio.Queue[Generation | None], beat: Beat, write: Write) -> Generation | None:
     while True:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(beat.seconds):
                 return await arrived.get()
         except TimeoutError:
-            await write(BEAT)
+            await write(beat.words())
 
 
 class WhileConnected(Response):

@@ -6,16 +6,20 @@ of tokens. A value that does not fit the protocol is refused, and the error name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from loopwright.engines.http.fields import Fields, malformed
-from loopwright.errors import ConfigError, RefusedError
+from loopwright.errors import ConfigError, LoopwrightError, RefusedError
+from loopwright.serve.errors import error_body
 from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling, TensorSpec, WeightFile
 from loopwright.types.sampling import PART_TOKENS
 
 GENERATE = "/inference/v1/generate"
+HELD = "held"
+HELD_SECONDS = "held_seconds"
 FIRST_WEIGHTS = "default"
 """vLLM's name for the weights that it was started with."""
 FINISHES = tuple(FinishReason)
@@ -41,6 +45,8 @@ def request_to_json(request: GenerateRequest, *, seeded: bool = True) -> Json:
         },
         "sampled_before": request.sampled_before,
         "part_tokens": request.part_tokens,
+        "resumable": request.resumable,
+        "seconds": request.seconds,
     }
 
 
@@ -65,8 +71,18 @@ def request_from_json(body: Any) -> GenerateRequest:
     prompt, before = fields.integers("token_ids"), fields.integer("sampled_before", 0)
     if not 0 <= before <= len(prompt):
         raise malformed("the body", "sampled_before", before, f"a number from 0 to {len(prompt)}")
-    part = max(1, fields.integer("part_tokens", PART_TOKENS))
-    return GenerateRequest(fields.string("request_id", ""), prompt, sampling, sampled_before=before, part_tokens=part)
+    part, seconds = max(1, fields.integer("part_tokens", PART_TOKENS)), fields.number("seconds", math.inf)
+    if not seconds >= 0:
+        raise malformed("the body", "seconds", seconds, "0 or more")
+    request = GenerateRequest(
+        fields.string("request_id", ""),
+        prompt,
+        sampling,
+        resumable=fields.boolean("resumable", False),
+        sampled_before=before,
+        part_tokens=part,
+    )
+    return request.within(seconds)
 
 
 def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
@@ -83,7 +99,8 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
         "weight_versions": spans_of(generation.versions),
         "finish_reason": generation.finish if ended else None,
     }
-    return {"choices": [choice]}
+    body = {"choices": [choice]}
+    return body if generation.held is None else {**body, HELD: generation.held}
 
 
 def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, bool]:
@@ -103,7 +120,28 @@ def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, boo
         raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
     spans = choices[0].get("weight_versions")
     versions = (0,) * len(ids) if spans is None and finish is None else _versions(spans, len(ids), before)
-    return Generation(ids, logprobs, versions, FinishReason(finish or FinishReason.ABORT)), finish is not None
+    ended = FinishReason(finish or FinishReason.ABORT)
+    return Generation(ids, logprobs, versions, ended, held_from_json(body)), finish is not None
+
+
+def held_from_json(body: Json) -> tuple[float, float] | None:
+    """How long the call was held, as `Generation.held` tells it. None if the other side does not count it."""
+    match body.get(HELD):
+        case [int() | float() as began, int() | float() as ended]:
+            return float(began), float(ended)
+    return None
+
+
+def error_to_json(error: LoopwrightError) -> Json:
+    """The error, and how long its call was held, if that was counted."""
+    held = error.facts.get(HELD)
+    return error_body(error) if held is None else {**error_body(error), HELD: held}
+
+
+def state_to_json(version: int, held: Callable[[], float] | None) -> Json:
+    """What an engine says of itself: the version that samples now, and the reading of the clock of held seconds, if it
+    has one."""
+    return {"version": version} if held is None else {"version": version, HELD_SECONDS: held()}
 
 
 def _logprobs(content: Sequence[Any]) -> tuple[float, ...]:

@@ -1,0 +1,54 @@
+"""Whether an engine that somebody else has started serves the run's model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.engines.http.model_card import ModelCard
+from loopwright.errors import ModelError
+from loopwright.models.smollm2 import NAME as SMOLLM2
+from loopwright.models.smollm2 import smollm2_folder
+from loopwright.models.tokenizer import ModelSpec, load_tokenizer
+
+log = logging.getLogger("loopwright")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """Compares the model of an engine with the run's: `source` is its folder or name. The weights need no check: the
+    run loads its own, and an engine refuses weights that do not fit its model."""
+
+    source: str
+    model: ModelSpec
+    cache: Path
+
+    async def __call__(self, url: str, card: ModelCard) -> None:
+        """Raises ModelError if context length or vocabulary differ."""
+        if card.max_context != self.model.max_context:
+            raise ModelError(
+                f"the engine at {url} has a context of {card.max_context:,} tokens, and the run's model "
+                f"{self.model.max_context:,}",
+                remedy=f"start it with --max-context {self.model.max_context}, or set model.max_context",
+            )
+        if _same_source(card.source, self.source):
+            return
+        try:
+            tokenizer = await asyncio.to_thread(load_tokenizer, self._found(card.source))
+        except ModelError:
+            log.warning("the engine at %s serves %s, whose tokenizer cannot be compared here", url, card.source)
+            return
+        if tokenizer.get_vocab() != self.model.tokenizer.get_vocab():
+            raise ModelError(
+                f"the engine at {url} serves {card.source}, whose vocabulary is not that of the run's {self.source}",
+                remedy="start it with the run's model, or name another engine",
+            )
+
+    def _found(self, source: str) -> str:
+        return str(smollm2_folder(self.cache)) if source == SMOLLM2 else source
+
+
+def _same_source(one: str, other: str) -> bool:
+    return one == other or Path(one).resolve() == Path(other).resolve()

@@ -1,0 +1,106 @@
+"""The schema of engines: what samples the answers of a run, and the door through which others reach it.
+
+Everything that is known of an engine kind is on its class here. The engines are made in `build/engines.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from loopwright.config.addresses import address_problems, advertised_problems, is_everywhere, is_loopback
+from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Text
+from loopwright.config.needs import Need, Outside
+from loopwright.config.problems import KeyPath, Problem
+
+
+class EngineKind(Section):
+    """What every kind of engine says about itself."""
+
+    @property
+    def embedded(self) -> TorchEngineConfig:
+        """The settings of an engine in this process, which `loopwright eval` and `rollout` use."""
+        return TorchEngineConfig()
+
+    @property
+    def runs_apart(self) -> bool:
+        """Whether it runs beside the learner, and never in its process."""
+        return True
+
+
+class TorchEngineConfig(EngineKind):
+    """The embedded engine. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
+    is for the engine's own process in a disaggregated run. `native` False decodes with torch only."""
+
+    kind: Literal["torch"] = "torch"
+    max_batch: Count = 64
+    cache_tokens: CountOrZero = 32_768
+    native: bool = True
+    threads: Count | None = None
+
+    @property
+    def embedded(self) -> TorchEngineConfig:
+        return self
+
+    @property
+    def runs_apart(self) -> bool:
+        return False
+
+
+class LoopwrightEngineConfig(EngineKind):
+    """Engines that already run (`loopwright engine`), at `urls`. `key_env` names the variable with their key. One that
+    goes away is waited for, up to `wait_seconds`."""
+
+    kind: Literal["loopwright"] = "loopwright"
+    urls: Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
+    key_env: Text | None = None
+    wait_seconds: Positive = 300.0
+
+    def needs(self) -> Iterator[Need]:
+        if self.key_env is not None:
+            yield Need(Outside.KEY, ("key_env",), self.key_env)
+
+    def problems(self) -> Iterator[Problem]:
+        for index, url in enumerate(self.urls):
+            place = ("urls", index)
+            wrong = list(address_problems(place, url, "key_env"))
+            yield from wrong
+            if not wrong and not is_loopback(urlsplit(url).hostname or ""):
+                yield Problem(
+                    place,
+                    f"{url} is on another machine, and new weights reach engines through shared memory",
+                    "start the engine on this machine, and name it as http://127.0.0.1:PORT",
+                )
+            elif not wrong and url.rstrip("/") in [other.rstrip("/") for other in self.urls[:index]]:
+                yield Problem(place, f"{url} is named twice", "name every engine once")
+
+
+EngineConfig = Annotated[TorchEngineConfig | LoopwrightEngineConfig, Field(discriminator="kind")]
+
+
+class DoorConfig(Section):
+    """Serves the run's engines to other processes, for sampling only. `port` 0 is any free one. `advertise_url` is the
+    door's address as others see it, if it differs from host and port."""
+
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    advertise_url: Text | None = None
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, (), "serve")
+
+    def problems(self) -> Iterator[Problem]:
+        if self.advertise_url is not None:
+            yield from advertised_problems(("advertise_url",), self.advertise_url)
+        elif is_everywhere(self.host):
+            yield Problem(
+                ("advertise_url",),
+                f"missing, and host is {self.host}, which is no address that others can ask",
+                "add advertise_url, for example http://NAME-OF-THIS-MACHINE:PORT",
+            )
+
+    def unrepeatable(self) -> Iterator[tuple[KeyPath, str]]:
+        yield (), "remove it"

@@ -1,0 +1,104 @@
+"""Attaches a run to an engine that somebody else has started.
+
+It is never started or ended by us. While we use it, we hold the lease on its weights. If it goes away, we wait for it
+at the same address, but not for ever. One that is back has lost its weights and the lease, so it counts as a new engine
+of the pool, which loads the current weights before it serves. In the end we leave it resumed, and give the lease back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from loopwright.engines.http.client import HttpEngine
+from loopwright.engines.http.model_card import ModelCard
+from loopwright.engines.worker import Worker
+from loopwright.errors import EngineLostError, LoopwrightError
+from loopwright.serve.lease import LeaseHolder
+from loopwright.types import PauseMode
+
+LEASE_SECONDS = 60.0
+BEATS_PER_LEASE = 4
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+FAREWELL_SECONDS = 10.0
+
+log = logging.getLogger("loopwright")
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Which engine is attached to which run. `check` raises if its model is not the run's. An engine that is away is
+    waited for, up to `wait_seconds`."""
+
+    url: str
+    key: str | None
+    holder: LeaseHolder
+    check: Callable[[str, ModelCard], Awaitable[None]]
+    wait_seconds: float
+    lease_seconds: float = LEASE_SECONDS
+
+
+@asynccontextmanager
+async def attached_engine(attachment: Attachment) -> AsyncIterator[Worker]:
+    """The engine, while the run uses it. Raises LeaseError if another run holds it or has taken it over."""
+    async with AsyncExitStack() as stack:
+        engine = await _found(attachment, stack)
+        stack.push_async_callback(_leave, engine)
+        beating = asyncio.create_task(_renew(engine, attachment), name=f"lease on {attachment.url}")
+        stack.push_async_callback(_ended, beating)
+        # Whoever used it before may have left it paused, or with requests that nobody reads any more.
+        await engine.pause(PauseMode.ABORT)
+        await engine.resume()
+        yield Worker(engine, lambda: asyncio.shield(beating))
+
+
+async def _found(attachment: Attachment, stack: AsyncExitStack) -> HttpEngine:
+    """Connect to the engine and take its lease, as soon as it answers. `stack` closes the connection."""
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + attachment.wait_seconds, FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline), AsyncExitStack() as trying:
+                engine = await trying.enter_async_context(HttpEngine.connect(attachment.url, attachment.key))
+                await attachment.check(attachment.url, await engine.model())
+                await engine.lease(attachment.holder, attachment.lease_seconds)
+                stack.push_async_exit(trying.pop_all())
+                return engine
+        except (EngineLostError, TimeoutError) as error:
+            if loop.time() + pause > deadline:
+                raise EngineLostError(
+                    f"no engine answered at {attachment.url} within {attachment.wait_seconds:g} s",
+                    remedy="start it with `loopwright engine`, or correct rollout.engine.urls",
+                ) from error
+            if pause == FIRST_PAUSE_SECONDS:
+                log.warning("waiting for the engine at %s", attachment.url)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+async def _renew(engine: HttpEngine, attachment: Attachment) -> str:
+    """Renew the lease until the engine cannot be reached any more. Returns why."""
+    while True:
+        await asyncio.sleep(attachment.lease_seconds / BEATS_PER_LEASE)
+        try:
+            await engine.lease(attachment.holder, attachment.lease_seconds)
+        except EngineLostError as lost:
+            return lost.message
+
+
+async def _ended(beating: asyncio.Task[str]) -> None:
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+
+
+async def _leave(engine: HttpEngine) -> None:
+    """Leave the engine to others as it was found: resumed, and without a lease. If it is gone, there is nothing to
+    leave."""
+    with suppress(LoopwrightError, TimeoutError):
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await engine.resume()
+            await engine.release()
