@@ -27,7 +27,7 @@ import pytest
 
 from loopwright import errors, ports, types
 from loopwright.errors import LoopwrightError
-from loopwright.ports.agent_loop import Reply
+from loopwright.ports.agent_loop import AgentResult, Reply
 from loopwright.ports.buffer import StartedGroup
 from loopwright.ports.learner import StepReport
 from loopwright.ports.sessions import Endpoint, SessionTimes
@@ -45,6 +45,7 @@ from loopwright.types import (
     Group,
     GroupStatus,
     Parsed,
+    ProgramOutput,
     ReasoningDelta,
     RecordedChain,
     Rollout,
@@ -87,7 +88,8 @@ CHAIN = TokenChain(
     trained=False,
 )
 DIFF = TokenDiff(3, ("a",), ("b", "c"), ("bc",))
-EPISODE = Episode(MESSAGES, (CHAIN,), StopReason.BUDGET, (TOOL,), EpisodeDrift(9, 2, 1, DIFF))
+OUTPUT = ProgramOutput("agent", "said", 3, "checked")
+EPISODE = Episode(MESSAGES, (CHAIN,), StopReason.BUDGET, (TOOL,), EpisodeDrift(9, 2, 1, DIFF), OUTPUT)
 KEY = RolloutKey("sums", 7, 2, 1)
 TIMING = Timing(1.5, 2.5, 0.5)
 ROLLOUT = Rollout(KEY, TASK, EPISODE, Scored(0.5, {"format": 1.0}, "19"), TIMING)
@@ -133,6 +135,8 @@ SAMPLES: tuple[Any, ...] = (
     StepReport(4, {"loss": 0.25}),
     Endpoint("http://127.0.0.1:1/s/v1", "key", "http://127.0.0.1:1/s", "tiny"),
     SessionTimes(2.0, 1.0),
+    OUTPUT,
+    AgentResult(MESSAGES, Scored(0.5), StopReason.BUDGET, OUTPUT),
     StalePolicy(Stale.RETRY, 3, 2),
     HeldGroup(ROW, (MEMBER,)),
     ResumePlan((HeldGroup(ROW, (MEMBER,)),), (5, 6), 8, 2),

@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 async def served_policies(
     config: RunConfig, engine: StreamingEngine, model: ModelSpec, held: Callable[[], float]
 ) -> AsyncIterator[PolicyMaker]:
-    """Open a gateway on the loopback interface, and give policies that are its sessions.
+    """Open the run's own gateway, and give policies that are its sessions.
 
     Its sessions end with the process. What they record is stored as rollouts, like all others.
     """
-    from loopwright.gateway.server import Served, open_gateway
+    from loopwright.gateway.server import Address, Served, open_gateway
     from loopwright.gateway.store import MemoryStore
     from loopwright.serve.keys import new_key
 
+    settings = config.gateway
+    address = Address(settings.host, settings.port, settings.advertise_url)
     renderer = make_renderer(model.tokenizer, config.model.renderer, config.gateway.thinking)
     served = Served(engine, renderer, model.max_context, config.model.path)
-    async with open_gateway(served, MemoryStore(), key=new_key(), held=held) as gateway:
+    async with open_gateway(served, MemoryStore(), key=new_key(), address=address, held=held) as gateway:
         yield gateway.policies()
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, is_resumable, make_agent
-from loopwright.agents.runners.host import ProgramHost
 from loopwright.build.choices import make_chain_choice, make_filter
+from loopwright.build.programs import program_host
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
-from loopwright.core.environment import child_environment
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
@@ -59,12 +58,6 @@ def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:
         served=described.agent.served,
         on_agent_error=described.agent.on_agent_error,
     )
-
-
-def program_host(loaded: Loaded) -> ProgramHost:
-    """Where agents that are programs run, and what they may see."""
-    run_folder = Path(loaded.config.trainer.run_dir)
-    return ProgramHost.here(loaded.base, run_folder, child_environment(loaded.environment), loaded.secrets)
 
 
 def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from loopwright.agents import try_agent
 from loopwright.build.choices import make_chain_choice, make_filter
 from loopwright.build.eval_plans import user_metric
-from loopwright.build.parts import program_host
+from loopwright.build.programs import program_host
 from loopwright.config import EvalConfig, Loaded, TaskSetConfig
 from loopwright.config.base import needs_of
 from loopwright.config.needs import Outside

@@ -14,6 +14,7 @@ from pathlib import Path
 from loopwright.build import parts
 from loopwright.build.eval_plans import eval_plans
 from loopwright.build.gateway import served_policies
+from loopwright.build.programs import warn_of_free_programs
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
@@ -109,6 +110,7 @@ async def _user_code(
     judgers = await stack.enter_async_context(
         open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)
     )
+    warn_of_free_programs(config)
     agents = parts.agents(loaded)
     train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
     plans = eval_plans(loaded)

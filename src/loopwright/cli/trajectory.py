@@ -13,7 +13,7 @@ from rich.text import Text
 from loopwright.cli.find_rollouts import Found
 from loopwright.cli.tokens import chain_text, logprob_table, print_indented, visible
 from loopwright.ports import Renderer
-from loopwright.types import Failed, Rollout, Scored, StopReason
+from loopwright.types import Failed, ProgramOutput, Rollout, Scored, StopReason
 
 MARGIN = 2
 ROLE_STYLES = {"assistant": "bold green", "user": "bold blue", "system": "bold magenta"}
@@ -32,6 +32,8 @@ def print_rollout(out: Console, found: Found, renderer: Renderer | None, *, logp
         _print_messages(out, rollout)
     else:
         _print_chains(out, rollout, renderer, logprobs)
+    if rollout.episode is not None and rollout.episode.output is not None:
+        _print_output(out, rollout.episode.output)
     print_indented(out, _verdict(rollout), MARGIN)
     out.print()
 
@@ -47,6 +49,15 @@ def _print_messages(out: Console, rollout: Rollout) -> None:
             f"{key}: {_plain(value)}" for key, value in message.items() if key not in ("role", "content") and value
         ]
         print_indented(out, Text(visible("\n".join([body, *extra] if body else extra))), 2 * MARGIN)
+
+
+def _print_output(out: Console, output: ProgramOutput) -> None:
+    """What the program and its verifier wrote."""
+    ended = "was ended" if output.exit_code is None else f"exit code {output.exit_code}"
+    print_indented(out, _field("program", f"{output.runner}, {ended}"), MARGIN)
+    for text in (output.text, output.verifier):
+        if text.strip():
+            print_indented(out, Text(visible(text.rstrip()), style="dim"), 2 * MARGIN)
 
 
 def _print_chains(out: Console, rollout: Rollout, renderer: Renderer, logprobs: bool) -> None:

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from loopwright.config.addresses import address_problems, advertised_problems, is_everywhere, is_loopback
+from loopwright.config.addresses import address_problems, is_loopback
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Text
+from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem
 
@@ -81,26 +82,11 @@ class LoopwrightEngineConfig(EngineKind):
 EngineConfig = Annotated[TorchEngineConfig | LoopwrightEngineConfig, Field(discriminator="kind")]
 
 
-class DoorConfig(Section):
-    """Serves the run's engines to other processes, for sampling only. `port` 0 is any free one. `advertise_url` is the
-    door's address as others see it, if it differs from host and port."""
-
-    host: Text = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    advertise_url: Text | None = None
+class DoorConfig(Listening):
+    """Serves the run's engines to other processes, for sampling only."""
 
     def needs(self) -> Iterator[Need]:
         yield Need(Outside.EXTRA, (), "serve")
-
-    def problems(self) -> Iterator[Problem]:
-        if self.advertise_url is not None:
-            yield from advertised_problems(("advertise_url",), self.advertise_url)
-        elif is_everywhere(self.host):
-            yield Problem(
-                ("advertise_url",),
-                f"missing, and host is {self.host}, which is no address that others can ask",
-                "add advertise_url, for example http://NAME-OF-THIS-MACHINE:PORT",
-            )
 
     def unrepeatable(self) -> Iterator[tuple[KeyPath, str]]:
         yield (), "remove it"

@@ -31,7 +31,10 @@ def _longest_reply(config: RunConfig) -> int:
 
 
 IDLE = (
-    Idle("gateway.thinking", _none_is_served, "no agent talks to the gateway"),
+    *(
+        Idle(f"gateway.{name}", _none_is_served, "no agent talks to the gateway")
+        for name in ("thinking", "host", "port", "advertise_url")
+    ),
     *(
         rule
         for sets in ("task_sets", "eval.task_sets")
