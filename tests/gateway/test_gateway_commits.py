@@ -34,8 +34,8 @@ class Told(SqliteStore):
         super().__init__(path)
         self.then: Callable[[], object] = int
 
-    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
-        super().add(session_id, turns)
+    def add(self, session: Session, call_id: str, turns: Sequence[Recorded]) -> None:
+        super().add(session, call_id, turns)
         self.then()
 
 
@@ -134,10 +134,10 @@ async def test_a_second_try_after_a_first_that_failed_is_a_sample_of_its_own() -
 class RoomForOne(SqliteStore):
     """Its disk has room for one turn at a time."""
 
-    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+    def add(self, session: Session, call_id: str, turns: Sequence[Recorded]) -> None:
         if len(turns) > 1:
             raise RunError("the disk is full", remedy="make room")
-        super().add(session_id, turns)
+        super().add(session, call_id, turns)
 
 
 async def test_all_samples_of_a_call_are_kept_or_none(tmp_path: Path) -> None:

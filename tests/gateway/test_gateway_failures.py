@@ -229,7 +229,7 @@ async def test_what_is_redacted_is_soon_in_no_file(
 class FullDisk(SqliteStore):
     """Takes sessions, and no turns."""
 
-    def add(self, session_id: str, turns: Any) -> None:
+    def add(self, session: Any, call_id: str, turns: Any) -> None:
         raise RunError("the disk is full", remedy="make room")
 
 

@@ -52,6 +52,7 @@ class GatewayApp:
             Action.SESSION: management.session,
             Action.COMPLETE: management.complete,
             Action.CHAINS: management.chains,
+            Action.RECORD: management.record,
             Action.BASE: management.health,
             Action.MODELS: calls.models,
             Action.RESPONSE: calls.response,

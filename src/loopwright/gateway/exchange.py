@@ -1,4 +1,4 @@
-"""One model call from its canonical form to its answer: prepare, sample, commit (S2).
+"""One model call from its canonical form to its answer: prepare, log, sample, commit (S2).
 
 A turn is committed and stored as a whole before its end is reported. Nothing is awaited between planning a turn and
 adding it to memory, so turns need no lock. A call that fails, is cancelled or loses its client before that leaves no
@@ -54,10 +54,12 @@ class Exchange:
         self._max_context = max_context
         self._store = store
         self._metrics = metrics
+        self._is_closing = False
 
     async def answer(self, session: Session, call: Call, ask: Ask, listener: Listener | None) -> list[Answer]:
         """The answers to the call, one for each requested sample. All of them are committed."""
-        session.call_arrives()
+        if session.call_arrives():
+            self._store.note(session)
         history = _history(session, call)
         repeats = session.tries.begin(history, ask)
         # Most questions are new, and need nothing more here.
@@ -79,9 +81,19 @@ class Exchange:
             samplings = session.samplings(call.wishes, room, self.renderer.stop_token_ids, call.samples)
             # Hold the tokens until they are committed, so that sampled tokens always count as held or as recorded.
             with session.holding(sum(sampling.max_new_tokens for sampling in samplings)):
-                answers = await self._sampled(session, call, prepared, samplings, head, listener)
-                self._commit(session, prepared, call, answers)
+                self._store.ask(session.id, ask.id, len(prepared.prompt), len(samplings), session.calls)
+                try:
+                    answers = await self._sampled(session, call, prepared, samplings, head, listener)
+                    self._commit(session, ask.id, prepared, call, answers)
+                except BaseException:
+                    if not self._is_closing:
+                        self._store.withdraw(session, ask.id)
+                    raise
         return [answer for answer, _ in answers]
+
+    def close(self) -> None:
+        """The gateway is about to end: a call that does not end in time counts as cut off."""
+        self._is_closing = True
 
     async def count_tokens(self, session: Session, call: Call) -> int:
         """The number of tokens that the prompt would have."""
@@ -151,16 +163,18 @@ class Exchange:
                 session.recorder, history, call.tools, self.renderer, most, preamble=call.instructions
             )
         except ContextError as error:
-            session.unfit = self._unfit(f"at least {error.facts['tokens']}", error.facts["tokens"])
-            raise _too_long(session.unfit) from error
+            unfit = self._unfit(f"at least {error.facts['tokens']}", error.facts["tokens"])
+            session.note_unfit(unfit)
+            raise _too_long(unfit) from error
         except LoopwrightError as error:
             message = f"the conversation cannot be written for this model: {error.message}"
             raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
         tokens = len(prepared.prompt)
         if fitting and tokens >= self._max_context:
-            session.unfit = self._unfit(str(tokens), tokens)
+            unfit = self._unfit(str(tokens), tokens)
+            session.note_unfit(unfit)
             if tokens > self._max_context:
-                raise _too_long(session.unfit)
+                raise _too_long(unfit)
         return prepared
 
     def _unfit(self, said: str, tokens: int) -> ContextError:
@@ -207,22 +221,26 @@ class Exchange:
         try:
             generation = await sample_answer(self._engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
-            session.fault = error
+            session.note_fault(error)
             # Agents must not learn where the engine is or what its problem is; the log says it.
             log.warning("session %s: the engine gave no answer: %s", session.id, error.message)
             raise refused(Code.ENGINE, "the engine gave no answer", remedy="try again") from error
-        session.fault = None
+        session.note_fault(None)
         logprobs = self._logprobs(generation) if call.logprobs else ()
         parsed = with_call_ids(reader.finish(), partial(tool_call_id, head.id))
         return _answer(head, parsed, generation, reader.stop, logprobs), generation
 
     def _commit(
-        self, session: Session, prepared: Prepared, call: Call, answers: Sequence[tuple[Answer, Generation]]
+        self,
+        session: Session,
+        call_id: str,
+        prepared: Prepared,
+        call: Call,
+        answers: Sequence[tuple[Answer, Generation]],
     ) -> None:
         """Commit all samples of a call or none, in the store and in memory, without an await in between. An answer
         without sampled tokens is no turn."""
         wishes = _wishes(call)
-        session.last_finish = answers[-1][0].finish
         said = [
             Said(generation, answer.parsed.message, answer.id, answer.created, answer.stop, wishes, session.calls)
             for answer, generation in answers
@@ -230,7 +248,8 @@ class Exchange:
         # If the session was ended, its record was already returned: a turn added now would only be in the store.
         _check_open(session)
         turns = planned_turns(session.recorder, prepared, said)
-        self._store.add(session.id, turns)
+        session.last_finish = answers[-1][0].finish
+        self._store.add(session, call_id, turns)
         record_turns(session.recorder, prepared, turns)
         for turn in turns:
             self._metrics.recorded(turn)

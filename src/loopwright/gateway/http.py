@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -32,6 +33,7 @@ class Request:
         self.id = secrets.token_hex(12)
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self._query: bytes = scope.get("query_string", b"")
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
@@ -41,6 +43,11 @@ class Request:
     def header(self, name: str) -> str | None:
         value = self.headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
+
+    def parameter(self, name: str) -> str | None:
+        """The last value of a parameter in the URL."""
+        given = parse_qs(self._query.decode("latin-1"), keep_blank_values=True).get(name)
+        return given[-1] if given else None
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -13,14 +13,15 @@ from loopwright.gateway.http import TEXT, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.openapi import openapi_document
 from loopwright.gateway.reading import count, number, read_json, strings
-from loopwright.gateway.refusals import invalid
+from loopwright.gateway.record import chain_to_json, record_of, to_json
+from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.routes import Target
 from loopwright.gateway.session import Session, SessionSettings, SessionState
 from loopwright.gateway.sessions import Sessions
 from loopwright.ports import Renderer
 from loopwright.render.recording.recorder import Recorder
 from loopwright.render.recording.session_drift import session_drift
-from loopwright.types import Sampling, TokenChain
+from loopwright.types import Sampling
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
 
@@ -59,14 +60,14 @@ class Management:
             case "POST":
                 await self._create(request, target.session)
             case "DELETE":
-                session = self._sessions.find(target.session or "")
+                session = self._at_version(request, target)
                 self._sessions.delete(session)
                 await request.answer(200, {"id": session.id, "deleted": True})
             case "HEAD":
                 await self.health(request, target)
             case _:
                 session = self._sessions.find(target.session or "")
-                await request.answer(200, _described(session, self._sessions.recorder_of(session)))
+                await request.answer(200, self._described(session, self._sessions.recorder_of(session)))
 
     async def complete(self, request: Request, target: Target) -> None:
         session = self._sessions.find(target.session or "")
@@ -76,12 +77,64 @@ class Management:
         if is_first_time:
             self._metrics.drift_tokens += drift.wrong
         measured = {"recorded": drift.tokens, "wrong": drift.wrong, "first": drift.first and asdict(drift.first)}
-        await request.answer(200, {**_described(session, recorder), "drift": measured})
+        await request.answer(200, {**self._described(session, recorder), "drift": measured})
 
     async def chains(self, request: Request, target: Target) -> None:
+        session, recorder = self._recorded(request, target)
+        chains = [chain_to_json(chain) for chain in recorder.chains()]
+        await request.answer(200, {"id": session.id, "version": session.version, "chains": chains})
+
+    async def record(self, request: Request, target: Target) -> None:
+        session, recorder = self._recorded(request, target)
+        record = to_json(record_of(session, recorder))
+        await request.answer(200, {"id": session.id, "version": session.version, "state": session.state, **record})
+
+    def _recorded(self, request: Request, target: Target) -> tuple[Session, Recorder]:
+        session = self._at_version(request, target)
+        if not self._sessions.has_record(session):
+            raise refused(
+                Code.GONE,
+                f"the record of session {session.id} is only with the run that opened it",
+                remedy="read it before the session ends, or from the run's rollouts",
+            )
+        return session, self._sessions.recorder_of(session)
+
+    def _at_version(self, request: Request, target: Target) -> Session:
+        """The session, if its record is at the version that the request names. Nothing else is read or deleted."""
         session = self._sessions.find(target.session or "")
-        recorder = self._sessions.recorder_of(session)
-        await request.answer(200, {"id": session.id, "chains": [_chain(chain) for chain in recorder.chains()]})
+        wanted, version = request.parameter("version"), self._sessions.version(session)
+        if wanted is None or wanted == version:
+            return session
+        if version is None:
+            raise refused(
+                Code.CONFLICT,
+                f"session {session.id} is open, and its record has no version yet",
+                remedy="complete the session first; the answer tells the version",
+            )
+        raise refused(
+            Code.CONFLICT,
+            f"the record of session {session.id} is at version {version}, not at {wanted:.64}",
+            remedy="look at the session again: it is not the one that you have completed",
+        )
+
+    def _described(self, session: Session, recorder: Recorder) -> dict[str, Any]:
+        first = session.first_call
+        return {
+            "id": session.id,
+            "state": session.state,
+            "version": self._sessions.version(session),
+            "created": session.created,
+            "first_call": first and first.time,
+            "held_seconds": session.held_seconds,
+            "held_before_first_call": first and first.held_seconds,
+            "cut_off_calls": session.cut_off,
+            "turns": len(recorder),
+            "chains": len(recorder.starts),
+            "starts": Counter(start.value for start in recorder.starts),
+            "sampled_tokens": recorder.sampled_tokens,
+            "omitted": Counter(kind for turn in recorder.turns for kind in turn.omitted),
+            "wishes": [turn.wishes for turn in recorder.turns],
+        }
 
     async def _create(self, request: Request, id: str | None) -> None:
         body = await request.body()
@@ -125,32 +178,3 @@ def _sampling(given: Mapping[str, Any]) -> Sampling:
         )
     except ConfigError as error:
         raise invalid("sampling", error.message, remedy=error.remedy) from error
-
-
-def _described(session: Session, recorder: Recorder) -> dict[str, Any]:
-    first = session.first_call
-    starts = Counter(start.value for start in recorder.starts)
-    return {
-        "id": session.id,
-        "state": session.state,
-        "created": session.created,
-        "first_call": first and first.time,
-        "held_seconds": session.held_seconds,
-        "held_before_first_call": first and first.held_seconds,
-        "turns": len(recorder),
-        "chains": len(recorder.starts),
-        "starts": starts,
-        "sampled_tokens": recorder.sampled_tokens,
-        "omitted": Counter(kind for turn in recorder.turns for kind in turn.omitted),
-        "wishes": [turn.wishes for turn in recorder.turns],
-    }
-
-
-def _chain(chain: TokenChain) -> dict[str, Any]:
-    return {
-        "start": chain.start,
-        "ids": chain.ids.tolist(),
-        "mask": chain.mask.astype(int).tolist(),
-        "logprobs": chain.logprobs.tolist(),
-        "versions": chain.versions.tolist(),
-    }

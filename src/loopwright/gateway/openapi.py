@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 SESSION = {"name": "session", "in": "path", "required": True, "schema": {"type": "string"}}
+VERSION = {
+    "name": "version",
+    "in": "query",
+    "description": "Only if the record is at this version, which `complete` tells; otherwise 409.",
+    "schema": {"type": "string"},
+}
 RESPONSE = {**SESSION, "name": "response"}
 SETTINGS = {
     "type": "object",
@@ -28,6 +34,7 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("delete", "/sessions/{session}", "Forget a session and all that it recorded.", True),
     ("post", "/sessions/{session}/complete", "Its agent is done: no more calls.", True),
     ("get", "/sessions/{session}/chains", "What it recorded, token by token.", True),
+    ("get", "/sessions/{session}/record", "The same with conversations, tools, and how the last call ended.", True),
     ("get", "/sessions/{session}/v1/models", "The one model, which answers to every name.", True),
     ("post", "/sessions/{session}/v1/chat/completions", "OpenAI Chat Completions.", True),
     ("post", "/sessions/{session}/v1/responses", "OpenAI Responses.", True),
@@ -35,6 +42,13 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("get", "/sessions/{session}/v1/responses/{response}", "A response that was given.", True),
     ("post", "/sessions/{session}/v1/messages", "Anthropic Messages.", True),
     ("post", "/sessions/{session}/v1/messages/count_tokens", "How long a prompt would be.", True),
+)
+AT_A_VERSION = frozenset(
+    {
+        ("delete", "/sessions/{session}"),
+        ("get", "/sessions/{session}/chains"),
+        ("get", "/sessions/{session}/record"),
+    }
 )
 
 
@@ -55,6 +69,8 @@ def _operation(method: str, path: str, about: str, keyed: bool) -> dict[str, Any
     operation: dict[str, Any] = {"summary": about, "responses": {"default": {"description": about}}}
     if "{session}" in path:
         operation["parameters"] = [SESSION, RESPONSE] if "{response}" in path else [SESSION]
+    if (method, path) in AT_A_VERSION:
+        operation["parameters"].append(VERSION)
     if method == "post" and not path.endswith("complete"):
         schema = SETTINGS if path.startswith("/sessions") and "/v1/" not in path else {"type": "object"}
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}

@@ -14,6 +14,7 @@ from loopwright.errors import OutOfTimeError, RunError
 from loopwright.gateway.call import Call, Wishes
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.management import base_urls
+from loopwright.gateway.record import latest_conversation, stop_after
 from loopwright.gateway.session import Session, SessionSettings
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.tries import Ask
@@ -24,7 +25,6 @@ from loopwright.render.recording.session_drift import session_drift
 from loopwright.types import (
     Episode,
     EpisodeDrift,
-    FinishReason,
     Message,
     RecordedChain,
     RolloutRequest,
@@ -133,19 +133,18 @@ class SessionPolicy:
     @property
     def transcript(self) -> tuple[Message, ...]:
         """The conversation of the latest turn."""
-        return self._recorder.conversation(len(self._recorder) - 1) if len(self._recorder) else ()
+        return latest_conversation(self._recorder)
 
     @property
     def fault(self) -> Exception | None:
         """What kept the model from answering the last call, or the error that no prompt ever fitted."""
         if self._session is None:
             return None
-        return self._session.fault or (None if len(self._recorder) else self._session.unfit)
+        return self._session.last_fault(self._recorder)
 
     def episode(self, messages: Sequence[Message], stop: StopReason | None = None) -> Episode:
-        last = self._session.last_finish if self._session else None
-        cut = StopReason.BUDGET if last is FinishReason.LENGTH else StopReason.DONE
-        return Episode(tuple(messages), self._recorder.chains(), stop or self._stop or cut, self._recorder.tools)
+        stop = stop or self._stop or stop_after(self._session.last_finish if self._session else None)
+        return Episode(tuple(messages), self._recorder.chains(), stop, self._recorder.tools)
 
     @property
     def recorded(self) -> tuple[RecordedChain, ...]:

@@ -21,6 +21,7 @@ class Action(StrEnum):
     SESSION = "session"
     COMPLETE = "complete"
     CHAINS = "chains"
+    RECORD = "record"
     BASE = "base"
     MODELS = "models"
     CHAT = "chat"
@@ -39,6 +40,7 @@ METHODS = {
     Action.SESSION: ("GET", "POST", "DELETE", "HEAD"),
     Action.COMPLETE: ("POST",),
     Action.CHAINS: ("GET",),
+    Action.RECORD: ("GET",),
     Action.BASE: ("GET", "HEAD"),
     Action.MODELS: ("GET", "HEAD"),
     Action.CHAT: ("POST",),
@@ -64,7 +66,12 @@ MODEL_CALLS = {
     "models": Action.MODELS,
 }
 ONE_OF_THEM = {"models/": Action.MODELS, "responses/": Action.RESPONSE}
-MANAGEMENT = {"": Action.SESSION, "complete": Action.COMPLETE, "chains": Action.CHAINS}
+MANAGEMENT = {
+    "": Action.SESSION,
+    "complete": Action.COMPLETE,
+    "chains": Action.CHAINS,
+    "record": Action.RECORD,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,11 @@ async def open_gateway(
         async with listening(
             app, host=address.host, port=address.port, names=address.names, key=key, own_keys=True, refuse=app.refuse
         ) as port:
-            yield Gateway(sessions, exchange, metrics, advertised or _own_url(address.host, port), port, served.name)
+            url = advertised or _own_url(address.host, port)
+            try:
+                yield Gateway(sessions, exchange, metrics, url, port, served.name)
+            finally:
+                exchange.close()
     finally:
         sweeping.cancel()
         await asyncio.wait((sweeping,))

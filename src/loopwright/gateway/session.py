@@ -68,7 +68,10 @@ class Session:
     `held_clock` reads for how many seconds in total the engines have answered nobody, and `held_from` is its reading
     when the session was created.
 
-    `fault` is what the engine raised last, unless it has answered since. `unfit` says that a prompt was too long.
+    `fault` is what the engine raised last, unless it has answered since. `unfit` says that a prompt was too long. When
+    the session ends, these and its turns do not change any more, and `version` is their digest. `cut_off` counts the
+    calls that a crash of the gateway cut off. `noted_turns` and `noted_held` are how many turns and held seconds it had
+    when its facts were last stored.
     `calls` is how many samples were requested so far; each has its own seed, recorded or not. `held` is how many tokens
     the running calls may sample. Whenever one of them ends, `freed` is set.
     """
@@ -91,6 +94,10 @@ class Session:
     last_finish: FinishReason | None = None
     fault: EngineError | None = None
     unfit: ContextError | None = None
+    version: str | None = None
+    cut_off: int = 0
+    noted_turns: int = 0
+    noted_held: float = 0.0
 
     def opens_with(self, key: str) -> bool:
         return hmac.compare_digest(self.key_digest, digest_of(key))
@@ -99,6 +106,21 @@ class Session:
     def held_seconds(self) -> float:
         """For how many seconds the engines have answered nobody since the session was created."""
         return self.held_clock() - self.held_from
+
+    def note_fault(self, fault: EngineError | None) -> None:
+        """Note whether the engine failed the last call, unless the session is over."""
+        if self.state is SessionState.OPEN:
+            self.fault = fault
+
+    def note_unfit(self, unfit: ContextError) -> None:
+        """Note that a prompt was too long, unless the session is over."""
+        if self.state is SessionState.OPEN:
+            self.unfit = unfit
+
+    def last_fault(self, recorder: Recorder) -> EngineError | ContextError | None:
+        """What kept the model from answering the last call, or the error that no prompt ever fitted. `recorder` has the
+        session's turns, also after its end."""
+        return self.fault or (None if len(recorder) else self.unfit)
 
     def stop_held_clock(self) -> None:
         """Keep the held seconds as they are: nobody waits for a session that is over."""

@@ -11,12 +11,16 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
+from loopwright.errors import EngineLostError, LoopwrightError, RunError
+from loopwright.gateway.call_log import LoggedCall
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session, SessionSettings, SessionState, digest_of, never_held
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.tries import Tries
+from loopwright.gateway.wire import version_of
 from loopwright.render.recording.recorder import Recorder
 from loopwright.serve.keys import new_key
 
@@ -44,13 +48,14 @@ class Sessions:
         sessions = cls(store, held)
         for session in store.sessions():
             session.used = time.time()
+            lost = store.cut_off(session.id)
+            session.cut_off = len(lost)
             if session.state is SessionState.OPEN:
                 for turn in store.turns(session.id):
                     session.recorder.add(turn)
                 session.recorder.undelivered &= store.undelivered(session.id)
-                session.calls = max((turn.draws for turn in session.recorder.turns), default=0)
-                # An older gateway did not store how many samples were requested.
-                session.calls = max(session.calls, len(session.recorder))
+                session.held_clock, session.held_from = held, held() - session.held_seconds
+                _restore_last_call(session, lost)
             sessions._keep(session)
         return sessions
 
@@ -102,16 +107,33 @@ class Sessions:
             recorder.add(turn)
         return recorder
 
+    def version(self, session: Session) -> str | None:
+        """The version of an ended session's record, which does not change any more. None while the session is open."""
+        if session.version is None and session.state is not SessionState.OPEN:
+            # An older gateway ended it.
+            session.version = version_of(session, self.recorder_of(session).turns)
+        return session.version
+
+    def has_record(self, session: Session) -> bool:
+        """Whether the record can still be read here. A store that forgets keeps no record of an ended session."""
+        return session.state is SessionState.OPEN or not self._store.forgets
+
     def end(self, session: Session, state: SessionState = SessionState.COMPLETED) -> Recorder:
         """Accept no more calls, and cancel the running ones. Returns the record, which is only in the store after
         that."""
         if session.state is not SessionState.OPEN:
             return self.recorder_of(session)
-        session.state, session.used = state, time.time()
+        session.state, session.version = state, version_of(session, session.recorder.turns)
+        try:
+            self._store.end(session)
+        except LoopwrightError:
+            # A restarted gateway would find it open, so it must not be shown as ended.
+            session.state, session.version = SessionState.OPEN, None
+            raise
+        session.used = time.time()
         session.stop_held_clock()
         for task in session.running:
             task.cancel()
-        self._store.end(session.id, state)
         recorder, session.recorder, session.tries = session.recorder, Recorder(), Tries()
         return recorder
 
@@ -139,11 +161,28 @@ class Sessions:
     def end_idle(self) -> None:
         idle = [one for one in self._sessions.values() if one.state is SessionState.OPEN and one.is_idle]
         for session in idle:
-            self.end(session, SessionState.EXPIRED)
+            # If its end cannot be stored, the next sweep tries again.
+            with suppress(RunError):
+                self.end(session, SessionState.EXPIRED)
 
     def _keep(self, session: Session) -> None:
         self._sessions[session.id] = session
         self._owners[session.key_digest] = session.id
+
+
+def _restore_last_call(session: Session, lost: Sequence[LoggedCall]) -> None:
+    """How the last call ended, and how many samples were requested: no seed is used twice. The latest of these tells:
+    the stored facts, the turns after them, and the calls that were cut off."""
+    turns = session.recorder.turns
+    answered = max((turn.draws for turn in turns), default=0)
+    if len(turns) > session.noted_turns:
+        session.fault, session.last_finish = None, turns[-1].finish
+    # An older gateway did not store how many samples were requested.
+    session.calls = max(session.calls, answered, len(turns))
+    asked = max((call.draws for call in lost), default=0)
+    if asked > session.calls:
+        session.calls = asked
+        session.fault = EngineLostError("the gateway ended before the model had answered", remedy="ask again")
 
 
 def over(session: Session) -> Exception:

@@ -1,5 +1,5 @@
-"""Stores sessions so that they survive the process. A turn is stored before its answer ends, and a session is kept
-until it is deleted.
+"""Stores sessions so that they survive the process. A call is logged before the engine is asked, a turn is stored
+before its answer ends, and a session is kept until it is deleted.
 
 It uses SQLite in WAL mode. Each write is committed at once, in the event loop: a commit only writes to the system's
 memory, which takes less time than waking a thread or collecting the writes of others. So nothing can happen in the
@@ -15,29 +15,40 @@ import logging
 import sqlite3
 from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+import orjson
 
 from loopwright.core.redaction import Redactor
 from loopwright.errors import RunError
+from loopwright.gateway.call import whole_answer
+from loopwright.gateway.call_log import CallLog, LoggedCall, calls_without_end
 from loopwright.gateway.session import Session, SessionState
-from loopwright.gateway.wire import session_from_row, session_row, turn_from_row, turn_row
+from loopwright.gateway.wire import session_facts, session_from_row, session_row, turn_from_row, turn_row
 from loopwright.render.recording.recorded import Recorded
 
 log = logging.getLogger("loopwright")
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (0, 1, FORMAT)
+"""The formats that can be continued. 0 is a new file; 1 had no facts of a session, and no log of calls."""
 TIDY_SECONDS = 2.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
-    id TEXT PRIMARY KEY, key_digest TEXT NOT NULL, settings TEXT NOT NULL, created REAL NOT NULL, state TEXT NOT NULL
+    id TEXT PRIMARY KEY, key_digest TEXT NOT NULL, settings TEXT NOT NULL, created REAL NOT NULL, state TEXT NOT NULL,
+    facts TEXT NOT NULL DEFAULT '{}'
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL, number INTEGER NOT NULL, facts BLOB NOT NULL, tokens BLOB NOT NULL,
     PRIMARY KEY (session, number)
 );
 CREATE TABLE IF NOT EXISTS delivered (session TEXT, number INTEGER, PRIMARY KEY (session, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cut_off (
+    session TEXT, id TEXT, asked REAL, prompt_tokens INTEGER, samples INTEGER, draws INTEGER, PRIMARY KEY (session, id)
+) WITHOUT ROWID;
 """
 """Turns have row numbers, so that a new turn is written after all others; ordered by session, it would move them. Turns
 of an older gateway without the table `delivered` count as delivered."""
@@ -45,6 +56,10 @@ of an older gateway without the table `delivered` count as delivered."""
 DELIVERED_SECONDS = 0.01
 """How long a delivery may be only in memory. A commit for each delivery, or another table in each turn's commit, would
 take a twentieth of a call's whole time."""
+
+
+NOTED_HELD_SECONDS = 1.0
+"""How many held seconds of a session a crash may lose."""
 
 
 class SessionStore(Protocol):
@@ -55,8 +70,22 @@ class SessionStore(Protocol):
 
     def create(self, session: Session) -> None: ...
 
-    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
-        """Store all these turns or none. They are not delivered yet."""
+    def note(self, session: Session) -> None:
+        """Store what has changed in an open session besides its turns."""
+        ...
+
+    def ask(self, session_id: str, call_id: str, prompt_tokens: int, samples: int, draws: int) -> None:
+        """Log a call before the engine is asked. `draws` is how many samples the session has requested now, with the
+        `samples` of this call."""
+        ...
+
+    def withdraw(self, session: Session, call_id: str) -> None:
+        """A logged call has failed or was cancelled. If this cannot be stored, the call counts as cut off."""
+        ...
+
+    def add(self, session: Session, call_id: str, turns: Sequence[Recorded]) -> None:
+        """Store all turns of a logged call or none; with them, the call counts as answered. They are not delivered
+        yet."""
         ...
 
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
@@ -65,9 +94,15 @@ class SessionStore(Protocol):
 
     def undelivered(self, session_id: str) -> Set[int]: ...
 
-    def end(self, session_id: str, state: SessionState) -> None: ...
+    def end(self, session: Session) -> None:
+        """Store the state and the facts of a session that has ended."""
+        ...
 
     def delete(self, session_id: str) -> None: ...
+
+    def cut_off(self, session_id: str) -> Sequence[LoggedCall]:
+        """The calls that were out when an earlier gateway died."""
+        ...
 
     def sessions(self) -> Sequence[Session]:
         """All stored sessions, without their turns."""
@@ -85,7 +120,16 @@ class MemoryStore:
     def create(self, session: Session) -> None:
         """Nothing to keep."""
 
-    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
+    def note(self, session: Session) -> None:
+        """Nothing to keep."""
+
+    def ask(self, session_id: str, call_id: str, prompt_tokens: int, samples: int, draws: int) -> None:
+        """Nothing to keep."""
+
+    def withdraw(self, session: Session, call_id: str) -> None:
+        """Nothing to keep."""
+
+    def add(self, session: Session, call_id: str, turns: Sequence[Recorded]) -> None:
         """Nothing to keep."""
 
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
@@ -94,11 +138,14 @@ class MemoryStore:
     def undelivered(self, session_id: str) -> Set[int]:
         return frozenset()
 
-    def end(self, session_id: str, state: SessionState) -> None:
+    def end(self, session: Session) -> None:
         """Nothing to keep."""
 
     def delete(self, session_id: str) -> None:
         """Nothing to keep."""
+
+    def cut_off(self, session_id: str) -> Sequence[LoggedCall]:
+        return ()
 
     def sessions(self) -> Sequence[Session]:
         return ()
@@ -120,6 +167,7 @@ class SqliteStore:
         self._path = path
         self._redact = redact or Redactor()
         self._connection: sqlite3.Connection | None = None
+        self._calls: CallLog | None = None
         self._lock = ExitStack()
         self._tidying: asyncio.Task[None] | None = None
         self._wrote = False
@@ -131,8 +179,8 @@ class SqliteStore:
         with ExitStack() as lock:
             lock.enter_context(_locked(self._path))
             try:
-                self._connection = await asyncio.to_thread(_open, self._path)
-            except sqlite3.Error as error:
+                self._connection, self._calls = await asyncio.to_thread(_open, self._path)
+            except (sqlite3.Error, OSError) as error:
                 raise _unusable(str(self._path), error) from error
             self._lock = lock.pop_all()
         self._tidying = asyncio.create_task(self._tidy())
@@ -149,16 +197,38 @@ class SqliteStore:
                 self._write_delivered()
             self._connection.close()
             self._connection = None
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
         self._lock.close()
 
     def create(self, session: Session) -> None:
         with self._transaction() as db:
-            db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", session_row(session))
+            db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)", session_row(session))
 
-    def add(self, session_id: str, turns: Sequence[Recorded]) -> None:
-        rows = [(session_id, turn.number, *turn_row(turn)) for turn in turns]
+    def note(self, session: Session) -> None:
+        with self._transaction() as db:
+            _note(db, session)
+
+    def ask(self, session_id: str, call_id: str, prompt_tokens: int, samples: int, draws: int) -> None:
+        self._log.ask(session_id, call_id, prompt_tokens, samples, draws)
+
+    def withdraw(self, session: Session, call_id: str) -> None:
+        with suppress(RunError):
+            # First the number of draws: without the call in the log, nothing else tells which seeds were used.
+            self.note(session)
+            self._log.ended(call_id)
+
+    def add(self, session: Session, call_id: str, turns: Sequence[Recorded]) -> None:
+        if not turns:
+            self.withdraw(session, call_id)
+            return
+        rows = [(session.id, turn.number, *turn_row(turn)) for turn in turns]
         with self._transaction() as db:
             db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?)", rows)
+            if session.held_seconds > session.noted_held + NOTED_HELD_SECONDS:
+                _note(db, session)
+        self._log.answered(call_id)
 
     def delivered(self, session_id: str, numbers: Sequence[int]) -> None:
         if numbers and not self._delivered:
@@ -185,10 +255,11 @@ class SqliteStore:
             rows = db.execute(both, {"session": session_id}).fetchall()
         return {number for (number,) in rows}
 
-    def end(self, session_id: str, state: SessionState) -> None:
+    def end(self, session: Session) -> None:
+        ended = (session.state.value, self._redact(session_facts(session)), session.id)
         with self._transaction() as db:
-            db.execute("UPDATE sessions SET state = ? WHERE id = ?", (state.value, session_id))
-            changed = self._redacted(db, session_id)
+            db.execute("UPDATE sessions SET state = ?, facts = ? WHERE id = ?", ended)
+            changed = self._redacted(db, session.id)
             self._removed |= bool(changed)
             db.executemany("UPDATE turns SET facts = ? WHERE session = ? AND number = ?", changed)
 
@@ -197,7 +268,13 @@ class SqliteStore:
         with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
             db.execute("DELETE FROM delivered WHERE session = ?", (session_id,))
+            db.execute("DELETE FROM cut_off WHERE session = ?", (session_id,))
             db.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+
+    def cut_off(self, session_id: str) -> Sequence[LoggedCall]:
+        with self._transaction() as db:
+            rows = db.execute("SELECT * FROM cut_off WHERE session = ? ORDER BY asked", (session_id,)).fetchall()
+        return [LoggedCall(*row) for row in rows]
 
     def sessions(self) -> Sequence[Session]:
         with self._transaction() as db:
@@ -219,6 +296,12 @@ class SqliteStore:
         texts = ((facts.decode(), number) for facts, number in told)
         shown = ((text, self._redact(text), number) for text, number in texts)
         return [(new.encode(), session_id, number) for text, new, number in shown if new is not text]
+
+    @property
+    def _log(self) -> CallLog:
+        if self._calls is None:
+            raise RunError("the store is not open", remedy="use it inside `async with`")
+        return self._calls
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -262,7 +345,41 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _note(db: sqlite3.Connection, session: Session) -> None:
+    """Only while it is open: the facts of an ended session do not change."""
+    facts = (session_facts(session), session.id, SessionState.OPEN.value)
+    db.execute("UPDATE sessions SET facts = ? WHERE id = ? AND state = ?", facts)
+    session.noted_turns, session.noted_held = len(session.recorder), session.held_seconds
+
+
+def _open(path: Path) -> tuple[sqlite3.Connection, CallLog]:
+    """The database, with the calls that were cut off, and a new log of calls."""
+    connection, log_path = _open_database(path), path.with_name(f"{path.name}.calls")
+    try:
+        with connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO cut_off VALUES (?, ?, ?, ?, ?, ?)", _cut_off(connection, log_path)
+            )
+        return connection, CallLog(log_path)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _cut_off(db: sqlite3.Connection, log_path: Path) -> Iterator[tuple[Any, ...]]:
+    """The calls in the log that have neither a turn nor an end. A session that was over had lost nothing."""
+    by_session: dict[str, list[LoggedCall]] = {}
+    for call in calls_without_end(log_path):
+        by_session.setdefault(call.session, []).append(call)
+    for session_id, calls in by_session.items():
+        of = "SELECT facts FROM turns WHERE session = ?"
+        answered = {whole_answer(orjson.loads(facts)["answer"]) for (facts,) in db.execute(of, (session_id,))}
+        state = db.execute("SELECT state FROM sessions WHERE id = ?", (session_id,)).fetchone()
+        if state == (SessionState.OPEN.value,):
+            yield from (astuple(call) for call in calls if call.id not in answered)
+
+
+def _open_database(path: Path) -> sqlite3.Connection:
     path.touch(mode=0o600)
     connection = sqlite3.connect(path, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -270,18 +387,20 @@ def _open(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     # Deleted or redacted data must not stay in unused pages.
     connection.execute("PRAGMA secure_delete = ON")
-    kept_deliveries = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'delivered'").fetchone()
-    connection.executescript(SCHEMA)
-    if kept_deliveries is None:
-        with connection:
-            connection.execute("INSERT INTO delivered SELECT session, number FROM turns")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in (0, FORMAT):
+    if version not in READABLE:
         with closing(connection):
             raise RunError(
                 f"{path} was written by another version (format {version}, this one writes {FORMAT})",
                 remedy="finish its sessions with that version, or name another file",
             )
+    kept_deliveries = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'delivered'").fetchone()
+    connection.executescript(SCHEMA)
+    if kept_deliveries is None:
+        with connection:
+            connection.execute("INSERT INTO delivered SELECT session, number FROM turns")
+    if not any(name == "facts" for _, name, *_ in connection.execute("PRAGMA table_info(sessions)")):
+        connection.execute("ALTER TABLE sessions ADD COLUMN facts TEXT NOT NULL DEFAULT '{}'")
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     return connection
 
@@ -296,5 +415,5 @@ def _checkpoint(path: Path, *, empty: bool) -> bool:
     return not busy
 
 
-def _unusable(what: str, error: sqlite3.Error) -> RunError:
+def _unusable(what: str, error: sqlite3.Error | OSError) -> RunError:
     return RunError(f"{what} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")

@@ -2,32 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 
-from loopwright.errors import RunError
-from loopwright.gateway.session import Session, SessionSettings, SessionState
+from loopwright import errors
+from loopwright.errors import ContextError, EngineError, LoopwrightError, RunError
+from loopwright.gateway.session import FirstCall, Session, SessionSettings, SessionState
 from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, FinishReason, Sampling
 
 
 def session_row(session: Session) -> tuple[Any, ...]:
     settings = orjson.dumps(asdict(session.settings)).decode()
-    return session.id, session.key_digest, settings, session.created, session.state.value
+    return session.id, session.key_digest, settings, session.created, session.state.value, session_facts(session)
+
+
+def session_facts(session: Session) -> str:
+    """What changes in a session besides its turns, as JSON."""
+    first = session.first_call
+    facts = {
+        "first_call": first and (first.time, first.held_seconds),
+        "held_seconds": session.held_seconds,
+        "turns": len(session.recorder),
+        "draws": session.calls,
+        "last_finish": session.last_finish,
+        "fault": error_to_json(session.fault),
+        "unfit": error_to_json(session.unfit),
+        "version": session.version,
+    }
+    return orjson.dumps(facts).decode()
 
 
 def session_from_row(row: Sequence[Any]) -> Session:
-    id, key_digest, settings, created, state = row
+    """The session without its turns. Its held seconds stand still."""
+    id, key_digest, settings, created, state, facts = row
     fields = orjson.loads(settings)
     if fields["sampling"] is not None:
         sampling = fields["sampling"]
         stops = {"stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
         fields["sampling"] = Sampling(**(sampling | stops))
-    return Session(id, key_digest, SessionSettings(**fields), created, state=SessionState(state))
+    session = Session(id, key_digest, SessionSettings(**fields), created, state=SessionState(state))
+    _restore_facts(session, orjson.loads(facts))
+    return session
+
+
+def _restore_facts(session: Session, facts: Mapping[str, Any]) -> None:
+    """An older gateway has stored no facts."""
+    if first := facts.get("first_call"):
+        at, held = first
+        session.first_call = FirstCall(at, time.monotonic() - (time.time() - at), held)
+    session.noted_held = facts.get("held_seconds", 0.0)
+    session.held_from = -session.noted_held
+    session.noted_turns = facts.get("turns", 0)
+    session.calls = facts.get("draws", 0)
+    finish, fault, unfit = (facts.get(name) for name in ("last_finish", "fault", "unfit"))
+    session.last_finish = None if finish is None else FinishReason(finish)
+    session.fault = None if fault is None else error_from_json(fault, EngineError)
+    session.unfit = None if unfit is None else error_from_json(unfit, ContextError)
+    session.version = facts.get("version")
+
+
+def error_to_json(error: LoopwrightError | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    facts = orjson.loads(orjson.dumps(error.facts, default=str, option=orjson.OPT_NON_STR_KEYS))
+    return {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy, "facts": facts}
+
+
+E = TypeVar("E", bound=LoopwrightError)
+
+
+def error_from_json(said: Mapping[str, Any], base: type[E]) -> E:
+    """The error, with its own type. A type that is no `base`, or that this version does not know, becomes `base`."""
+    kind = getattr(errors, said["kind"], base)
+    known = kind if isinstance(kind, type) and issubclass(kind, base) else base
+    return known(said["message"], remedy=said["remedy"], **said["facts"])
+
+
+def version_of(session: Session, turns: Sequence[Recorded]) -> str:
+    """A digest of everything that a session has recorded."""
+    digest = hashlib.blake2b(digest_size=16)
+    for turn in turns:
+        for part in turn_row(turn):
+            digest.update(part)
+    ending = (session.last_finish, error_to_json(session.fault), error_to_json(session.unfit))
+    digest.update(orjson.dumps(ending))
+    return digest.hexdigest()
 
 
 def turn_row(turn: Recorded) -> tuple[bytes, bytes]:
@@ -68,8 +134,8 @@ def turn_from_row(number: int, facts: bytes, tokens: bytes, earlier: Sequence[Re
         number=number,
         parent=parent,
         start=None if said["start"] is None else ChainStart(said["start"]),
-        added=tuple(_message(message) for message in said["added"]),
-        reply=_message(said["reply"]),
+        added=tuple(message_from_json(message) for message in said["added"]),
+        reply=message_from_json(said["reply"]),
         tools=tuple(said["tools"]) if parent is None else earlier[parent].tools,
         context=ids_before,
         ids=ids,
@@ -95,5 +161,7 @@ def _layout(context: int, sampled: int) -> list[tuple[str, int, int]]:
     ]
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    return message | {"tool_calls": tuple(message["tool_calls"])} if "tool_calls" in message else message
+def message_from_json(message: dict[str, Any]) -> dict[str, Any]:
+    """What a dialect reads as tuples is a tuple again."""
+    tuples = {name: tuple(message[name]) for name in ("tool_calls", "omitted") if name in message}
+    return message | tuples if tuples else message
