@@ -18,7 +18,8 @@ from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.worker import AgentSetup, LocalWorker
 from loopwright.config import CommandRunnerConfig, ExitCodeReward, ProgramReward
 from loopwright.errors import EngineError
-from loopwright.gateway.server import Served, open_gateway
+from loopwright.gateway.offer import Served
+from loopwright.gateway.server import open_gateway
 from loopwright.gateway.store import MemoryStore
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.testing import ScriptedEngine

@@ -18,7 +18,8 @@ from typing import Any
 from gateway_house import RecordingEngine, checked_chains
 from transformers import AutoTokenizer
 
-from loopwright.gateway.server import Served, open_gateway
+from loopwright.gateway.offer import Served
+from loopwright.gateway.server import open_gateway
 from loopwright.gateway.session import SessionSettings
 from loopwright.gateway.store import MemoryStore
 from loopwright.render.bytes import BYTES

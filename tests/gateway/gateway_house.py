@@ -17,7 +17,8 @@ from loopwright.core.chains import turns_of
 from loopwright.engines.restartable import RestartableEngine
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.metrics import Metrics
-from loopwright.gateway.server import Address, Gateway, Served, gateway_app, open_gateway
+from loopwright.gateway.offer import Offer, Served
+from loopwright.gateway.server import Address, Gateway, gateway_app, open_gateway
 from loopwright.gateway.session import SessionSettings, never_held
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import MemoryStore, SessionStore
@@ -178,8 +179,9 @@ class Desk:
         self.engine = RecordingEngine(answers, encode=odd_ids)
         self.sessions = Sessions(MemoryStore())
         metrics = Metrics()
-        exchange = Exchange(self.engine, renderer(), MAX_CONTEXT, MemoryStore(), metrics)
-        self._app = gateway_app(exchange, self.sessions, metrics, name="tiny", key=KEY)
+        offer = Offer(Served(self.engine, renderer(), MAX_CONTEXT, "tiny"))
+        exchange = Exchange(offer, MemoryStore(), metrics)
+        self._app = gateway_app(exchange, self.sessions, metrics, key=KEY)
 
     async def open(self) -> Desk:
         self.sessions.create("session-1", SessionSettings())

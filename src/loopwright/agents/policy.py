@@ -42,8 +42,10 @@ from loopwright.types import (
     Generation,
     Message,
     RecordedChain,
+    RolloutKey,
     RolloutRequest,
     Sampling,
+    Split,
     StopReason,
     TokenChain,
     Tool,
@@ -74,6 +76,9 @@ class EnginePolicies:
             seconds=request.seconds,
             held=self.held,
         )
+
+    def stored(self, split: Split, key: RolloutKey) -> None:
+        """The policy was the only one who kept its record."""
 
 
 class EnginePolicy:

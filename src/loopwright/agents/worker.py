@@ -109,6 +109,10 @@ class LocalWorker:
             return Rollout(request.key, request.task, None, failed, timing)
         return Rollout(request.key, request.task, episode, outcome.reward, timing)
 
+    def stored(self, split: Split, key: RolloutKey) -> None:
+        agent = self._agents[split, key.task_set]
+        (self._served if agent.served else self._policies).stored(split, key)
+
     def silent_seconds(self, key: RolloutKey) -> float:
         """Always 0: the rollout runs in this process."""
         return 0.0

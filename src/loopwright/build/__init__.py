@@ -11,7 +11,7 @@ import typing
 if typing.TYPE_CHECKING:
     from loopwright.build.chat import ChatModel, open_chat, run_renderer
     from loopwright.build.evaluate import evaluate_weights
-    from loopwright.build.gateway import serve_gateway
+    from loopwright.build.gateway import ForRuns, serve_gateway
     from loopwright.build.plain_rollouts import Made, roll_out
     from loopwright.build.rehearsal import rehearse
     from loopwright.build.remote import RemoteEngine
@@ -22,6 +22,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "ChatModel",
+    "ForRuns",
     "Made",
     "RemoteEngine",
     "Run",
@@ -41,7 +42,7 @@ __all__ = [
 _MODULES = {
     "chat": ("ChatModel", "open_chat", "run_renderer"),
     "evaluate": ("evaluate_weights",),
-    "gateway": ("serve_gateway",),
+    "gateway": ("ForRuns", "serve_gateway"),
     "plain_rollouts": ("Made", "roll_out"),
     "rehearsal": ("rehearse",),
     "remote": ("RemoteEngine",),

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
+from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig
 from loopwright.config.extras import require
@@ -20,7 +20,6 @@ from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import Launch, embedded
 from loopwright.ports import Learner, Tracker, WeightPublisher
-from loopwright.serve.lease import LeaseHolder
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
@@ -104,10 +103,7 @@ def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, fold
     require("serve")
     from loopwright.engines.http.attached import Attachment, attached_engine
 
-    # Without a database a resumed run cannot be told from the one before. It takes the lease over all the same: the
-    # lock of the run folder ensures that the one before has ended.
-    lineage = StoredRun(folder.rollouts).lineage() if folder.rollouts.is_file() else 0
-    holder = LeaseHolder(folder.stored_id(), lineage)
+    holder = lease_holder(folder)
     source = parts.model_source(sampling.loaded, sampling.config.model.path)
     check = ModelCheck(source, sampling.model, sampling.cache)
     key = sampling.loaded.secrets.get(engine.key_env or "")

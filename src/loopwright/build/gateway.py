@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
-from loopwright.config import RunConfig
+from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
-from loopwright.models.tokenizer import ModelSpec
+from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
+from loopwright.errors import EngineLostError
+from loopwright.models.tokenizer import ModelSpec, TokenizerSource, load_tokenizer
 from loopwright.ports import PolicyMaker, StreamingEngine
 from loopwright.render.choose import make_renderer
+from loopwright.serve.lease import LeaseHolder
 from loopwright.track.redacting import redacting
 from loopwright.types import Thinking
 
 if TYPE_CHECKING:
-    from loopwright.gateway.server import Address, Gateway, Served
+    from loopwright.build.door import Door
+    from loopwright.gateway.offer import Served
+    from loopwright.gateway.registration import RunModel
+    from loopwright.gateway.server import Address, Gateway
+
+DOOR_SECONDS = 30.0
+"""How long a gateway tries to reach the door of a run that registers."""
 
 
 @asynccontextmanager
@@ -29,7 +42,8 @@ async def served_policies(
 
     Its sessions end with the process. What they record is stored as rollouts, like all others.
     """
-    from loopwright.gateway.server import Address, Served, open_gateway
+    from loopwright.gateway.offer import Served
+    from loopwright.gateway.server import Address, open_gateway
     from loopwright.gateway.store import MemoryStore
     from loopwright.serve.keys import new_key
 
@@ -41,13 +55,49 @@ async def served_policies(
         yield gateway.policies()
 
 
+def policies_elsewhere(
+    loaded: Loaded, model: ModelSpec, door: Door, holder: LeaseHolder
+) -> AbstractAsyncContextManager[PolicyMaker]:
+    """Register the run with the gateway that its config names, and give policies that are sessions there."""
+    from loopwright.gateway.client import GatewayAddress
+    from loopwright.gateway.registration import Registration, RunModel
+    from loopwright.gateway.remote_policy import open_remote_policies
+
+    config, tokenizer = loaded.config, TokenizerSource.of(model.tokenizer)
+    brought = RunModel(
+        door_url=door.url,
+        door_key=door.key,
+        source=config.model.path,
+        tokenizer=tokenizer.path,
+        tokenizer_kind=tokenizer.kind,
+        max_context=model.max_context,
+        renderer=config.model.renderer,
+        thinking=config.gateway.thinking,
+    )
+    address = GatewayAddress(config.gateway.url or "", loaded.secrets[config.gateway.key_env or ""])
+    return open_remote_policies(address, Registration(holder, secrets.token_hex(4), brought))
+
+
+@dataclass(frozen=True, slots=True)
+class ForRuns:
+    """No model: training runs bring theirs. Calls wait up to `wait_seconds` for a run, and for the door of one."""
+
+    wait_seconds: float = WAIT_SECONDS
+
+
 @asynccontextmanager
 async def serve_gateway(
-    behind: ServedModel | RemoteEngine, address: Address, *, store: Path, key: str, renderer: str, thinking: Thinking
+    behind: ServedModel | RemoteEngine | ForRuns,
+    address: Address,
+    *,
+    store: Path,
+    key: str,
+    renderer: str,
+    thinking: Thinking,
 ) -> AsyncIterator[Gateway]:
-    """A gateway without a run, in front of a model in this process or an engine elsewhere. `store` keeps its
-    sessions."""
-    from loopwright.gateway.server import open_gateway
+    """A gateway without a run, in front of a model in this process or an engine elsewhere, or for runs that come.
+    `store` keeps its sessions."""
+    from loopwright.gateway.server import open_gateway, open_gateway_for_runs
     from loopwright.gateway.session import never_held
     from loopwright.gateway.store import SqliteStore
 
@@ -55,6 +105,12 @@ async def serve_gateway(
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
         match behind:
+            case ForRuns(wait_seconds):
+                sessions = await stack.enter_async_context(SqliteStore(store, redact))
+                connect = partial(run_model, wait_seconds=wait_seconds)
+                opening = open_gateway_for_runs(connect, sessions, key=key, address=address, wait_seconds=wait_seconds)
+                yield await stack.enter_async_context(opening)
+                return
             case RemoteEngine():
                 served, held = await stack.enter_async_context(_remote(behind, renderer, thinking))
             case ServedModel():
@@ -64,8 +120,33 @@ async def serve_gateway(
 
 
 @asynccontextmanager
+async def run_model(
+    model: RunModel, *, wait_seconds: float = WAIT_SECONDS
+) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
+    """The model of a run, whose engines are behind its door, and the clock of held seconds: the engines are held, or
+    calls wait for a door that cannot be reached."""
+    from loopwright.engines.http.client import HttpEngine
+    from loopwright.gateway.offer import Served
+
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(DOOR_SECONDS):
+                door = await stack.enter_async_context(HttpEngine.connect(model.door_url, model.door_key))
+        except TimeoutError:
+            raise EngineLostError(
+                f"the run's door at {model.door_url} does not answer",
+                remedy="set rollout.door so that the gateway's machine can reach it",
+            ) from None
+        tokenizer = await asyncio.to_thread(load_tokenizer, model.tokenizer, model.tokenizer_kind)
+        engine = RestartableEngine(door, wait_seconds)
+        renderer = make_renderer(tokenizer, model.renderer, model.thinking)
+        served = Served(engine, renderer, model.max_context, model.source)
+        yield served, lambda: door.held_seconds() + engine.held_seconds()
+
+
+@asynccontextmanager
 async def _embedded(behind: ServedModel, renderer: str, thinking: Thinking) -> AsyncIterator[Served]:
-    from loopwright.gateway.server import Served
+    from loopwright.gateway.offer import Served
 
     async with opened_engine(behind) as (engine, model):
         yield Served(engine, make_renderer(model.tokenizer, renderer, thinking), model.max_context, behind.model)
@@ -76,7 +157,7 @@ async def _remote(
     behind: RemoteEngine, renderer: str, thinking: Thinking
 ) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
     """The model, and the clock of held seconds: calls that wait for an engine that went away are held."""
-    from loopwright.gateway.server import Served
+    from loopwright.gateway.offer import Served
 
     async with connected(behind) as (engine, model):
         chosen = make_renderer(model.tokenizer, renderer, thinking)

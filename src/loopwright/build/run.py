@@ -15,11 +15,13 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, colocated, disaggregated
+from loopwright.build.gateway import policies_elsewhere
+from loopwright.build.lease_holder import lease_holder
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.running import Run, RunOpening
 from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
 from loopwright.build.training import ResumeState, RunParts, make_trainer
-from loopwright.config import Loaded, RunConfig
+from loopwright.config import DoorConfig, Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.learn.learner import TorchLearner
@@ -83,14 +85,19 @@ async def _open(
         tracker = _tracker(config, folder, learner.version, console, redact)
         run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env))
-        if config.rollout.door is not None:
+        elsewhere = None
+        if (wanted := _door_config(sampling)) is not None:
             card = ModelCard(parts.model_source(loaded, config.model.path), sampling.model.max_context)
-            door = await stack.enter_async_context(open_door(config.rollout.door, engines.engine, card))
+            door = await stack.enter_async_context(open_door(wanted, engines.engine, card))
             stack.enter_context(told_in(folder, door))
+            if _has_gateway_elsewhere(sampling):
+                elsewhere = policies_elsewhere(loaded, sampling.model, door, lease_holder(folder))
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(
-            sampling.runner(engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact)
+            sampling.runner(
+                engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact, elsewhere=elsewhere
+            )
         )
         on_rollout = console.on_rollout if console else None
         trainer, manager = make_trainer(run_parts, engines, runner, stop=stop, on_rollout=on_rollout)
@@ -110,6 +117,16 @@ def _out_of_the_collectors_way() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _has_gateway_elsewhere(sampling: LocalSamplingParts) -> bool:
+    return sampling.is_served and sampling.config.gateway.url is not None
+
+
+def _door_config(sampling: LocalSamplingParts) -> DoorConfig | None:
+    """Where the run has a door, if it has one. A gateway elsewhere needs one."""
+    wanted = sampling.config.rollout.door
+    return DoorConfig() if wanted is None and _has_gateway_elsewhere(sampling) else wanted
 
 
 def _storage(config: RunConfig, folder: RunFolder) -> AbstractAsyncContextManager[Storage]:

@@ -22,7 +22,7 @@ from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.models.tokenizer import ModelSpec
-from loopwright.ports import Lockstep, StreamingEngine
+from loopwright.ports import Lockstep, PolicyMaker, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import EvalPlan
 
@@ -42,6 +42,11 @@ class SamplingParts:
     def config(self) -> RunConfig:
         return self.loaded.config
 
+    @property
+    def is_served(self) -> bool:
+        """Whether some agents talk to a gateway."""
+        return any(agent.served for agent in self.agents.values())
+
     @asynccontextmanager
     async def runner(
         self,
@@ -50,14 +55,17 @@ class SamplingParts:
         held: Callable[[], float] = lambda: 0.0,
         *,
         redact: Redactor,
+        elsewhere: AbstractAsyncContextManager[PolicyMaker] | None = None,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
-        answered nobody. `redact` removes secrets from rollouts. If agents talk to a gateway, one is opened."""
+        answered nobody. `redact` removes secrets from rollouts. If agents talk to a gateway, one is opened,
+        or `elsewhere` gives sessions of another one."""
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with AsyncExitStack() as stack:
             served = None
-            if any(agent.served for agent in self.agents.values()):
-                served = await stack.enter_async_context(served_policies(self.config, engine, self.model, held))
+            if self.is_served:
+                opened = elsewhere or served_policies(self.config, engine, self.model, held)
+                served = await stack.enter_async_context(opened)
             worker = parts.make_worker(self.config, self.agents, engine, self.model, held, served)
             yield parts.make_runner(self.config, worker, lockstep, redact)
 

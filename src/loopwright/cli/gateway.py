@@ -23,7 +23,7 @@ from loopwright.serve.keys import check_key, new_key, read_key, write_key
 from loopwright.types import Thinking
 
 if TYPE_CHECKING:
-    from loopwright.build import RemoteEngine, ServedModel
+    from loopwright.build import ForRuns, RemoteEngine, ServedModel
     from loopwright.gateway.server import Address
 
 KEY_VARIABLE = "LOOPWRIGHT_GATEWAY_KEY"
@@ -37,6 +37,10 @@ def gateway(
         str | None,
         typer.Option("--model", help="A model to serve here; with --engine, the name of its tokenizer, if need be."),
     ] = None,
+    for_runs: Annotated[
+        bool,
+        typer.Option("--for-runs", help="Wait for training runs whose gateway.url leads here: they bring the model."),
+    ] = False,
     host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
     advertise_url: Annotated[
@@ -54,7 +58,8 @@ def gateway(
         Path | None, typer.Option("--engine-key-file", help=f"The engine's key; else {ENGINE_KEY_VARIABLE}.")
     ] = None,
     engine_wait: Annotated[
-        float, typer.Option("--engine-wait", min=0, help="Seconds that a call waits for an --engine that went away.")
+        float,
+        typer.Option("--engine-wait", min=0, help="Seconds that a call waits for an --engine or a run that went away."),
     ] = WAIT_SECONDS,
     renderer: Annotated[
         str, typer.Option("--renderer", help="As model.renderer: auto, template or a family.")
@@ -73,12 +78,16 @@ def gateway(
     Prints one line of JSON with its URL when it is ready.
     """
     require("serve", "gateway")
-    from loopwright.build import RemoteEngine, ServedModel
+    from loopwright.build import ForRuns, RemoteEngine, ServedModel
     from loopwright.gateway.server import Address
 
     address = Address(host, port, advertise_url)
-    behind: ServedModel | RemoteEngine
-    if engine is not None:
+    behind: ServedModel | RemoteEngine | ForRuns
+    if for_runs:
+        if engine is not None or model is not None:
+            raise ConfigError("--for-runs has no model of its own", remedy="remove --engine and --model, or --for-runs")
+        behind = ForRuns(engine_wait)
+    elif engine is not None:
         behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder(), engine_wait)
     elif model is not None:
         behind = ServedModel(
@@ -91,16 +100,17 @@ def gateway(
             cache_tokens=cache_tokens,
         )
     else:
-        raise ConfigError("there is nothing to serve", remedy="name an --engine by its URL, or a --model")
+        raise ConfigError("there is nothing to serve", remedy="name an --engine or a --model, or add --for-runs")
     store = store or _own_store(engine, model)
     key, made = _key(key_file, store)
     run_server(_serve(behind, address, store, key, made, renderer, thinking))
 
 
 def _own_store(engine: str | None, model: str | None) -> Path:
-    """The default store: one file per model or engine, because sessions are of no use to another one."""
-    served = engine or str(model)
-    if engine is None and Path(served).exists():
+    """The default store: one file per model or engine, because sessions are of no use to another one. A gateway for
+    runs has one for all of them."""
+    served = engine or model or "for-runs"
+    if engine is None and model is not None and Path(served).exists():
         served = str(Path(served).resolve())
     return state_folder("gateway") / f"{file_name(served)}.sqlite"
 
@@ -129,7 +139,7 @@ def _engine_key(file: Path | None) -> str | None:
 
 
 async def _serve(
-    behind: ServedModel | RemoteEngine,
+    behind: ServedModel | RemoteEngine | ForRuns,
     address: Address,
     store: Path,
     key: str,

@@ -17,9 +17,9 @@ def address_problems(place: KeyPath, url: str, key_setting: str = "api_key_env")
         yield Problem(place, "holds a password", f"put it into an environment variable, and name that as {key_setting}")
 
 
-def advertised_problems(place: KeyPath, url: str) -> Iterator[Problem]:
+def advertised_problems(place: KeyPath, url: str, key_setting: str = "api_key_env") -> Iterator[Problem]:
     """The problems of an address that others are told, so that they can reach a server of ours."""
-    wrong = list(address_problems(place, url))
+    wrong = list(address_problems(place, url, key_setting))
     yield from wrong
     host = None if wrong else urlsplit(url).hostname
     if host is not None and is_everywhere(host):

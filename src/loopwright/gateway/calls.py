@@ -32,10 +32,9 @@ LONGEST_COUNT = 9
 class ModelCalls:
     """The calls of agents to a session."""
 
-    def __init__(self, sessions: Sessions, exchange: Exchange, metrics: Metrics, model: str) -> None:
+    def __init__(self, sessions: Sessions, exchange: Exchange, metrics: Metrics) -> None:
         self._sessions = sessions
         self._exchange = exchange
-        self._model = model
         self.metrics = metrics
 
     async def answer(self, request: Request, target: Target, dialect: Dialect) -> None:
@@ -105,7 +104,7 @@ class ModelCalls:
         if target.name is not None:
             await request.answer(200, _model(target.name))
             return
-        one = _model(self._model)
+        one = _model(self._exchange.offer.name or "model")
         await request.answer(
             200, {"object": "list", "data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]}
         )

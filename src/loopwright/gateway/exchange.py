@@ -22,13 +22,13 @@ from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_i
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
+from loopwright.gateway.offer import Offer, Served
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import over
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.tries import Ask
 from loopwright.gateway.upstream import sample_answer
-from loopwright.ports import Renderer, StreamingEngine
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
 from loopwright.render.recording.prepared import Prepared
@@ -44,14 +44,10 @@ wishes_of = attrgetter(*WISHES)
 
 
 class Exchange:
-    """Answers calls with one model."""
+    """Answers calls with the model that is offered."""
 
-    def __init__(
-        self, engine: StreamingEngine, renderer: Renderer, max_context: int, store: SessionStore, metrics: Metrics
-    ) -> None:
-        self._engine = engine
-        self.renderer = renderer
-        self._max_context = max_context
+    def __init__(self, offer: Offer, store: SessionStore, metrics: Metrics) -> None:
+        self.offer = offer
         self._store = store
         self._metrics = metrics
         self._is_closing = False
@@ -71,19 +67,20 @@ class Exchange:
         # A call that is being encoded or waits for tokens is already running: a retry of it must not become another
         # sample.
         with session.tries.flight(history, ask):
-            prepared = await self._prepared(session, history, call)
+            served = await self._model(session)
+            prepared = await self._prepared(served, session, history, call)
             head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
             if listener is not None:
                 listener.head(head)
             await session.has_tokens()
             _check_open(session)
-            room = self._max_context - len(prepared.prompt)
-            samplings = session.samplings(call.wishes, room, self.renderer.stop_token_ids, call.samples)
+            room = served.max_context - len(prepared.prompt)
+            samplings = session.samplings(call.wishes, room, served.renderer.stop_token_ids, call.samples)
             # Hold the tokens until they are committed, so that sampled tokens always count as held or as recorded.
             with session.holding(sum(sampling.max_new_tokens for sampling in samplings)):
                 self._store.ask(session.id, ask.id, len(prepared.prompt), len(samplings), session.calls)
                 try:
-                    answers = await self._sampled(session, call, prepared, samplings, head, listener)
+                    answers = await self._sampled(served, session, call, prepared, samplings, head, listener)
                     self._commit(session, ask.id, prepared, call, answers)
                 except BaseException:
                     if not self._is_closing:
@@ -97,7 +94,8 @@ class Exchange:
 
     async def count_tokens(self, session: Session, call: Call) -> int:
         """The number of tokens that the prompt would have."""
-        prepared = await self._prepared(session, _history(session, call), call, fitting=False)
+        served = await self._model(session)
+        prepared = await self._prepared(served, session, _history(session, call), call, fitting=False)
         return len(prepared.prompt)
 
     def given(self, session: Session, answer: str) -> Answer | None:
@@ -107,8 +105,21 @@ class Exchange:
 
     def delivered(self, session: Session, answers: Sequence[Answer]) -> None:
         """Record that the client has its answers. The same question is a new one from now on."""
+        session.quiet_since_restart = False
         numbers = session.recorder.mark_delivered([answer.id for answer in answers])
         self._store.delivered(session.id, numbers)
+
+    async def _model(self, session: Session) -> Served:
+        try:
+            return await self.offer.ready()
+        except EngineError as error:
+            raise self._unanswered(session, error) from error
+
+    def _unanswered(self, session: Session, error: EngineError) -> LoopwrightError:
+        session.note_fault(error)
+        # Agents must not learn where the engine is or what its problem is; the log says it.
+        log.warning("session %s: the engine gave no answer: %s", session.id, error.message)
+        return refused(Code.ENGINE, "the engine gave no answer", remedy="try again")
 
     async def _earlier(
         self, session: Session, history: History, call: Call, ask: Ask, *, repeats: bool
@@ -153,40 +164,35 @@ class Exchange:
             prompt,
             cached,
             len(turn.ids),
-            self._logprobs(generation) if call.logprobs else (),
+            _logprobs(generation, self.offer.current()) if call.logprobs else (),
         )
 
-    async def _prepared(self, session: Session, history: History, call: Call, *, fitting: bool = True) -> Prepared:
-        most = self._max_context if fitting else None
+    async def _prepared(
+        self, served: Served, session: Session, history: History, call: Call, *, fitting: bool = True
+    ) -> Prepared:
+        most = served.max_context if fitting else None
         try:
             prepared = await prepared_call(
-                session.recorder, history, call.tools, self.renderer, most, preamble=call.instructions
+                session.recorder, history, call.tools, served.renderer, most, preamble=call.instructions
             )
         except ContextError as error:
-            unfit = self._unfit(f"at least {error.facts['tokens']}", error.facts["tokens"])
+            unfit = _unfit(served, f"at least {error.facts['tokens']}", error.facts["tokens"])
             session.note_unfit(unfit)
             raise _too_long(unfit) from error
         except LoopwrightError as error:
             message = f"the conversation cannot be written for this model: {error.message}"
             raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
         tokens = len(prepared.prompt)
-        if fitting and tokens >= self._max_context:
-            unfit = self._unfit(str(tokens), tokens)
+        if fitting and tokens >= served.max_context:
+            unfit = _unfit(served, str(tokens), tokens)
             session.note_unfit(unfit)
-            if tokens > self._max_context:
+            if tokens > served.max_context:
                 raise _too_long(unfit)
         return prepared
 
-    def _unfit(self, said: str, tokens: int) -> ContextError:
-        return ContextError(
-            f"the prompt has {said} tokens, and this model's maximum context length is {self._max_context}",
-            remedy="shorten the conversation",
-            tokens=tokens,
-            max_context=self._max_context,
-        )
-
     async def _sampled(
         self,
+        served: Served,
         session: Session,
         call: Call,
         prepared: Prepared,
@@ -195,14 +201,15 @@ class Exchange:
         listener: Listener | None,
     ) -> list[tuple[Answer, Generation]]:
         if len(samplings) == 1:
-            return [await self._one(session, call, prepared, samplings[0], head, 0, listener)]
+            return [await self._one(served, session, call, prepared, samplings[0], head, 0, listener)]
         return await together(
-            self._one(session, call, prepared, sampling, head, number, listener)
+            self._one(served, session, call, prepared, sampling, head, number, listener)
             for number, sampling in enumerate(samplings)
         )
 
     async def _one(
         self,
+        served: Served,
         session: Session,
         call: Call,
         prepared: Prepared,
@@ -217,16 +224,13 @@ class Exchange:
         if sampling.max_new_tokens == 0:
             return _answer(head, Parsed(), NOTHING), NOTHING
         request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
-        reader = SampleReader(self.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
+        reader = SampleReader(served.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
-            generation = await sample_answer(self._engine, request, reader.hear, early=listener is not None)
+            generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)
         except EngineError as error:
-            session.note_fault(error)
-            # Agents must not learn where the engine is or what its problem is; the log says it.
-            log.warning("session %s: the engine gave no answer: %s", session.id, error.message)
-            raise refused(Code.ENGINE, "the engine gave no answer", remedy="try again") from error
+            raise self._unanswered(session, error) from error
         session.note_fault(None)
-        logprobs = self._logprobs(generation) if call.logprobs else ()
+        logprobs = _logprobs(generation, served) if call.logprobs else ()
         parsed = with_call_ids(reader.finish(), partial(tool_call_id, head.id))
         return _answer(head, parsed, generation, reader.stop, logprobs), generation
 
@@ -254,9 +258,19 @@ class Exchange:
         for turn in turns:
             self._metrics.recorded(turn)
 
-    def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
-        pieces = self.renderer.pieces(generation.ids)
-        return tuple(TokenLogprob(piece, odds) for piece, odds in zip(pieces, generation.logprobs, strict=True))
+
+def _logprobs(generation: Generation, served: Served) -> tuple[TokenLogprob, ...]:
+    pieces = served.renderer.pieces(generation.ids)
+    return tuple(TokenLogprob(piece, odds) for piece, odds in zip(pieces, generation.logprobs, strict=True))
+
+
+def _unfit(served: Served, said: str, tokens: int) -> ContextError:
+    return ContextError(
+        f"the prompt has {said} tokens, and this model's maximum context length is {served.max_context}",
+        remedy="shorten the conversation",
+        tokens=tokens,
+        max_context=served.max_context,
+    )
 
 
 def _too_long(error: ContextError) -> LoopwrightError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,16 +12,19 @@ from typing import Any
 from loopwright.errors import ConfigError
 from loopwright.gateway.http import TEXT, Request
 from loopwright.gateway.metrics import Metrics
+from loopwright.gateway.offer import Offer
 from loopwright.gateway.openapi import openapi_document
 from loopwright.gateway.reading import count, number, read_json, strings
 from loopwright.gateway.record import chain_to_json, record_of, to_json
 from loopwright.gateway.refusals import Code, invalid, refused
+from loopwright.gateway.registration import registration_from_json
 from loopwright.gateway.routes import Target
+from loopwright.gateway.runs import Runs
 from loopwright.gateway.session import Session, SessionSettings, SessionState
 from loopwright.gateway.sessions import Sessions
-from loopwright.ports import Renderer
 from loopwright.render.recording.recorder import Recorder
 from loopwright.render.recording.session_drift import session_drift
+from loopwright.serve.lease import LINEAGE_HEADER, RUN_HEADER, LeaseHolder
 from loopwright.types import Sampling
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
@@ -28,19 +32,41 @@ SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
 
 class Management:
     """`base_url` is the URL under which agents reach the gateway. None means the host name that the creator of a
-    session used."""
+    session used. With `runs`, training runs bring the model."""
 
     def __init__(
-        self, sessions: Sessions, metrics: Metrics, renderer: Renderer, base_url: str | None, model: str
+        self, sessions: Sessions, metrics: Metrics, offer: Offer, base_url: str | None, runs: Runs | None
     ) -> None:
         self._sessions = sessions
-        self._renderer = renderer
+        self._offer = offer
         self._metrics = metrics
         self._base_url = base_url
-        self._model = model
+        self._runs = runs
 
     async def health(self, request: Request, target: Target) -> None:
-        await request.answer(200, {"status": "ok", "model": self._model})
+        await request.answer(200, {"status": "ok", "model": self._offer.name})
+
+    async def run(self, request: Request, target: Target) -> None:
+        runs = self._runs
+        if runs is None:
+            raise refused(
+                Code.UNKNOWN,
+                "this gateway has a model of its own",
+                remedy="name one that was started with --for-runs",
+            )
+        match request.method:
+            case "PUT":
+                registration, seconds = registration_from_json(read_json(await request.body()))
+                await runs.register(registration, seconds)
+                times = {session.id: _times(session) for session in runs.open_sessions()}
+                await request.answer(200, {"advertise_url": self._base_url, "now": time.time(), "sessions": times})
+            case "DELETE":
+                await runs.leave(_asking(request))
+                await request.answer(200, {"run": None})
+            case _:
+                holder = runs.holder
+                held_by = {"run": None} if holder is None else {"run": holder.run, "lineage": holder.lineage}
+                await request.answer(200, held_by)
 
     async def show_metrics(self, request: Request, target: Target) -> None:
         await request.answer_bytes(200, self._metrics.text(self._sessions.counts()).encode(), (TEXT,))
@@ -60,6 +86,7 @@ class Management:
             case "POST":
                 await self._create(request, target.session)
             case "DELETE":
+                self._check_run(request)
                 session = self._at_version(request, target)
                 self._sessions.delete(session)
                 await request.answer(200, {"id": session.id, "deleted": True})
@@ -70,13 +97,21 @@ class Management:
                 await request.answer(200, self._described(session, self._sessions.recorder_of(session)))
 
     async def complete(self, request: Request, target: Target) -> None:
+        self._check_run(request)
         session = self._sessions.find(target.session or "")
         is_first_time = session.state is SessionState.OPEN
         recorder = self._sessions.end(session)
-        drift = await asyncio.to_thread(session_drift, recorder, self._renderer)
+        model = await self._offer.ready()
+        drift = await asyncio.to_thread(session_drift, recorder, model.renderer)
         if is_first_time:
             self._metrics.drift_tokens += drift.wrong
-        measured = {"recorded": drift.tokens, "wrong": drift.wrong, "first": drift.first and asdict(drift.first)}
+        measured = {
+            "recorded": drift.tokens,
+            "wrong": drift.wrong,
+            "lost": drift.lost,
+            "invented": drift.invented,
+            "first": drift.first and asdict(drift.first),
+        }
         await request.answer(200, {**self._described(session, recorder), "drift": measured})
 
     async def chains(self, request: Request, target: Target) -> None:
@@ -117,17 +152,20 @@ class Management:
             remedy="look at the session again: it is not the one that you have completed",
         )
 
+    def _check_run(self, request: Request) -> None:
+        """Sessions of a run are managed by that run alone, while it holds the gateway."""
+        if self._runs is not None:
+            self._runs.check(_asking(request))
+
     def _described(self, session: Session, recorder: Recorder) -> dict[str, Any]:
-        first = session.first_call
         return {
             "id": session.id,
             "state": session.state,
             "version": self._sessions.version(session),
             "created": session.created,
-            "first_call": first and first.time,
-            "held_seconds": session.held_seconds,
-            "held_before_first_call": first and first.held_seconds,
+            **_times(session),
             "cut_off_calls": session.cut_off,
+            "quiet_since_restart": session.quiet_since_restart,
             "turns": len(recorder),
             "chains": len(recorder.starts),
             "starts": Counter(start.value for start in recorder.starts),
@@ -137,10 +175,26 @@ class Management:
         }
 
     async def _create(self, request: Request, id: str | None) -> None:
+        self._check_run(request)
         body = await request.body()
         session, key = self._sessions.create(id, settings_from(read_json(body) if body.strip() else {}))
         urls = base_urls(self._base_url or _reached(request), session.id)
-        await request.answer(201, {"id": session.id, "key": key, "base_urls": urls, "model": self._model})
+        await request.answer(201, {"id": session.id, "key": key, "base_urls": urls, "model": self._offer.name})
+
+
+def _times(session: Session) -> dict[str, float | None]:
+    first = session.first_call
+    return {
+        "first_call": None if first is None else first.time,
+        "held_seconds": session.held_seconds,
+        "held_before_first_call": None if first is None else first.held_seconds,
+    }
+
+
+def _asking(request: Request) -> LeaseHolder | None:
+    """The run that asks, if it says so."""
+    said = {name: value for name in (RUN_HEADER, LINEAGE_HEADER) if (value := request.header(name)) is not None}
+    return LeaseHolder.of_headers(said)
 
 
 def _reached(request: Request) -> str:

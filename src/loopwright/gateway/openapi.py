@@ -27,6 +27,9 @@ SETTINGS = {
 ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("get", "/health", "Whether the gateway is up.", False),
     ("get", "/metrics", "Numbers for Prometheus.", True),
+    ("get", "/run", "Which training run holds the gateway.", True),
+    ("put", "/run", "Register a training run, or renew its lease; gives the times of its open sessions.", True),
+    ("delete", "/run", "The training run has ended.", True),
     ("get", "/sessions", "All sessions.", True),
     ("post", "/sessions", "Create a session with an id of our choice.", True),
     ("post", "/sessions/{session}", "Create a session; gives its key and its base URLs.", True),
@@ -71,7 +74,7 @@ def _operation(method: str, path: str, about: str, keyed: bool) -> dict[str, Any
         operation["parameters"] = [SESSION, RESPONSE] if "{response}" in path else [SESSION]
     if (method, path) in AT_A_VERSION:
         operation["parameters"].append(VERSION)
-    if method == "post" and not path.endswith("complete"):
+    if method in ("post", "put") and not path.endswith("complete"):
         schema = SETTINGS if path.startswith("/sessions") and "/v1/" not in path else {"type": "object"}
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     if keyed:

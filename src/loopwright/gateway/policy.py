@@ -27,7 +27,9 @@ from loopwright.types import (
     EpisodeDrift,
     Message,
     RecordedChain,
+    RolloutKey,
     RolloutRequest,
+    Split,
     StopReason,
     Tool,
 )
@@ -47,6 +49,9 @@ class SessionPolicies:
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> SessionPolicy:
         return SessionPolicy(self, request)
+
+    def stored(self, split: Split, key: RolloutKey) -> None:
+        """A session of this process has handed over its record when it ended."""
 
 
 class SessionPolicy:
@@ -152,4 +157,4 @@ class SessionPolicy:
 
     async def drift(self) -> EpisodeDrift:
         """Measured in a thread, because it renders every conversation again."""
-        return await asyncio.to_thread(session_drift, self._recorder, self._exchange.renderer)
+        return await asyncio.to_thread(session_drift, self._recorder, self._exchange.offer.current().renderer)

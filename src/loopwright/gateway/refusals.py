@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from loopwright.errors import LoopwrightError, RefusedError
+from loopwright.errors import EngineError, LoopwrightError, RefusedError
 
 
 class Code(StrEnum):
@@ -57,7 +57,8 @@ def as_refusal(error: LoopwrightError) -> RefusedError:
     """A LoopwrightError as an answer to a client. If it is no refusal, it is a server error."""
     if isinstance(error, RefusedError):
         return error
-    return refused(Code.INTERNAL, error.message, remedy=error.remedy)
+    code = Code.ENGINE if isinstance(error, EngineError) else Code.INTERNAL
+    return refused(code, error.message, remedy=error.remedy)
 
 
 def code_of(error: RefusedError) -> Code:

@@ -22,6 +22,7 @@ class Action(StrEnum):
     COMPLETE = "complete"
     CHAINS = "chains"
     RECORD = "record"
+    RUN = "run"
     BASE = "base"
     MODELS = "models"
     CHAT = "chat"
@@ -41,6 +42,7 @@ METHODS = {
     Action.COMPLETE: ("POST",),
     Action.CHAINS: ("GET",),
     Action.RECORD: ("GET",),
+    Action.RUN: ("GET", "PUT", "DELETE"),
     Action.BASE: ("GET", "HEAD"),
     Action.MODELS: ("GET", "HEAD"),
     Action.CHAT: ("POST",),
@@ -56,6 +58,7 @@ ALONE = {
     "metrics": Action.METRICS,
     "openapi.json": Action.OPENAPI,
     "sessions": Action.SESSIONS,
+    "run": Action.RUN,
 }
 MODEL_CALLS = {
     "chat/completions": Action.CHAT,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import PurePath
 from urllib.parse import urlsplit
 
 from loopwright.errors import ConfigError
@@ -15,29 +14,15 @@ from loopwright.gateway.calls import ModelCalls
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.management import Management
 from loopwright.gateway.metrics import Metrics
+from loopwright.gateway.offer import Offer, Served
 from loopwright.gateway.policy import SessionPolicies
+from loopwright.gateway.runs import ConnectRun, Runs
 from loopwright.gateway.session import never_held
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import SessionStore
-from loopwright.ports import Renderer, StreamingEngine
 from loopwright.serve.listen import listening
 
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The model that a gateway offers. `source` is a folder, or a name on a hub."""
-
-    engine: StreamingEngine
-    renderer: Renderer
-    max_context: int
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name that agents see: the last part of the source. They must not learn where the model's folder is."""
-        return PurePath(self.source).name or "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +54,10 @@ class Gateway:
     metrics: Metrics
     base_url: str
     port: int
-    model: str
 
     def policies(self) -> SessionPolicies:
         """The policies of rollouts whose agents talk to this gateway."""
-        return SessionPolicies(self.sessions, self.exchange, self.base_url, self.model)
+        return SessionPolicies(self.sessions, self.exchange, self.base_url, self.exchange.offer.current().name)
 
 
 @asynccontextmanager
@@ -87,11 +71,34 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """Listen, with the sessions in `store`. `key` opens everything. `held` reads the clock of held seconds: for how
     many seconds in total the engines have answered nobody."""
-    address = address or Address()
-    advertised = address.advertise_url
-    metrics, sessions = Metrics(), Sessions.restored(store, held)
-    exchange = Exchange(served.engine, served.renderer, served.max_context, store, metrics)
-    app = gateway_app(exchange, sessions, metrics, name=served.name, key=key, advertised=advertised)
+    offer = Offer(served, held)
+    sessions = Sessions.restored(store, offer.held_seconds)
+    async with _listening(offer, store, sessions, None, key, address or Address()) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def open_gateway_for_runs(
+    connect: ConnectRun, store: SessionStore, *, key: str, address: Address | None = None, wait_seconds: float
+) -> AsyncIterator[Gateway]:
+    """Listen without a model, until a run registers and brings one; `connect` connects to it. Calls wait up to
+    `wait_seconds` for a run."""
+    offer = Offer(wait_seconds=wait_seconds)
+    sessions = Sessions.restored(store, offer.held_seconds)
+    async with (
+        aclosing(Runs(connect, sessions, offer)) as runs,
+        _listening(offer, store, sessions, runs, key, address or Address()) as gateway,
+    ):
+        yield gateway
+
+
+@asynccontextmanager
+async def _listening(
+    offer: Offer, store: SessionStore, sessions: Sessions, runs: Runs | None, key: str, address: Address
+) -> AsyncIterator[Gateway]:
+    metrics, advertised = Metrics(), address.advertise_url
+    exchange = Exchange(offer, store, metrics)
+    app = gateway_app(exchange, sessions, metrics, key=key, advertised=advertised, runs=runs)
     sweeping = asyncio.create_task(sessions.sweep())
     try:
         async with listening(
@@ -99,7 +106,7 @@ async def open_gateway(
         ) as port:
             url = advertised or _own_url(address.host, port)
             try:
-                yield Gateway(sessions, exchange, metrics, url, port, served.name)
+                yield Gateway(sessions, exchange, metrics, url, port)
             finally:
                 exchange.close()
     finally:
@@ -108,11 +115,17 @@ async def open_gateway(
 
 
 def gateway_app(
-    exchange: Exchange, sessions: Sessions, metrics: Metrics, *, name: str, key: str, advertised: str | None = None
+    exchange: Exchange,
+    sessions: Sessions,
+    metrics: Metrics,
+    *,
+    key: str,
+    advertised: str | None = None,
+    runs: Runs | None = None,
 ) -> GatewayApp:
-    """The ASGI app over a model with the name `name`, and its sessions."""
-    management = Management(sessions, metrics, exchange.renderer, advertised, name)
-    return GatewayApp(sessions, management, ModelCalls(sessions, exchange, metrics, name), key=key)
+    """The ASGI app over the model that is offered, and its sessions. With `runs`, training runs bring the model."""
+    management = Management(sessions, metrics, exchange.offer, advertised, runs)
+    return GatewayApp(sessions, management, ModelCalls(sessions, exchange, metrics), key=key)
 
 
 def _checked(url: str) -> str:

@@ -70,8 +70,9 @@ class Session:
 
     `fault` is what the engine raised last, unless it has answered since. `unfit` says that a prompt was too long. When
     the session ends, these and its turns do not change any more, and `version` is their digest. `cut_off` counts the
-    calls that a crash of the gateway cut off. `noted_turns` and `noted_held` are how many turns and held seconds it had
-    when its facts were last stored.
+    calls that a crash of the gateway cut off. If it is `quiet_since_restart`, its agent has got no answer since the
+    gateway was started again, and its calls may have met nobody before that. `noted_turns` and `noted_held` are how
+    many turns and held seconds it had when its facts were last stored.
     `calls` is how many samples were requested so far; each has its own seed, recorded or not. `held` is how many tokens
     the running calls may sample. Whenever one of them ends, `freed` is set.
     """
@@ -96,6 +97,7 @@ class Session:
     unfit: ContextError | None = None
     version: str | None = None
     cut_off: int = 0
+    quiet_since_restart: bool = False
     noted_turns: int = 0
     noted_held: float = 0.0
 

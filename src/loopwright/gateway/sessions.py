@@ -56,6 +56,7 @@ class Sessions:
                 session.recorder.undelivered &= store.undelivered(session.id)
                 session.held_clock, session.held_from = held, held() - session.held_seconds
                 _restore_last_call(session, lost)
+                session.quiet_since_restart = True
             sessions._keep(session)
         return sessions
 

@@ -35,6 +35,7 @@ def session_facts(session: Session) -> str:
         "fault": error_to_json(session.fault),
         "unfit": error_to_json(session.unfit),
         "version": session.version,
+        "quiet_since_restart": session.quiet_since_restart,
     }
     return orjson.dumps(facts).decode()
 
@@ -66,6 +67,7 @@ def _restore_facts(session: Session, facts: Mapping[str, Any]) -> None:
     session.fault = None if fault is None else error_from_json(fault, EngineError)
     session.unfit = None if unfit is None else error_from_json(unfit, ContextError)
     session.version = facts.get("version")
+    session.quiet_since_restart = facts.get("quiet_since_restart", False)
 
 
 def error_to_json(error: LoopwrightError | None) -> dict[str, Any] | None:

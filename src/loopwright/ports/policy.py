@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from loopwright.ports.agent_loop import Policy
-from loopwright.types import Episode, EpisodeDrift, Message, RecordedChain, RolloutRequest, StopReason
+from loopwright.types import (
+    Episode,
+    EpisodeDrift,
+    Message,
+    RecordedChain,
+    RolloutKey,
+    RolloutRequest,
+    Split,
+    StopReason,
+)
 
 
 class RecordingPolicy(Policy, Protocol):
@@ -49,6 +58,10 @@ class PolicyMaker(Protocol):
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> RecordingPolicy:
         """With `resumable`, a paused engine interrupts the rollout, and `request.resume_from` is continued."""
+        ...
+
+    def stored(self, split: Split, key: RolloutKey) -> None:
+        """The rollout is stored, so its record is not needed any more."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from loopwright.types import Rollout, RolloutKey, RolloutRequest
+from loopwright.types import Rollout, RolloutKey, RolloutRequest, Split
 
 
 class RolloutWorker(Protocol):
@@ -17,6 +17,11 @@ class RolloutWorker(Protocol):
         raised. An exception of this method is a bug of ours, or an EngineError when the worker is lost (R1).
         Cancelling the call ends the agent.
         """
+        ...
+
+    def stored(self, split: Split, key: RolloutKey) -> None:
+        """The driver has stored the rollout, or has handed it on if it is not to be stored. What was kept for it
+        elsewhere may go."""
         ...
 
     def silent_seconds(self, key: RolloutKey) -> float:

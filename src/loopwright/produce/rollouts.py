@@ -161,6 +161,7 @@ class RolloutRunner:
                 await kept.on_unscored(made)
             if not isinstance(made.reward, Unscored):
                 await kept.on_rollout(made)
+            self._worker.stored(job.split, job.key)
             if not (retry and self.worth_another(made, job.first_attempt)):
                 return made
             job = job.again()

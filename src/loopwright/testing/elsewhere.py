@@ -7,7 +7,7 @@ import pickle
 
 from loopwright.errors import WorkerLostError
 from loopwright.ports import RolloutWorker
-from loopwright.types import Rollout, RolloutKey, RolloutRequest
+from loopwright.types import Rollout, RolloutKey, RolloutRequest, Split
 
 
 class WorkerElsewhere:
@@ -36,6 +36,9 @@ class WorkerElsewhere:
             self.cancelled.append(sent.key)
             raise
         return returned
+
+    def stored(self, split: Split, key: RolloutKey) -> None:
+        self._worker.stored(split, key)
 
     def silent_seconds(self, key: RolloutKey) -> float:
         if key not in self.silence:

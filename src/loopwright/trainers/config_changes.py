@@ -20,6 +20,8 @@ FREE = (
     "rollout.engine.urls.",
     "rollout.engine.key_env",
     "rollout.engine.wait_seconds",
+    "gateway.url",
+    "gateway.key_env",
     "rollout.door",
     "rollout.door.",
     "produce.max_attempts",

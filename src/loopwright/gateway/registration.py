@@ -1,0 +1,89 @@
+"""What a run tells a gateway of its own when it registers: who it is, and where its model is.
+
+The invariant: what `registration_from_json` reads equals what `registration_to_json` was given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from loopwright.gateway.reading import count, text
+from loopwright.gateway.refusals import invalid
+from loopwright.serve.lease import LeaseHolder, lease_from_json, lease_to_json
+from loopwright.types import Thinking
+
+RUN_SESSION = re.compile(r"(?P<run>[0-9a-f]{16})-(?P<lineage>[0-9]+)-[0-9a-f]{8}-.+")
+"""The ids of sessions that runs have opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """The model of a run: the door to its engines, and what is needed to write and read its messages. `tokenizer` is a
+    folder or a name, and `tokenizer_kind` its class, if that is known. `source` is what the run's config names."""
+
+    door_url: str
+    door_key: str = field(repr=False)
+    source: str
+    tokenizer: str
+    tokenizer_kind: str | None
+    max_context: int
+    renderer: str
+    thinking: Thinking
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A run that uses a gateway. `opening` is random: it tells this process from every other one that had the run
+    open, also where all have the same lineage."""
+
+    holder: LeaseHolder
+    opening: str
+    model: RunModel
+
+    @property
+    def prefix(self) -> str:
+        """What the ids of its sessions begin with."""
+        return f"{self.holder.run}-{self.holder.lineage}-{self.opening}-"
+
+
+def registration_to_json(registration: Registration, seconds: float) -> dict[str, Any]:
+    """Also asks for the lease, for so many seconds."""
+    return {
+        **lease_to_json(registration.holder, seconds),
+        "opening": registration.opening,
+        "model": asdict(registration.model),
+    }
+
+
+def registration_from_json(body: Mapping[str, Any]) -> tuple[Registration, float]:
+    holder, seconds = lease_from_json(body)
+    opening, model = text(body.get("opening"), "opening"), body.get("model")
+    if RUN_SESSION.fullmatch(f"{holder.run}-{holder.lineage}-{opening}-1") is None:
+        raise invalid("run", "run and opening are no names of ours", remedy="send 16 and 8 hexadecimal digits")
+    if not isinstance(model, dict):
+        raise invalid("model", "expected an object", remedy=f"send {', '.join(one.name for one in fields(RunModel))}")
+    return Registration(holder, opening, _model(model)), seconds
+
+
+def _model(said: Mapping[str, Any]) -> RunModel:
+    def named(name: str) -> str:
+        if not (value := text(said.get(name), f"model.{name}")):
+            raise invalid(f"model.{name}", "missing", remedy="use a run of the same version of Loopwright")
+        return value
+
+    thinking = named("thinking")
+    if thinking not in list(Thinking):
+        raise invalid("model.thinking", f"{thinking!r:.40} is unknown", remedy=f"send one of {', '.join(Thinking)}")
+    return RunModel(
+        door_url=named("door_url"),
+        door_key=named("door_key"),
+        source=named("source"),
+        tokenizer=named("tokenizer"),
+        tokenizer_kind=text(said.get("tokenizer_kind"), "model.tokenizer_kind") or None,
+        max_context=count({"model.max_context": said.get("max_context")}, "model.max_context") or 0,
+        renderer=named("renderer"),
+        thinking=Thinking(thinking),
+    )

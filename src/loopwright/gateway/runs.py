@@ -1,0 +1,118 @@
+"""The run that a gateway works for: it holds the gateway by a lease, and brings the model.
+
+A registration is only in memory: a gateway that was started again has its sessions, and waits for the run to register
+again. The invariant: no session goes on with the model of another process than the one that opened it. When another
+run registers, or the same one after a restart, all sessions of the earlier one have ended before the new model is
+offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from loopwright.errors import LoopwrightError
+from loopwright.gateway.offer import Offer, Served
+from loopwright.gateway.refusals import Code, refused
+from loopwright.gateway.registration import RUN_SESSION, Registration, RunModel
+from loopwright.gateway.session import Session, SessionState
+from loopwright.gateway.sessions import Sessions
+from loopwright.serve.lease import Lease, LeaseHolder
+
+log = logging.getLogger("loopwright")
+
+ConnectRun = Callable[[RunModel], AbstractAsyncContextManager[tuple[Served, Callable[[], float]]]]
+"""Connects to the model of a run. Gives it with the clock of held seconds of its engines."""
+
+
+class Runs:
+    """Registers one run at a time. Close it with `aclose`."""
+
+    def __init__(self, connect: ConnectRun, sessions: Sessions, offer: Offer) -> None:
+        self._connect = connect
+        self._sessions = sessions
+        self._offer = offer
+        self._lease = Lease()
+        self._present: Registration | None = None
+        self._connection = AsyncExitStack()
+        self._changing = asyncio.Lock()
+
+    @property
+    def holder(self) -> LeaseHolder | None:
+        """The run that holds the gateway now."""
+        return self._lease.holder
+
+    def check(self, asking: LeaseHolder | None) -> None:
+        """Refuse whoever does not hold the gateway, while a run does."""
+        self._lease.check(asking)
+
+    async def register(self, registration: Registration, seconds: float) -> None:
+        """Take or renew the lease. A run that is not registered yet brings its model with it."""
+        self._lease.take(registration.holder, seconds)
+        async with self._changing:
+            if registration == self._present:
+                return
+            self._lease.check(registration.holder)
+            await self._change(registration)
+
+    async def leave(self, asking: LeaseHolder | None) -> None:
+        """The run has ended: it needs neither the gateway nor its sessions any more."""
+        self._lease.release(asking)
+        async with self._changing:
+            self._present = None
+            self._offer.change(None)
+            for session in self._of_runs():
+                if asking is not None and session.id.startswith(f"{asking.run}-"):
+                    self._sessions.delete(session)
+            await self._connection.aclose()
+
+    def open_sessions(self) -> list[Session]:
+        """The open sessions of the run that is registered."""
+        prefix = self._present.prefix if self._present is not None else None
+        return [
+            one
+            for one in self._sessions
+            if prefix is not None and one.state is SessionState.OPEN and one.id.startswith(prefix)
+        ]
+
+    async def aclose(self) -> None:
+        self._offer.change(None)
+        await self._connection.aclose()
+
+    async def _change(self, registration: Registration) -> None:
+        model = registration.model
+        connection = AsyncExitStack()
+        try:
+            served, held = await connection.enter_async_context(self._connect(model))
+        except LoopwrightError as error:
+            if self._present is None or self._present.holder != registration.holder:
+                self._lease.release(registration.holder)
+            raise refused(
+                Code.INVALID,
+                f"the gateway cannot use the run's model: {error.message}",
+                remedy=error.remedy,
+                param="model",
+            ) from error
+        # Nothing is awaited here: a call of an earlier session must not meet the new model.
+        self._end_others(registration)
+        self._offer.change(served, held)
+        self._present = registration
+        earlier, self._connection = self._connection, connection
+        log.info("%s is registered, with %s", registration.holder, served.name)
+        await earlier.aclose()
+
+    def _end_others(self, registration: Registration) -> None:
+        """End the sessions of every other process. What they have recorded is of no use: the rollouts that were not
+        stored are made again. One that was open is kept until the next time, so that late calls get a 410."""
+        for session in self._of_runs():
+            if session.id.startswith(registration.prefix):
+                continue
+            if session.state is SessionState.OPEN:
+                self._sessions.end(session)
+            else:
+                self._sessions.delete(session)
+
+    def _of_runs(self) -> list[Session]:
+        return [session for session in self._sessions if RUN_SESSION.fullmatch(session.id)]

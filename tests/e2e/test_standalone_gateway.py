@@ -1,0 +1,203 @@
+"""Runs whose sessions are on a gateway of its own: in this process, in another one, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loopwright.buffer.auditing.audit import audit
+from loopwright.buffer.reader import StoredRun
+from loopwright.build import ForRuns, open_run, serve_gateway
+from loopwright.config import load
+from loopwright.gateway.server import Address
+from loopwright.track.jsonl import read_jsonl
+from loopwright.types import Thinking
+
+WriteConfig = Callable[..., Path]
+KEY = "the-key-of-the-gateway"
+DEADLINE = 240.0
+
+PROGRAM = """
+import json, os, sys, time, urllib.request
+
+def ask(messages):
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)["choices"][0]["message"]
+
+question = {"role": "user", "content": sys.stdin.read()}
+said = ask([question])
+time.sleep(float(os.environ.get("PAUSE", 0)))
+ask([question, {"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Go on."}])
+"""
+
+AGENT = """
+import httpx
+
+async def agent(task, base_url, api_key):
+    headers = {"authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(headers=headers, timeout=30) as http:
+        for _ in range(2):
+            body = {"model": "policy", "messages": list(task.messages)}
+            (await http.post(f"{base_url}/chat/completions", json=body)).raise_for_status()
+"""
+
+
+def program(pause: float = 0.0) -> dict[str, Any]:
+    command = [sys.executable, "{config}/program.py"]
+    runner = {"kind": "command", "command": command, "stdin": "instruction", "env": {"PAUSE": str(pause)}}
+    return {"kind": "remote", "judger": "vowels", "runner": runner}
+
+
+def settings(url: str, agent: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "agent": agent,
+        "gateway": {"url": url, "key_env": "GATEWAY_KEY"},
+        "trainer__groups_per_step": 2,
+        "trainer__steps": 2,
+        "trainer__checkpoint_every": 1,
+        "trainer__export": False,
+        "eval": None,
+        **more,
+    }
+
+
+def sessions(url: str) -> list[dict[str, Any]]:
+    answer = httpx.get(f"{url}/sessions", headers={"authorization": f"Bearer {KEY}"})
+    return list(answer.json()["sessions"])
+
+
+async def test_a_run_trains_through_a_gateway_that_it_does_not_serve(write_config: WriteConfig, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    store = tmp_path / "gateway.sqlite"
+    options: dict[str, Any] = {"key": KEY, "renderer": "auto", "thinking": Thinking.KEEP}
+    async with serve_gateway(ForRuns(), Address(), store=store, **options) as gateway:
+        agent = {"kind": "callable", "path": "agent.py:agent", "judger": "vowels"}
+        file = write_config(**settings(f"{gateway.base_url}/", agent))
+        loaded = load(file, [], {"GATEWAY_KEY": KEY}, files=True)
+        async with open_run(loaded, cache=tmp_path, stop=asyncio.Event(), env=os.environ) as run:
+            assert await run.train()
+        assert list(gateway.sessions) == [], "the run has left nothing"
+        assert gateway.exchange.offer.name is None
+    assert audit(run.folder.rollouts).is_clean
+    rollouts = [one for step in (1, 2) for one in StoredRun(run.folder.rollouts).rollouts(step)]
+    assert len(rollouts) == 2 * 2 * 4
+    for one in rollouts:
+        assert one.episode is not None
+        assert one.episode.drift is not None
+        assert {version for chain in one.episode.chains for version in chain.versions[chain.mask]} <= {0, 1}
+    assert KEY.encode() not in store.read_bytes()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_gateway(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """A gateway for runs, in a process of its own. It returns when it listens."""
+    command = [sys.executable, "-m", "loopwright.cli", "gateway", "--for-runs", "--port", str(port)]
+    command += ["--store", str(folder / "gateway.sqlite")]
+    env = {**os.environ, "LOOPWRIGHT_GATEWAY_KEY": KEY}
+    with (folder / "gateway.txt").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=env)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, (folder / "gateway.txt").read_text()
+    assert json.loads(line)["port"] == port
+    return process
+
+
+def start_run(file: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "loopwright.cli", "train", str(file)]
+    env = {**os.environ, "GATEWAY_KEY": KEY}
+    with (file.parent / "output.txt").open("ab") as output:
+        return subprocess.Popen(command, cwd=file.parent, stdout=output, stderr=subprocess.STDOUT, env=env)
+
+
+@contextmanager
+def ended(*processes: subprocess.Popen[bytes]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Ends these processes, and those that are added, whatever happens."""
+    listed = list(processes)
+    try:
+        yield listed
+    finally:
+        for process in listed:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def until(done: Callable[[], bool], process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not done():
+        assert process.poll() is None, (folder / "output.txt").read_text()
+        assert time.monotonic() < deadline, (folder / "output.txt").read_text()
+        time.sleep(0.01)
+
+
+def finish(process: subprocess.Popen[bytes], folder: Path) -> None:
+    assert process.wait(timeout=DEADLINE) == 0, (folder / "output.txt").read_text()
+
+
+def steps(folder: Path) -> int:
+    return max((record["step"] for record in read_jsonl(folder / "run" / "metrics.jsonl")), default=0)
+
+
+@pytest.mark.real
+def test_a_gateway_that_is_killed_and_started_again_in_the_middle_loses_nothing(
+    write_config: WriteConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    file = write_config(**settings(url, program(pause=0.5), trainer__steps=3))
+    with ended(gateway := start_gateway(tmp_path, port), run := start_run(file)) as processes:
+        until(lambda: steps(tmp_path) >= 1 and len(sessions(url)) > 4, run, tmp_path)
+        gateway.send_signal(signal.SIGKILL)
+        gateway.wait()
+        processes.append(start_gateway(tmp_path, port))
+        finish(run, tmp_path)
+        assert sessions(url) == []
+    audited = audit(tmp_path / "run" / "rollouts.sqlite")
+    assert (audited.findings, audited.lineages) == ((), 1)
+    assert StoredRun(tmp_path / "run" / "rollouts.sqlite").steps() == (1, 2, 3)
+
+
+@pytest.mark.real
+def test_a_killed_run_that_is_resumed_takes_its_gateway_over(write_config: WriteConfig, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    file = write_config(**settings(url, program(pause=0.5), trainer__steps=3))
+    with ended(start_gateway(tmp_path, port), run := start_run(file)) as processes:
+        until(lambda: steps(tmp_path) >= 1 and len(sessions(url)) > 4, run, tmp_path)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        left = {one["id"] for one in sessions(url) if one["state"] == "open"}
+        assert left
+        processes.append(resumed := start_run(file))
+        until(lambda: any(one["id"] not in left for one in sessions(url)), resumed, tmp_path)
+        assert not {one["id"] for one in sessions(url) if one["state"] == "open"} & left
+        finish(resumed, tmp_path)
+        assert sessions(url) == []
+    audited = audit(tmp_path / "run" / "rollouts.sqlite")
+    assert (audited.findings, audited.lineages) == ((), 2)
+    assert StoredRun(tmp_path / "run" / "rollouts.sqlite").steps() == (1, 2, 3)
