@@ -7,7 +7,9 @@ has lost a session, is infrastructure: EngineLostError. A gateway that another r
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ from loopwright.gateway.registration import Registration, registration_to_json
 if TYPE_CHECKING:
     import httpx
 
+log = logging.getLogger("loopwright")
+
 LEASE_SECONDS = 60.0
 WAIT_SECONDS = 120.0
 REQUEST_SECONDS = 60.0
@@ -28,13 +32,14 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
 NOT_THERE = frozenset({408, 429, 500, 502, 503, 504})
 """A gateway that cannot answer now, or a proxy in front of one that is away."""
+UNKNOWN = 404
 SEE_LOG = "see the gateway's own log"
 WRONG_KEY = (ConfigError, "let the variable that gateway.key_env names hold the gateway's key")
 SESSION_LOST = (EngineLostError, "nothing to do: the rollout is made again")
 KINDS: Mapping[int, tuple[type[LoopwrightError], str]] = {
     401: WRONG_KEY,
     403: WRONG_KEY,
-    404: SESSION_LOST,
+    UNKNOWN: SESSION_LOST,
     410: SESSION_LOST,
     409: (LeaseError, "wait for that run to end, or use another gateway"),
 }
@@ -58,6 +63,7 @@ class GatewayClient:
         self._url = address.url.rstrip("/")
         self._wait_seconds = address.wait_seconds
         self._headers = {"authorization": f"Bearer {address.key}", **registration.holder.headers()}
+        self._is_waiting = False
         self.registration = registration
 
     @property
@@ -67,11 +73,19 @@ class GatewayClient:
     async def register(self) -> Mapping[str, Any]:
         """Register the run, or renew its lease. The answer tells the times of its open sessions."""
         body = registration_to_json(self.registration, LEASE_SECONDS)
-        return await self.ask("PUT", "/run", body, seconds=REGISTER_SECONDS)
+        try:
+            return await self.ask("PUT", "/run", body, seconds=REGISTER_SECONDS)
+        except EngineLostError as error:
+            if error.facts.get("status") != UNKNOWN:
+                raise
+            raise ConfigError(
+                error.message, remedy="start that gateway with `loopwright gateway --for-runs`"
+            ) from error
 
     async def leave(self) -> None:
-        """The run has ended. This is tried once."""
-        await self._asked("DELETE", "/run", None, REQUEST_SECONDS)
+        """The run has ended. This is tried once: a gateway that is away has no registration any more."""
+        with suppress(_AwayError):
+            await self._asked("DELETE", "/run", None, REQUEST_SECONDS)
 
     async def ask(
         self, method: str, path: str | Callable[[], str], body: Any = None, *, seconds: float = REQUEST_SECONDS
@@ -88,6 +102,9 @@ class GatewayClient:
                         f"the gateway at {self._url} did not answer for {self._wait_seconds:g} s: {away}",
                         remedy="see whether `loopwright gateway --for-runs` is running there, and what its log says",
                     ) from away
+                if not self._is_waiting:
+                    log.warning("waiting for the gateway at %s: %s", self._url, away)
+                self._is_waiting = True
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
@@ -101,6 +118,8 @@ class GatewayClient:
                 answer = await self._http.request(method, self._url + path, content=content, headers=self._headers)
         except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             raise _AwayError(f"{type(error).__name__} {error}".rstrip()) from error
+        if answer.status_code not in NOT_THERE:
+            self._is_waiting = False
         if answer.is_success:
             return _read(answer.content)
         raise self._error(answer.status_code, answer.content)
@@ -110,7 +129,7 @@ class GatewayClient:
         if status in NOT_THERE:
             return _AwayError(f"status {status}: {said}")
         kind, remedy = KINDS.get(status, (RunError, SEE_LOG))
-        return kind(f"the gateway at {self._url} answered {status}: {said}", remedy=remedy)
+        return kind(f"the gateway at {self._url} answered {status}: {said}", remedy=remedy, status=status)
 
 
 class _AwayError(Exception):

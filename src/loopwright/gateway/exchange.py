@@ -67,7 +67,7 @@ class Exchange:
         # A call that is being encoded or waits for tokens is already running: a retry of it must not become another
         # sample.
         with session.tries.flight(history, ask):
-            served = await self._model(session)
+            served = self.offer.now or await self._model(session)
             prepared = await self._prepared(served, session, history, call)
             head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
             if listener is not None:

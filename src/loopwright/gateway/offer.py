@@ -24,8 +24,12 @@ class Served:
 
     @property
     def name(self) -> str:
-        """The name that agents see: the last part of the source. They must not learn where the model's folder is."""
-        return PurePath(self.source).name or "model"
+        return name_of(self.source)
+
+
+def name_of(source: str) -> str:
+    """The name that agents see: the last part of the source. They must not learn where the model's folder is."""
+    return PurePath(source).name or "model"
 
 
 class Offer:
@@ -40,6 +44,10 @@ class Offer:
         self._changed = asyncio.Event()
         self._before = 0.0
         self._since = self._reading()
+
+    @property
+    def now(self) -> Served | None:
+        return self._served
 
     @property
     def name(self) -> str | None:

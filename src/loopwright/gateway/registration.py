@@ -59,7 +59,8 @@ def registration_to_json(registration: Registration, seconds: float) -> dict[str
 
 
 def registration_from_json(body: Mapping[str, Any]) -> tuple[Registration, float]:
-    holder, seconds = lease_from_json(body)
+    # Not the whole body: an error shows what it was given, and the model has a key.
+    holder, seconds = lease_from_json({name: body.get(name) for name in ("run", "lineage", "seconds")})
     opening, model = text(body.get("opening"), "opening"), body.get("model")
     if RUN_SESSION.fullmatch(f"{holder.run}-{holder.lineage}-{opening}-1") is None:
         raise invalid("run", "run and opening are no names of ours", remedy="send 16 and 8 hexadecimal digits")

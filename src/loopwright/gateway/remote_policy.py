@@ -22,6 +22,7 @@ from typing import Any
 from loopwright.errors import EngineLostError, LeaseError, LoopwrightError, RunError
 from loopwright.gateway.client import GatewayAddress, GatewayClient
 from loopwright.gateway.management import base_urls
+from loopwright.gateway.offer import name_of
 from loopwright.gateway.policy import LONGEST_PAUSE_SECONDS
 from loopwright.gateway.record import SessionRecord, from_json, stop_after
 from loopwright.gateway.registration import Registration
@@ -69,6 +70,7 @@ class RemoteSessionPolicies:
         self._stored: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.clock = 0.0
         """Advances while the gateway answers."""
+        self.model = name_of(client.registration.model.source)
         self.base_url = client.url
         """Where agents reach the gateway."""
         self.lost: LoopwrightError | None = None
@@ -180,7 +182,7 @@ class RemoteSessionPolicy:
         session = self._session = _OpenSession(str(said["id"]), self._now() - self._start, self._gateway.clock)
         try:
             urls = base_urls(self._gateway.base_url, session.id)
-            yield Endpoint(urls["openai"], str(said["key"]), urls["anthropic"], str(said["model"]))
+            yield Endpoint(urls["openai"], str(said["key"]), urls["anthropic"], self._gateway.model)
         finally:
             session.ended = self._now(), self.times()
             try:

@@ -82,24 +82,23 @@ class Runs:
         await self._connection.aclose()
 
     async def _change(self, registration: Registration) -> None:
-        model = registration.model
-        connection = AsyncExitStack()
-        try:
-            served, held = await connection.enter_async_context(self._connect(model))
-        except LoopwrightError as error:
-            if self._present is None or self._present.holder != registration.holder:
-                self._lease.release(registration.holder)
-            raise refused(
-                Code.INVALID,
-                f"the gateway cannot use the run's model: {error.message}",
-                remedy=error.remedy,
-                param="model",
-            ) from error
-        # Nothing is awaited here: a call of an earlier session must not meet the new model.
-        self._end_others(registration)
-        self._offer.change(served, held)
-        self._present = registration
-        earlier, self._connection = self._connection, connection
+        async with AsyncExitStack() as connecting:
+            try:
+                served, held = await connecting.enter_async_context(self._connect(registration.model))
+            except LoopwrightError as error:
+                if self._present is None or self._present.holder != registration.holder:
+                    self._lease.release(registration.holder)
+                raise refused(
+                    Code.INVALID,
+                    f"the gateway cannot use the run's model: {error.message}",
+                    remedy=error.remedy,
+                    param="model",
+                ) from error
+            # Nothing is awaited from here on: a call of an earlier session must not meet the new model.
+            self._end_others(registration)
+            self._offer.change(served, held)
+            self._present = registration
+            earlier, self._connection = self._connection, connecting.pop_all()
         log.info("%s is registered, with %s", registration.holder, served.name)
         await earlier.aclose()
 

@@ -1,0 +1,450 @@
+"""A gateway that training runs register with: its lease, its sessions over restarts, and what a run's rollouts see."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_house import KEY, MAX_CONTEXT, RecordingEngine, odd_ids, renderer
+
+from loopwright.agents.callable import CallableLoop
+from loopwright.agents.worker import AgentSetup, LocalWorker
+from loopwright.errors import ConfigError, EngineLostError, LeaseError, LoopwrightError, RunError
+from loopwright.gateway.client import GatewayAddress, GatewayClient
+from loopwright.gateway.offer import Offer, Served
+from loopwright.gateway.registration import (
+    Registration,
+    RunModel,
+    registration_from_json,
+    registration_to_json,
+)
+from loopwright.gateway.remote_policy import RemoteSessionPolicies, RemoteSessionPolicy, open_remote_policies
+from loopwright.gateway.server import Address, Gateway, open_gateway, open_gateway_for_runs
+from loopwright.gateway.session import SessionState
+from loopwright.gateway.store import MemoryStore, SqliteStore
+from loopwright.ports import PolicyMaker
+from loopwright.serve.lease import LeaseHolder
+from loopwright.types import (
+    Failed,
+    FailureCause,
+    Rollout,
+    RolloutKey,
+    RolloutRequest,
+    Sampling,
+    Split,
+    Task,
+    Thinking,
+    Unscored,
+)
+
+RUN, OTHER = "a" * 16, "b" * 16
+DOOR_KEY = "lw-the-key-of-the-door"
+TASK = Task.ask("t1", "What is 1+1?", truth=2)
+ASK = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def registration(run: str = RUN, lineage: int = 0, opening: str = "0" * 8) -> Registration:
+    model = RunModel("http://127.0.0.1:1", DOOR_KEY, "models/tiny", "tiny", None, MAX_CONTEXT, "auto", Thinking.KEEP)
+    return Registration(LeaseHolder(run, lineage), opening, model)
+
+
+class Door:
+    """Connects a gateway to a scripted engine, whose held seconds a test moves."""
+
+    def __init__(self) -> None:
+        self.engine = RecordingEngine(lambda request: "Hello.", encode=odd_ids)
+        self.held = 0.0
+        self.error: LoopwrightError | None = None
+
+    @asynccontextmanager
+    async def connect(self, model: RunModel) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
+        if self.error is not None:
+            raise self.error
+        yield Served(self.engine, renderer(), model.max_context, model.source), lambda: self.held
+
+
+@asynccontextmanager
+async def gateway(
+    store: Path, door: Door | None = None, port: int = 0, wait_seconds: float = 10.0
+) -> AsyncIterator[Gateway]:
+    async with (
+        SqliteStore(store / "sessions.sqlite") as sessions,
+        open_gateway_for_runs(
+            (door or Door()).connect, sessions, key=KEY, address=Address(port=port), wait_seconds=wait_seconds
+        ) as opened,
+    ):
+        yield opened
+
+
+@asynccontextmanager
+async def policies(
+    url: str, who: Registration | None = None, *, key: str = KEY, wait_seconds: float = 10.0
+) -> AsyncIterator[RemoteSessionPolicies]:
+    address = GatewayAddress(url, key, wait_seconds)
+    async with open_remote_policies(address, who or registration(), beat_seconds=0.02) as made:
+        yield made
+
+
+def request(draw: int = 0, seconds: float = 60.0) -> RolloutRequest:
+    return RolloutRequest(Split.TRAIN, RolloutKey("train", draw, 0), TASK, Sampling(seed=7), seconds)
+
+
+def worker(made: PolicyMaker, agent: Callable[..., Awaitable[None]]) -> LocalWorker:
+    return LocalWorker({(Split.TRAIN, "train"): AgentSetup(CallableLoop(agent), served=True)}, made, made)
+
+
+async def ask(url: str, key: str) -> httpx.Response:
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=30) as http:
+        return await http.post(f"{url}/chat/completions", json=ASK)
+
+
+def managing(opened: Gateway) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=opened.base_url, headers={"authorization": f"Bearer {KEY}"})
+
+
+async def asks_twice(task: Task, base_url: str, api_key: str) -> None:
+    for _ in range(2):
+        (await ask(base_url, api_key)).raise_for_status()
+
+
+async def until(done: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not done():
+            await asyncio.sleep(0.005)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def failure(made: Rollout) -> tuple[FailureCause, str]:
+    assert isinstance(made.reward, Failed), made.reward
+    return made.reward.cause, made.reward.error
+
+
+# One rollout.
+
+
+async def test_a_rollout_has_the_tokens_that_the_gateway_has_recorded(tmp_path: Path) -> None:
+    door = Door()
+    async with gateway(tmp_path, door) as opened, policies(opened.base_url) as made:
+        rollout = await worker(made, asks_twice).run(request())
+        (session,) = opened.sessions
+        assert session.id.startswith(f"{RUN}-0-00000000-t0-0-0-")
+        assert session.state is SessionState.COMPLETED
+        assert session.settings.sampling == Sampling(), "the run's settings override those of the agent"
+        assert session.settings.seed == 7
+        recorder = opened.sessions.recorder_of(session)
+    assert isinstance(rollout.reward, Unscored)
+    assert rollout.episode is not None
+    assert rollout.episode.chains == recorder.chains()
+    assert rollout.episode.drift is not None
+    assert rollout.episode.drift.tokens > 0
+    assert {one.sampling.seed for one in door.engine.requests} & {7} == set(), "each answer has a seed of its own"
+
+
+async def test_an_endpoint_names_the_model_and_where_agents_reach_it(tmp_path: Path) -> None:
+    async with (
+        gateway(tmp_path) as opened,
+        policies(f"{opened.base_url}/") as made,
+        RemoteSessionPolicy(made, request()).endpoint() as endpoint,
+    ):
+        assert endpoint.model == "tiny"
+        assert endpoint.base_url.startswith(f"{opened.base_url}/sessions/{RUN}-0-")
+        assert endpoint.base_url == f"{endpoint.anthropic_url}/v1"
+
+
+async def test_a_session_is_deleted_when_its_rollout_is_stored_and_not_before(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as opened, policies(opened.base_url) as made:
+        run = worker(made, asks_twice)
+        await run.run(request(draw=1))
+        await run.run(request(draw=2))
+        assert len(list(opened.sessions)) == 2
+        made.stored(Split.EVAL, request(draw=1).key)  # another rollout
+        run.stored(Split.TRAIN, request(draw=1).key)
+        await until(lambda: len(list(opened.sessions)) == 1)
+        (left,) = opened.sessions
+        assert "-t2-" in left.id
+
+
+async def test_a_session_that_was_lost_is_infrastructure(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as opened, policies(opened.base_url) as made:
+
+        async def agent(task: Task, base_url: str, api_key: str) -> None:
+            await asks_twice(task, base_url, api_key)
+            (session,) = opened.sessions
+            opened.sessions.delete(session)
+
+        rollout = await worker(made, agent).run(request())
+    assert failure(rollout) == (FailureCause.INFRA, "EngineLostError")
+
+
+async def test_a_gateway_that_stays_away_is_infrastructure(tmp_path: Path) -> None:
+    async with policies_of_closed(tmp_path) as made:
+        rollout = await worker(made, asks_twice).run(request())
+    assert failure(rollout) == (FailureCause.INFRA, "EngineLostError")
+
+
+@asynccontextmanager
+async def policies_of_closed(folder: Path) -> AsyncIterator[RemoteSessionPolicies]:
+    """Policies whose gateway has gone."""
+    async with gateway(folder) as opened:
+        opening = policies(opened.base_url, wait_seconds=0.3)
+        made = await opening.__aenter__()
+    try:
+        yield made
+    finally:
+        await opening.__aexit__(None, None, None)
+
+
+async def test_an_agent_is_charged_neither_for_held_engines_nor_for_a_gateway_that_is_away(tmp_path: Path) -> None:
+    door, port = Door(), free_port()
+    async with AsyncExitStack() as stack, policies_at(tmp_path, door, port) as (made, close):
+        policy = RemoteSessionPolicy(made, request())
+        async with policy.endpoint() as endpoint:
+            assert policy.times().since_first_call is None
+            await ask(endpoint.base_url, endpoint.api_key)
+            await until(lambda: policy.times().since_first_call is not None)
+            before = policy.times()
+            await asyncio.sleep(0.5)
+            door.held += 0.4
+            await asyncio.sleep(0.1)
+            after = policy.times()
+            assert 0.05 < after.total - before.total < 0.4
+            assert 0.05 < (after.since_first_call or 0.0) - (before.since_first_call or 0.0) < 0.4
+            await close()
+            gone = policy.times()
+            await asyncio.sleep(0.3)
+            assert policy.times() == gone
+            await stack.enter_async_context(gateway(tmp_path, door, port))
+            await until(lambda: policy.times() != gone)
+            assert policy.times().total < gone.total + 2.5
+        ended = policy.times()
+        await asyncio.sleep(0.05)
+        assert policy.times().total > ended.total, "a verifier's seconds count"
+        assert policy.times().since_first_call == ended.since_first_call
+
+
+@asynccontextmanager
+async def policies_at(
+    folder: Path, door: Door, port: int
+) -> AsyncIterator[tuple[RemoteSessionPolicies, Callable[[], Awaitable[None]]]]:
+    """Policies, and what ends their first gateway as a kill would: its sessions stay open."""
+    opening = gateway(folder, door, port)
+    opened = await opening.__aenter__()
+    is_open = True
+
+    async def close() -> None:
+        nonlocal is_open
+        if is_open:
+            is_open = False
+            await opening.__aexit__(None, None, None)
+
+    try:
+        async with policies(opened.base_url) as made:
+            yield made, close
+    finally:
+        await close()
+
+
+# Restarts.
+
+
+async def test_a_gateway_that_was_started_again_is_registered_with_again_and_sessions_go_on(tmp_path: Path) -> None:
+    door, port = Door(), free_port()
+    async with policies_at(tmp_path, door, port) as (made, close):
+
+        async def agent(task: Task, base_url: str, api_key: str) -> None:
+            (await ask(base_url, api_key)).raise_for_status()
+            await close()
+            async with gateway(tmp_path, door, port) as again:
+                # The call waits until the run has registered again.
+                (await ask(base_url, api_key)).raise_for_status()
+                assert again.exchange.offer.name == "tiny"
+                restarted.append(again)
+                await done.wait()
+
+        restarted: list[Gateway] = []
+        done = asyncio.Event()
+        policy = RemoteSessionPolicy(made, request())
+        async with policy.endpoint() as endpoint:
+            running = asyncio.create_task(agent(TASK, endpoint.base_url, endpoint.api_key))
+            await until(lambda: restarted or running.done())
+        assert policy.fault is None
+        assert sum(chain.sampled for chain in policy.episode(()).chains) == 2 * len(odd_ids("Hello."))
+        done.set()
+        await running
+
+
+async def test_an_agent_that_met_nobody_is_made_again_and_not_blamed(tmp_path: Path) -> None:
+    """Its call came while the gateway was away, and its own error is all that it could say."""
+    door, port = Door(), free_port()
+    async with policies_at(tmp_path, door, port) as (made, close):
+        again: list[Any] = []
+
+        async def agent(task: Task, base_url: str, api_key: str) -> None:
+            (await ask(base_url, api_key)).raise_for_status()
+            await close()
+            try:
+                with suppress(httpx.TransportError):
+                    await ask(base_url, api_key)
+                    raise AssertionError("somebody has answered")
+            finally:
+                again.append(gateway(tmp_path, door, port))
+                await again[0].__aenter__()
+
+        rollout = await worker(made, agent).run(request())
+        await again[0].__aexit__(None, None, None)
+    assert failure(rollout) == (FailureCause.INFRA, "EngineLostError")
+
+
+async def test_a_call_without_a_run_waits_and_then_gets_a_503(tmp_path: Path) -> None:
+    async with gateway(tmp_path, wait_seconds=0.2) as opened, managing(opened) as http:
+        assert (await http.get("/health")).json() == {"status": "ok", "model": None}
+        said = (await http.post("/sessions/session-1")).json()
+        refused = await ask(f"{opened.base_url}/sessions/session-1/v1", said["key"])
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        told = (await http.get("/sessions/session-1")).json()
+        assert told["held_seconds"] >= 0.2, "nobody could be answered"
+
+
+# Who holds it.
+
+
+async def test_another_run_is_refused_while_one_holds_the_gateway(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as opened:
+        async with policies(opened.base_url):
+            with pytest.raises(LeaseError, match=f"run {RUN}"):
+                async with policies(opened.base_url, registration(OTHER)):
+                    raise AssertionError("it was let in")
+            async with managing(opened) as http:
+                assert (await http.get("/run")).json() == {"run": RUN, "lineage": 0}
+                assert (await http.post("/sessions")).status_code == 409, "sessions are the run's"
+        async with policies(opened.base_url, registration(OTHER)):
+            """The first one has left."""
+
+
+async def test_a_resumed_run_takes_the_gateway_over_and_earlier_sessions_are_gone(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as opened, policies(opened.base_url) as earlier:
+        await worker(earlier, asks_twice).run(request(draw=1))
+        left = RemoteSessionPolicy(earlier, request(draw=2))
+        async with left.endpoint() as endpoint:
+            (await ask(endpoint.base_url, endpoint.api_key)).raise_for_status()
+            async with policies(opened.base_url, registration(lineage=1)) as resumed:
+                assert (await ask(endpoint.base_url, endpoint.api_key)).status_code == 410
+                (ended,) = opened.sessions
+                assert "-t2-" in ended.id, "the completed one was deleted"
+                assert isinstance((await worker(resumed, asks_twice).run(request(draw=2))).reward, Unscored)
+                await until(lambda: earlier.lost)
+        assert isinstance(left.fault, LeaseError), "the earlier process has to stop"
+        with pytest.raises(LeaseError):
+            await worker(earlier, asks_twice).run(request(draw=3))
+        assert list(opened.sessions) == []
+
+
+async def test_a_run_without_a_database_is_told_from_the_one_before_by_its_opening(tmp_path: Path) -> None:
+    """Both have lineage 0."""
+    async with (
+        gateway(tmp_path) as opened,
+        policies(opened.base_url) as earlier,
+        RemoteSessionPolicy(earlier, request()).endpoint() as endpoint,
+        httpx.AsyncClient() as http,
+    ):
+        later = registration(opening="1" * 8)
+        await GatewayClient(http, GatewayAddress(opened.base_url, KEY), later).register()
+        assert (await ask(endpoint.base_url, endpoint.api_key)).status_code == 410
+
+
+async def test_a_model_that_the_gateway_cannot_use_is_told_and_the_gateway_stays_free(tmp_path: Path) -> None:
+    door = Door()
+    door.error = EngineLostError("the door is shut", remedy="open it")
+    async with gateway(tmp_path, door) as opened:
+        with pytest.raises(RunError, match=r"the door is shut\. Open it"):
+            async with policies(opened.base_url):
+                raise AssertionError("it was let in")
+        door.error = None
+        async with policies(opened.base_url, registration(OTHER)):
+            """The first one has no lease."""
+
+
+async def test_what_is_wrong_with_the_gateway_is_told(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as opened:
+        with pytest.raises(ConfigError, match="401") as wrong:
+            async with policies(opened.base_url, key="another"):
+                raise AssertionError("it was let in")
+        assert "gateway.key_env" in wrong.value.remedy
+    served = Served(Door().engine, renderer(), MAX_CONTEXT, "tiny")
+    async with open_gateway(served, MemoryStore(), key=KEY) as alone:
+        with pytest.raises(ConfigError, match="has a model of its own") as own:
+            async with policies(alone.base_url):
+                raise AssertionError("it was let in")
+        assert "--for-runs" in own.value.remedy
+    with pytest.raises(EngineLostError, match=r"did not answer for 0\.2 s"):
+        async with policies(alone.base_url, wait_seconds=0.2):
+            raise AssertionError("it was let in")
+
+
+async def test_a_url_may_have_a_path_and_no_port() -> None:
+    seen: list[str] = []
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        seen.append(f"{asked.method} {asked.url}")
+        return httpx.Response(200, json={"sessions": {}, "now": 0.0})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        for url in ("http://gateway.example/loop/", "https://gateway.example"):
+            await GatewayClient(http, GatewayAddress(url, KEY), registration()).register()
+    assert seen == ["PUT http://gateway.example/loop/run", "PUT https://gateway.example/run"]
+
+
+# What is said.
+
+
+def test_a_registration_survives_the_wire_and_shows_no_key() -> None:
+    sent = registration(lineage=3)
+    assert registration_from_json(registration_to_json(sent, 60.0)) == (sent, 60.0)
+    assert DOOR_KEY not in repr(sent)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "no-hex"},
+        {"opening": None},
+        {"seconds": -1},
+        {"model": None},
+        {"model": {**registration_to_json(registration(), 1)["model"], "thinking": "much"}},
+        {"model": {**registration_to_json(registration(), 1)["model"], "door_url": 7}},
+    ],
+)
+def test_what_is_no_registration_is_refused_without_its_key(change: dict[str, Any]) -> None:
+    with pytest.raises(LoopwrightError) as refused:
+        registration_from_json({**registration_to_json(registration(), 60.0), **change})
+    assert refused.value.facts["status"] == 400
+    assert DOOR_KEY not in str(refused.value)
+
+
+async def test_seconds_without_a_model_are_held_and_the_clock_never_goes_back() -> None:
+    offer, held = Offer(wait_seconds=1.0), 500.0
+    await asyncio.sleep(0.02)
+    first = offer.held_seconds()
+    assert 0.02 <= first < 1
+    served = Served(Door().engine, renderer(), MAX_CONTEXT, "tiny")
+    offer.change(served, lambda: held)
+    assert first <= offer.held_seconds() < 1, "what another clock counted before is not ours"
+    held += 7
+    assert 7 <= offer.held_seconds() < 8
+    offer.change(replace(served, source="other"))
+    assert 7 <= offer.held_seconds() < 8
+    offer.change(None)
+    await asyncio.sleep(0.02)
+    assert offer.held_seconds() >= 7.02
