@@ -30,6 +30,12 @@ def advertised_problems(place: KeyPath, url: str, key_setting: str = "api_key_en
         )
 
 
+def host_of(url: str) -> str | None:
+    """The host of an address. None if it has none."""
+    parts = _parts(url)
+    return None if parts is None else parts.hostname
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that is bound to `host`."""
     if host == "localhost":

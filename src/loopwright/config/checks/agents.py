@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from loopwright.config.addresses import host_of, is_loopback
 from loopwright.config.base import sections
 from loopwright.config.checks.idle import Idle
+from loopwright.config.engines import DoorConfig
 from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
 
@@ -66,6 +68,24 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
+    yield from _door_out_of_reach(config)
+    yield from _unrepeatable(config)
+
+
+def _door_out_of_reach(config: RunConfig) -> Iterator[Problem]:
+    """A gateway elsewhere samples through the run's door."""
+    url, door = config.gateway.url, config.rollout.door or DoorConfig()
+    away = url is not None and not is_loopback(host_of(url) or "localhost")
+    if away and door.advertise_url is None and is_loopback(door.host):
+        yield Problem(
+            ("gateway", "url"),
+            "may be on another machine, and the run's door is at the loopback, where only this machine reaches it",
+            "set rollout.door.host and rollout.door.advertise_url",
+            also=(("rollout", "door"),),
+        )
+
+
+def _unrepeatable(config: RunConfig) -> Iterator[Problem]:
     """Settings that make runs differ: a clock, or somebody's server, answers differently each time."""
     for place, section in sections(config) if config.trainer.deterministic else ():
         for setting, remedy in section.unrepeatable():
