@@ -1,7 +1,7 @@
 """What a session has recorded, as a value that can be read from a gateway in another process.
 
-The invariant: what `record_from_json` reads equals what `record_to_json` was given, token by token and bit by bit. A logprob is a
-float32; JSON holds the float64 of the same value in as many digits as it needs.
+The invariant: what `record_from_json` reads equals what `record_to_json` was given, token by token and bit by bit. A
+logprob is a float32; JSON holds the float64 of the same value in as many digits as it needs.
 """
 
 from __future__ import annotations
