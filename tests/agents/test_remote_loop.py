@@ -191,6 +191,9 @@ async def test_the_agents_own_time_begins_with_its_first_call(tmp_path: Path) ->
     late = await rollout(tmp_path, "time.sleep(1.5); ask([question])", max_seconds=1.0)
     assert late.episode is not None
     assert late.episode.stop is StopReason.DONE
+    assert late.episode.output is not None
+    assert late.episode.output.start_seconds > 1.5
+    assert late.episode.output.run_seconds < 1.5
     slow = await rollout(tmp_path, "ask([question]); time.sleep(300)", max_seconds=1.0)
     assert slow.episode is not None
     assert slow.episode.stop is StopReason.BUDGET

@@ -56,6 +56,7 @@ CALLS = {
     "rates": [1500.0, 1200.0],
     "cpu_ms": 0.6,
     "proxy_memory": 3_000_000,
+    "beside": {"alone_ms": {"p50": 1.0, "p99": 2.0}, "rate": 1600.0, "cpu_ms": 0.5},
 }
 BARE = {"rate_16": 3000.0}
 
@@ -134,6 +135,9 @@ def test_a_gateway_round():
     assert (figures["rate_16"], figures["rate_256"]) == (1500.0, 1200.0)
     assert figures["limit_share"] == 0.5
     assert figures["peak_memory_mb"] == 3.0
+    assert figures["store_p50_ms"] == 0.25
+    assert figures["store_cpu_ms"] == pytest.approx(0.1)
+    assert "store_cpu_ms" not in find("gateway").round({**CALLS, "beside": None}, BARE), "a peer has no such store"
     limit = BarePlan({}).measured([{**CALLS, "rates": [rate, 1.0]} for rate in (2000.0, 3000.0, 9000.0)])
     assert limit.pace["rate_16"] == 3000.0
     assert "3,000 and 1 requests per second" in limit.line
