@@ -155,7 +155,7 @@ async def test_a_beat_of_a_stream_tells_the_clock(http: httpx.AsyncClient, contr
     body = {"token_ids": [0], "sampling_params": {"max_tokens": 2}, "stream": True}
     async with http.stream("POST", GENERATE, json=body) as stream:
         lines = stream.aiter_lines()
-        readings = []
+        readings: list[Any] = []
         while len(readings) < 3:
             line = await anext(lines)
             readings += [json.loads(line[2:])] if line else []
