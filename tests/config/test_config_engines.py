@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from loopwright.config import Loaded, LoopwrightEngineConfig, TorchEngineConfig
+from loopwright.config import Loaded, LoopwrightEngineConfig, Purpose, TorchEngineConfig
+from loopwright.config.base import needs_of
+from loopwright.config.needs import Outside
+from loopwright.config.purpose import part_for
 from loopwright.errors import ConfigError
 
 APART = ("trainer.kind=disaggregated", "produce.kind=async")
@@ -79,3 +82,12 @@ def test_a_door_needs_no_port(load_text: LoadText, minimal: str, door: str) -> N
     config = load_text(minimal, f"rollout.door={door}").config
     assert config.rollout.door is not None
     assert config.rollout.door.port == 0
+
+
+def test_who_does_not_train_needs_neither_engines_nor_a_door(load_text: LoadText, minimal: str) -> None:
+    engine = "rollout.engine={kind: loopwright, urls: ['http://localhost:1'], key_env: NO_SUCH_KEY}"
+    config = load_text(minimal, *APART, engine, "rollout.door={}").config
+    assert Outside.KEY in {need.what for need in needs_of(config)}
+    part = part_for(config, Purpose.ROLL_OUT)
+    assert Outside.KEY not in {need.what for need in needs_of(part)}
+    assert part.rollout.door is None
