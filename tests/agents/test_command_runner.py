@@ -47,6 +47,11 @@ def isolate(request: pytest.FixtureRequest) -> Isolation:
     return Isolation(request.param)
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.agents.runners.watch.LOOK_SECONDS", 0.1)
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[ProgramHost]:
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "LANG": "C.UTF-8", "PYTHONPATH": "ours"}
@@ -143,7 +148,7 @@ async def test_exit_codes_may_be_no_failure(host: ProgramHost) -> None:
 RUNAWAYS = {
     "children": "sleep 300 & sleep 300 & echo started",
     "left its group": "setsid sleep 300 >/dev/null 2>&1 & echo started; sleep 0.3",
-    "left its mark": "env -i sleep 300 & echo started; sleep 2",
+    "left its mark": "env -i sleep 300 & echo started; sleep 0.8",
     "ignores the end": "trap '' TERM INT HUP; (trap '' TERM; sleep 300) & echo started",
 }
 
