@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
 
-test: check .clients/.ready  ## Everything, with real components
+test: check .clients/.ready .clients/.bwrap  ## Everything, with real components
 	$(BIN)/pytest -m real
 
 check: lint  ## Lint, types, layers and the fast tests
@@ -78,6 +78,12 @@ clients: .clients/.ready  ## Install the agents that the gateway is tested with
 	cd .clients/node && npm install --no-audit --no-fund --loglevel error
 	$(PYTHON) -m venv .clients/mini
 	.clients/mini/bin/pip install -q --no-deps --no-compile -r tools/clients/requirements.txt
+	touch $@
+
+# The sandbox of agents that are programs. Where it cannot be installed, its tests are skipped.
+.clients/.bwrap:
+	mkdir -p .clients
+	command -v bwrap > /dev/null || (apt-get update -qq && apt-get install -qq -y bubblewrap > /dev/null) || true
 	touch $@
 
 clean:

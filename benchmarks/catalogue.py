@@ -10,6 +10,7 @@ from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
 from benchmarks.models import Model
 from benchmarks.neighbour import BesideBusy
+from benchmarks.remote import Remote
 from benchmarks.setting import Benchmark
 from loopwright.errors import BenchError
 
@@ -42,6 +43,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     BesideBusy("busy", "the step of grpo-dense beside a busy process; the other side lets OpenMP spin", DENSE),
     Buffer("buffer", "45 KB samples put and got, one by one and 64 at once: committed to SQLite, beside TransferQueue"),
     GatewayCalls("gateway", "a recorded model call: 512-token prompts, 128-token answers, beside LiteLLM's proxy"),
+    Remote("remote", "200 programs of 5 turns, 16 at a time, behind one gateway with a scripted engine"),
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
     Decode(
         "decode-groups",

@@ -1,6 +1,7 @@
 """A model call through a proxy that records it: ours beside LiteLLM's, and beside one that only passes bytes on.
 
-The model is a mock that answers at once, so all time is the proxies'. Every prompt is another one, so that nobody gains
+Beside ours, the same gateway keeps its sessions in memory: the difference is what the store on disk adds to a call. The
+model is a mock that answers at once, so all time is the proxies'. Every prompt is another one, so that nobody gains
 by having seen it before.
 """
 
@@ -30,6 +31,8 @@ FIGURES = (
     Figure("p50_added_ms", "p50 added, 1 client, ms", Better.LOWER),
     Figure("p99_added_ms", "p99 added, 1 client, ms", Better.LOWER),
     Figure("cpu_ms", f"CPU ms per request, {FEW} clients", Better.LOWER),
+    Figure("store_p50_ms", "of p50, added by the store on disk, ms", digits=3),
+    Figure("store_cpu_ms", "of CPU ms per request, added by the store on disk", digits=3),
     Figure("limit_share", f"share of the bare proxy's rate, {FEW} clients", digits=3),
     Figure("direct_p50_ms", "p50 of the mock itself, ms"),
     Figure("direct_rate", f"requests per second to the mock itself, {FEW} clients", digits=0),
@@ -107,6 +110,9 @@ class GatewayCalls:
 
     def round(self, answer: Mapping[str, Any], pace: Mapping[str, float]) -> Round:
         own = _own_figures(answer)
+        if memory := answer.get("beside"):
+            own["store_p50_ms"] = answer["alone_ms"]["p50"] - memory["alone_ms"]["p50"]
+            own["store_cpu_ms"] = answer["cpu_ms"] - memory["cpu_ms"]
         return {**own, "limit_share": own[f"rate_{FEW}"] / pace[f"rate_{FEW}"]}
 
 

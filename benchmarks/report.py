@@ -32,9 +32,18 @@ def as_json(measured: Measured, busy_before: float | None) -> dict[str, Any]:
 def _side(measured: Measured, side: Side) -> dict[str, Any]:
     return {
         "versions": side.versions,
-        "figures": {figure.key: asdict(summarise(side.rounds, figure.key)) for figure in measured.benchmark.figures},
+        "figures": {
+            figure.key: asdict(summarise(side.rounds, figure.key))
+            for figure in measured.benchmark.figures
+            if _has(side, figure)
+        },
         "rounds": list(side.rounds),
     }
+
+
+def _has(side: Side, figure: Figure) -> bool:
+    """Whether a figure was measured on this side. What a store on disk adds, a peer without one cannot tell."""
+    return all(figure.key in one for one in side.rounds)
 
 
 def ratios(measured: Measured) -> Iterator[tuple[Figure, Summary | None]]:
@@ -64,7 +73,10 @@ def table(measured: Measured) -> list[str]:
     """Medians, with the lowest and the highest round behind them, and how many times better ours is."""
     rows = [("", *(_heading(side) for side in measured.sides), "ours is better by" if measured.sides[1:] else "")]
     for figure, ratio in ratios(measured):
-        cells = [_cell(summarise(side.rounds, figure.key), figure.digits) for side in measured.sides]
+        cells = [
+            _cell(summarise(side.rounds, figure.key), figure.digits) if _has(side, figure) else ""
+            for side in measured.sides
+        ]
         rows.append((figure.label, *cells, f"{_cell(ratio, 2)} x" if ratio else ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

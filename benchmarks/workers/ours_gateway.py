@@ -1,5 +1,6 @@
-"""Loopwright's gateway as a user starts it: `loopwright gateway --engine URL`, every turn recorded, and committed to
-SQLite before it is answered. Each client has a session; all are deleted after a round."""
+"""Loopwright's gateway as a user starts it: `loopwright gateway --engine URL`, every call logged before the engine is
+asked, every turn recorded, and committed to SQLite before it is answered. Each client has a session; all are deleted
+after a round. Beside it, the same gateway with sessions in memory: the difference is what the store on disk adds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from benchmarks.workers.http_load import Door
 from benchmarks.workers.port import Port
-from benchmarks.workers.proxy_round import Proxy, Spec, child, serve_rounds
+from benchmarks.workers.proxy_round import Child, Proxy, Spec, child, serve_rounds
 
 SETTINGS = {"sampling": {"temperature": 1.0, "max_new_tokens": 1024}}
 """As in training: the session's settings override the client's."""
@@ -27,14 +28,25 @@ async def ours(spec: Spec, upstream: int) -> AsyncIterator[Proxy]:
     store = Path(spec["folder"]) / "sessions.sqlite"
     command = [sys.executable, "-m", "loopwright.cli", "gateway", "--engine", f"http://127.0.0.1:{upstream}"]
     async with child([*command, "--store", str(store)], environment={"LOOPWRIGHT_GATEWAY_KEY": key}) as gateway:
+        yield _proxy(gateway, key)
 
-        async def doors(count: int) -> Sequence[Door]:
-            return await asyncio.to_thread(_open_sessions, gateway.port, key, count)
 
-        async def close(doors: Sequence[Door]) -> None:
-            await asyncio.to_thread(_delete_sessions, gateway.port, key, doors)
+@asynccontextmanager
+async def in_memory(spec: Spec, upstream: int) -> AsyncIterator[Proxy]:
+    key = secrets.token_hex(16)
+    told = {"upstream": upstream, "key": key, "folder": spec["folder"]}
+    async with child([sys.executable, "-m", "benchmarks.workers.memory_gateway"], told) as gateway:
+        yield _proxy(gateway, key)
 
-        yield Proxy(gateway.port, gateway.pid, doors, close)
+
+def _proxy(gateway: Child, key: str) -> Proxy:
+    async def doors(count: int) -> Sequence[Door]:
+        return await asyncio.to_thread(_open_sessions, gateway.port, key, count)
+
+    async def close(doors: Sequence[Door]) -> None:
+        await asyncio.to_thread(_delete_sessions, gateway.port, key, doors)
+
+    return Proxy(gateway.port, gateway.pid, doors, close)
 
 
 def _open_sessions(port: int, key: str, count: int) -> list[Door]:
@@ -60,4 +72,4 @@ def _ask(line: http.client.HTTPConnection, method: str, path: str, key: str, bod
 
 
 if __name__ == "__main__":
-    asyncio.run(serve_rounds(Port(), ours, "loopwright"))
+    asyncio.run(serve_rounds(Port(), ours, "loopwright", beside=in_memory))

@@ -13,7 +13,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -43,16 +43,20 @@ Start = Callable[[Spec, int], AbstractAsyncContextManager[Proxy]]
 """Starts a proxy before the upstream at a port."""
 
 
-async def serve_rounds(port: Port, start: Start, *packages: str) -> None:
+async def serve_rounds(port: Port, start: Start, *packages: str, beside: Start | None = None) -> None:
+    """With `beside`, a second proxy is measured in each round, and its facts are in the answer under this name."""
     spec = port.spec
     bodies = cycle(_lines(spec["bodies"]))
-    async with (
-        child([sys.executable, "-m", "benchmarks.workers.mock_upstream"], spec["upstream"]) as upstream,
-        start(spec, upstream.port) as proxy,
-    ):
+    async with AsyncExitStack() as stack:
+        mock = [sys.executable, "-m", "benchmarks.workers.mock_upstream"]
+        upstream = await stack.enter_async_context(child(mock, spec["upstream"]))
+        proxy = await stack.enter_async_context(start(spec, upstream.port))
+        other = await stack.enter_async_context(beside(spec, upstream.port)) if beside else None
         port.ready(*packages)
         for watch in port.rounds():
             facts = await _round(spec, upstream.port, proxy, bodies)
+            if other is not None:
+                facts["beside"] = await _beside(spec, other, bodies)
             port.answer(watch.stop(), **facts)
 
 
@@ -66,9 +70,7 @@ async def _round(spec: Spec, upstream: int, proxy: Proxy, bodies: Iterator[bytes
     direct_alone = await load(upstream, [DIRECT], bodies, seconds / 2)
     alone = await load(proxy.port, doors[:1], bodies, seconds)
     direct_few = await load(upstream, [DIRECT] * few, bodies, seconds / 2)
-    before = cpu_seconds(proxy.pid)
-    together = await load(proxy.port, doors[:few], bodies, seconds)
-    cpu = cpu_seconds(proxy.pid) - before
+    together, cpu_ms = await _few(proxy, doors[:few], bodies, seconds)
     crowded = await load(proxy.port, doors, bodies, seconds)
     await proxy.close(doors)
     return {
@@ -76,9 +78,25 @@ async def _round(spec: Spec, upstream: int, proxy: Proxy, bodies: Iterator[bytes
         "alone_ms": _milliseconds(alone),
         "direct_rate": direct_few.rate,
         "rates": [together.rate, crowded.rate],
-        "cpu_ms": 1e3 * cpu / len(together.latencies),
+        "cpu_ms": cpu_ms,
         "proxy_memory": peak_memory(proxy.pid),
     }
+
+
+async def _beside(spec: Spec, proxy: Proxy, bodies: Iterator[bytes]) -> dict[str, Any]:
+    seconds, (few, _) = spec["seconds"], spec["clients"]
+    doors = await proxy.doors(few)
+    alone = await load(proxy.port, doors[:1], bodies, seconds)
+    together, cpu_ms = await _few(proxy, doors, bodies, seconds)
+    await proxy.close(doors)
+    return {"alone_ms": _milliseconds(alone), "rate": together.rate, "cpu_ms": cpu_ms}
+
+
+async def _few(proxy: Proxy, doors: Sequence[Door], bodies: Iterator[bytes], seconds: float) -> tuple[Pass, float]:
+    """A pass, and the milliseconds of CPU that the proxy took for a request."""
+    before = cpu_seconds(proxy.pid)
+    measured = await load(proxy.port, doors, bodies, seconds)
+    return measured, 1e3 * (cpu_seconds(proxy.pid) - before) / len(measured.latencies)
 
 
 def _milliseconds(measured: Pass) -> dict[str, float]:

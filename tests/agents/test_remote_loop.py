@@ -174,6 +174,7 @@ async def test_a_place_that_cannot_be_set_up_is_told_as_such(tmp_path: Path) -> 
     assert "'t1'" in detail
 
 
+@pytest.mark.real
 async def test_a_program_that_runs_out_of_time_is_graded(tmp_path: Path) -> None:
     made = await rollout(tmp_path, "ask([question]); time.sleep(300)", seconds=3.0)
     assert isinstance(made.reward, Unscored)
@@ -183,20 +184,26 @@ async def test_a_program_that_runs_out_of_time_is_graded(tmp_path: Path) -> None
     assert made.episode.output.exit_code is None
 
 
+@pytest.mark.real
 async def test_a_program_that_hangs_before_its_first_call_is_infrastructure(tmp_path: Path) -> None:
     cause, error, _ = failure(await rollout(tmp_path, "time.sleep(300)", seconds=1.0))
     assert (cause, error) == (FailureCause.INFRA, "Timeout")
 
 
+@pytest.mark.real
 async def test_the_agents_own_time_begins_with_its_first_call(tmp_path: Path) -> None:
     late = await rollout(tmp_path, "time.sleep(1.5); ask([question])", max_seconds=1.0)
     assert late.episode is not None
     assert late.episode.stop is StopReason.DONE
+    assert late.episode.output is not None
+    assert late.episode.output.start_seconds > 1.5
+    assert late.episode.output.run_seconds < 1.5
     slow = await rollout(tmp_path, "ask([question]); time.sleep(300)", max_seconds=1.0)
     assert slow.episode is not None
     assert slow.episode.stop is StopReason.BUDGET
 
 
+@pytest.mark.real
 async def test_no_time_passes_while_the_engines_are_held(tmp_path: Path) -> None:
     held = Held()
     script = "ask([question]); time.sleep(2)"

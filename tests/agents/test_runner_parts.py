@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Lock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.agents.runners.fields import filled, instruction_of
-from loopwright.agents.runners.marks import VARIABLE, Owner, ProcessTable, kill_left_behind
+from loopwright.agents.runners.marks import VARIABLE, Owner, Process, ProcessTable, kill_left_behind
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.rewards import reward_in_file, reward_of_code
 from loopwright.errors import SetupError, VerifierError
@@ -140,6 +143,57 @@ def test_processes_are_found_by_their_mark_wherever_they_went(tmp_path: Path) ->
             for process in table.of(mark):
                 os.kill(process.pid, 9)
     eventually(lambda: not table.of(mark))
+
+
+@linux
+def test_a_mark_is_found_in_a_large_environment_and_under_its_own_name_only(tmp_path: Path) -> None:
+    table, marks = ProcessTable(), [Owner.here(tmp_path).new_trial() for _ in range(2)]
+    large = {**{f"LARGE{number}": "x" * 100_000 for number in range(3)}, VARIABLE: marks[0]}
+    with (
+        subprocess.Popen(["sleep", "60"], env=large) as found,
+        subprocess.Popen(["sleep", "60"], env={f"NOT_{VARIABLE}": marks[1], "TEXT": f"{VARIABLE}={marks[1]}"}) as other,
+    ):
+        try:
+            eventually(lambda: [process.pid for process in table.of(marks[0])] == [found.pid])
+            assert table.of(marks[1]) == []
+        finally:
+            found.kill()
+            other.kill()
+
+
+def test_whoever_asks_during_a_look_shares_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, looks, begun, go_on = ProcessTable(), list[int](), Event(), Event()
+    asked: list[None] = []
+
+    class Announced(contextlib.AbstractContextManager[None]):
+        """The table's lock. Who waits for it has asked."""
+
+        lock = Lock()
+
+        def __enter__(self) -> None:
+            asked.append(None)
+            self.lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+
+    def look() -> tuple[Process, ...]:
+        looks.append(len(looks))
+        begun.set()
+        assert go_on.wait(10)
+        return (Process(looks[-1], "mark", 0),)
+
+    monkeypatch.setattr(table, "_look", look)
+    monkeypatch.setattr(table, "_looking", Announced())
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(table.marked)
+        assert begun.wait(10)
+        others = [threads.submit(table.of, "mark") for _ in range(3)]
+        eventually(lambda: len(asked) == 4)
+        go_on.set()
+        assert [process.pid for process in first.result(10)] == [0]
+        assert [process.pid for other in others for process in other.result(10)] == [1, 1, 1]
+    assert [process.pid for process in table.marked()] == [2]
 
 
 @linux

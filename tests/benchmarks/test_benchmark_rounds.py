@@ -14,6 +14,7 @@ from benchmarks.grpo import Grpo
 from benchmarks.harness import Measured, Side
 from benchmarks.makespan import LEARNER_SECONDS, STALENESS
 from benchmarks.products import Products
+from benchmarks.remote import BareProgramsPlan
 from benchmarks.report import as_json, table
 from benchmarks.rewards import REWARDS, dense, exact
 from benchmarks.tasks import with_notes
@@ -56,17 +57,27 @@ CALLS = {
     "rates": [1500.0, 1200.0],
     "cpu_ms": 0.6,
     "proxy_memory": 3_000_000,
+    "beside": {"alone_ms": {"p50": 1.0, "p99": 2.0}, "rate": 1600.0, "cpu_ms": 0.5},
 }
 BARE = {"rate_16": 3000.0}
 
 CASE = {"makespan": 1.0, "ideal": 1.0, "slowest_groups": 1.0, "slowest_tokens": 1.0}
 CASES = [{**CASE, "staleness": steps, "learner": seconds} for steps in STALENESS for seconds in LEARNER_SECONDS]
 BUSY = {"quiet_seconds": 4.0, "busy_seconds": 7.0, "quiet_cpu_seconds": 8.0, "peak_memory": 1_000_000}
+PROGRAMS = {
+    "seconds": 20.0,
+    "cpu_seconds": 14.0,
+    "driver_cpu_seconds": 2.0,
+    "peak_memory": 100_000_000,
+    "processes": 16,
+}
+BARE_PROGRAMS = {"driver_cpu_ms": 3.0, "program_cpu_ms": 60.0}
 ANSWERS = {
     "busy": (BUSY, None),
     "buffer": (BUFFER, RATES),
     "makespan": ({**STEP, "in_turn_seconds": 1.0, "cases": CASES}, None),
     "gateway": (CALLS, BARE),
+    "remote": (PROGRAMS, BARE_PROGRAMS),
     "manager": ({**STEP, "cases": [1.0, 1.0]}, None),
 }
 
@@ -134,9 +145,23 @@ def test_a_gateway_round():
     assert (figures["rate_16"], figures["rate_256"]) == (1500.0, 1200.0)
     assert figures["limit_share"] == 0.5
     assert figures["peak_memory_mb"] == 3.0
+    assert figures["store_p50_ms"] == 0.25
+    assert figures["store_cpu_ms"] == pytest.approx(0.1)
+    assert "store_cpu_ms" not in find("gateway").round({**CALLS, "beside": None}, BARE), "a peer has no such store"
     limit = BarePlan({}).measured([{**CALLS, "rates": [rate, 1.0]} for rate in (2000.0, 3000.0, 9000.0)])
     assert limit.pace["rate_16"] == 3000.0
     assert "3,000 and 1 requests per second" in limit.line
+
+
+def test_a_remote_round():
+    figures = find("remote").round(PROGRAMS, BARE_PROGRAMS)
+    assert (figures["driver_cpu_ms"], figures["program_cpu_ms"]) == (10.0, 60.0)
+    assert figures["limit_share"] == pytest.approx(0.9)
+    assert (figures["peak_memory_mb"], figures["processes"]) == (100.0, 16)
+    spec = {"programs": 100}
+    limit = BareProgramsPlan(spec).measured([{**PROGRAMS, "seconds": seconds} for seconds in (9.0, 11.0, 40.0)])
+    assert (limit.pace["seconds"], limit.pace["driver_cpu_ms"]) == (11.0, 20.0)
+    assert "11.0 s, CPU 20.00 ms" in limit.line
 
 
 def test_the_limit_is_measured_at_the_rows_that_occur():

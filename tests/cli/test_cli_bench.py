@@ -37,6 +37,7 @@ def test_without_a_name_all_are_listed(run):
         "busy",
         "buffer",
         "gateway",
+        "remote",
         "decode",
         "decode-groups",
         "makespan",

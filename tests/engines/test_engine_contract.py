@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from served_engine import served
+from served_engine import behind_door, served
 
 from loopwright.engines.controller import RolloutController
+from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
 from loopwright.models.compute import ComputeThread
@@ -24,7 +25,23 @@ LONG = 900
 EVERY_TOKEN = tuple(range(300))
 
 
-@pytest.fixture(params=["torch", "scripted", "http", "controller", "controller over http"])
+class ThroughDoor:
+    """Samples through the door of a controller. What the door refuses, the run does itself."""
+
+    def __init__(self, client: HttpEngine, controller: RolloutController) -> None:
+        self.generate = client.generate
+        self.abort = client.abort
+        self.pause = controller.pause
+        self.resume = controller.resume
+        self.load = controller.load
+        self._client = client
+
+    @property
+    def version(self) -> int:
+        return self._client.version
+
+
+@pytest.fixture(params=["torch", "scripted", "http", "controller", "controller over http", "door of a controller"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     if request.param == "scripted":
         yield ScriptedEngine([tuple(range(LONG))], steps=3)
@@ -38,6 +55,8 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
             engine = await stack.enter_async_context(served(engine))
         if "controller" in request.param:
             engine = await stack.enter_async_context(RolloutController.open([embedded(engine)]))
+        if "door" in request.param:
+            engine = ThroughDoor(await stack.enter_async_context(behind_door(engine)), engine)
         yield engine
 
 

@@ -41,7 +41,8 @@ samplings = st.builds(
 def requests(draw: st.DrawFn) -> GenerateRequest:
     prompt = draw(ids)
     before = draw(st.integers(0, len(prompt)))
-    return GenerateRequest(draw(names), prompt, draw(samplings), sampled_before=before)
+    seconds = draw(st.none() | st.floats(0, 1e6))
+    return GenerateRequest(draw(names), prompt, draw(samplings), draw(st.booleans()), before, seconds=seconds)
 
 
 @st.composite

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gateway_house import House, RecordingEngine, house, odd_ids
 
@@ -141,7 +142,7 @@ async def test_a_gateway_that_is_stopped_during_a_call_has_cut_it_off(tmp_path: 
             await h.session()
             asking = asyncio.create_task(h.post(PATH, {"messages": HI}))
             await until(lambda: bool(h.engine.requests))
-        await asyncio.wait((asking,))
+        assert isinstance(*await asyncio.gather(asking, return_exceptions=True), httpx.HTTPError)
     async with SqliteStore(file) as store, house(numbered, store=store) as h:
         assert (await status(h))["cut_off_calls"] == 1
 

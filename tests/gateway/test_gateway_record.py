@@ -15,7 +15,7 @@ from gateway_house import ADD, House, RecordingEngine, call_text, house, odd_ids
 
 from loopwright.errors import ContextError, EngineError, EngineLostError, RefusedError, RunError
 from loopwright.gateway.call import Call
-from loopwright.gateway.record import SessionRecord, chain_from_json, from_json, record_of, to_json
+from loopwright.gateway.record import SessionRecord, chain_from_json, record_from_json, record_of, record_to_json
 from loopwright.gateway.session import SessionState
 from loopwright.gateway.store import SqliteStore
 from loopwright.gateway.tries import Ask
@@ -98,7 +98,7 @@ async def test_a_record_is_read_over_http_bit_for_bit(tmp_path: Path) -> None:
         body = (await h.http.get(f"/sessions/session-1/record?version={version}")).json()
         chains = (await h.http.get(f"/sessions/session-1/chains?version={version}")).json()["chains"]
     assert body["version"] == version
-    read = from_json(body)
+    read = record_from_json(body)
     assert {chain.start for chain in kept.chains} >= {
         ChainStart.FIRST,
         ChainStart.BRANCH,
@@ -132,7 +132,7 @@ async def test_a_record_is_read_over_http_bit_for_bit(tmp_path: Path) -> None:
 )
 def test_a_fault_is_read_as_what_it_was(fault: Any) -> None:
     record = SessionRecord((), (), (), (), FinishReason.LENGTH, fault)
-    read = from_json(json.loads(json.dumps(to_json(record))))
+    read = record_from_json(json.loads(json.dumps(record_to_json(record))))
     assert type(read.fault) is type(fault)
     assert fault is None or (read.fault is not None and str(read.fault) == str(fault))
     assert fault is None or (read.fault is not None and read.fault.facts == fault.facts)
@@ -142,9 +142,9 @@ def test_a_fault_is_read_as_what_it_was(fault: Any) -> None:
 
 @pytest.mark.parametrize("broken", [{}, {"chains": 3}, {"last_finish": "odd"}, {"chains": [{"ids": [1], "mask": []}]}])
 def test_what_is_no_record_says_so(broken: dict[str, Any]) -> None:
-    body = to_json(SessionRecord((), (), (), (), None, None)) | broken if broken else {}
+    body = record_to_json(SessionRecord((), (), (), (), None, None)) | broken if broken else {}
     with pytest.raises(RunError, match="record cannot be read"):
-        from_json(body)
+        record_from_json(body)
 
 
 async def test_the_record_tells_that_the_engine_failed_the_last_call(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ async def test_the_record_tells_that_the_engine_failed_the_last_call(tmp_path: P
         assert (await h.post(PATH, {"messages": HI})).status_code == 503
         await h.http.post("/sessions/session-1/complete")
     async with SqliteStore(file) as store, house([], store=store) as h:
-        read = from_json((await h.http.get("/sessions/session-1/record")).json())
+        read = record_from_json((await h.http.get("/sessions/session-1/record")).json())
         assert type(read.fault) is EngineError
         assert read.last_finish is FinishReason.STOP
 
@@ -189,18 +189,33 @@ async def test_a_record_is_read_and_deleted_at_its_version_only(tmp_path: Path) 
         assert store.sessions() == []
 
 
-async def test_the_version_tells_records_apart(tmp_path: Path) -> None:
-    async with SqliteStore(tmp_path / "s.sqlite") as store, house(answers, store=store) as h:
-        versions = set()
-        for number, words in enumerate((["Hi"], ["Hi", "Ho"], ["Ho"], [])):
-            await h.session(f"session-{number}")
-            for word in words:
-                await h.chat(f"session-{number}", [{"role": "user", "content": word}])
-            versions.add((await h.http.post(f"/sessions/session-{number}/complete")).json()["version"])
-        assert len(versions) == 4
-        session = h.gateway.sessions.find("session-3")
+async def test_the_version_tells_records_apart() -> None:
+    async with house(answers) as h:
+        await h.session()
+        for word in ("Hi", "Ho"):
+            await h.chat("session-1", [{"role": "user", "content": word}])
+        session = h.gateway.sessions.find("session-1")
+        first, second = session.recorder.turns
+        other_token = replace(second, ids=second.ids + 1)
+        other_odds = replace(second, logprobs=np.nextafter(second.logprobs, np.float32(1)))
+        other_word = replace(second, reply={**second.reply, "content": "Well"})
+        records = ((), (first,), (first, second), *((first, one) for one in (other_token, other_odds, other_word)))
+        versions = {version_of(session, turns) for turns in records}
         session.fault = EngineError("it is broken", remedy="mend it")
-        assert version_of(session, ()) not in versions
+        versions.add(version_of(session, (first, second)))
+        session.last_finish = FinishReason.LENGTH
+        versions.add(version_of(session, (first, second)))
+        assert len(versions) == len(records) + 2
+
+
+async def test_a_new_session_with_the_same_id_has_another_version() -> None:
+    async with house([]) as h:
+        versions = []
+        for _ in range(2):
+            await h.session()
+            versions.append((await h.http.post("/sessions/session-1/complete")).json()["version"])
+            await h.http.delete(f"/sessions/session-1?version={versions[-1]}")
+        assert versions[0] != versions[1]
 
 
 @pytest.mark.parametrize("state", [SessionState.COMPLETED, SessionState.EXPIRED])

@@ -124,6 +124,7 @@ async def test_a_sessions_key_manages_nothing() -> None:
             ("POST", "/sessions/session-2"),
             ("POST", "/sessions/session-1/complete"),
             ("GET", "/sessions/session-1/chains"),
+            ("GET", "/sessions/session-1/record"),
             ("DELETE", "/sessions/session-1"),
             ("GET", "/metrics"),
         ):
@@ -157,6 +158,10 @@ async def test_what_needs_no_key() -> None:
         assert (await h.http.head("/sessions/session-1")).status_code == 200
         document = (await h.http.get("/openapi.json")).json()
         assert "/sessions/{session}/v1/messages" in document["paths"]
+        names = [
+            parameter["name"] for parameter in document["paths"]["/sessions/{session}/record"]["get"]["parameters"]
+        ]
+        assert names == ["session", "version"]
         assert (await h.http.get("/metrics")).status_code == 401
 
 

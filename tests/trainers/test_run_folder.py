@@ -241,3 +241,22 @@ def test_a_file_in_the_way_is_a_run_error(path: Path) -> None:
         try_to_open(path, CONFIG)
     with pytest.raises(RunError, match="cannot be written"):
         try_to_open(path / "below", CONFIG)
+
+
+def test_a_run_has_a_name_that_stays_and_that_a_fresh_one_does_not_inherit(path: Path) -> None:
+    with RunFolder.open(path, CONFIG) as folder:
+        name = folder.stored_id()
+        assert len(name) == 16
+    with RunFolder.open(path, CONFIG) as folder:
+        assert folder.stored_id() == name
+    with RunFolder.open(path, CONFIG, fresh=True) as folder:
+        assert folder.stored_id() != name
+
+
+def test_a_run_of_an_earlier_release_gets_a_name_and_loses_the_door_of_a_killed_process(path: Path) -> None:
+    with RunFolder.open(path, CONFIG) as folder:
+        folder.id.unlink()
+        folder.door.write_text("{}")
+    with RunFolder.open(path, CONFIG) as folder:
+        assert folder.stored_id()
+        assert not folder.door.exists()

@@ -88,7 +88,7 @@ CHAIN = TokenChain(
     trained=False,
 )
 DIFF = TokenDiff(3, ("a",), ("b", "c"), ("bc",))
-OUTPUT = ProgramOutput("agent", "said", 3, "checked")
+OUTPUT = ProgramOutput("agent", "said", 3, "checked", 0.5, 2.5)
 EPISODE = Episode(MESSAGES, (CHAIN,), StopReason.BUDGET, (TOOL,), EpisodeDrift(9, 2, 1, DIFF), OUTPUT)
 KEY = RolloutKey("sums", 7, 2, 1)
 TIMING = Timing(1.5, 2.5, 0.5)

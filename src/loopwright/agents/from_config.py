@@ -65,6 +65,8 @@ async def try_agent(config: AgentConfig, host: ProgramHost, task: Task) -> str |
     if isinstance(loop, ToolLoop):
         async with loop, loop.open(task) as belt:
             return f"the model is offered {', '.join(str(tool['name']) for tool in belt.offered)}"
+    if isinstance(config, RemoteAgent):
+        return f"each rollout starts {' or '.join(' '.join(one.command) for one in config.all_runners)}"
     return None if config.own_code is None else f"agent {config.own_code} can be made"
 
 

@@ -12,15 +12,15 @@ import math
 import random
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from loopwright.core.seeds import derive_seed
 from loopwright.core.timeouts import ClockTimeout
 from loopwright.errors import ConfigError, NoModelCallError, OutOfTimeError, ProgramError
-from loopwright.ports import AgentResult, Policy, PreparedProgram, ProgramRunner, ServedPolicy
-from loopwright.types import StopReason, Task
+from loopwright.ports import AgentResult, Policy, PreparedProgram, ProgramRunner, ServedPolicy, SessionTimes
+from loopwright.types import ProgramOutput, StopReason, Task
 
 log = logging.getLogger("loopwright")
 
@@ -93,7 +93,8 @@ class RemoteLoop:
                 )
             if not policy.transcript:
                 raise _never_asked(program, task)
-            return AgentResult(policy.transcript, await program.reward(), stop, program.output)
+            times, reward = policy.times(), await program.reward()
+            return AgentResult(policy.transcript, reward, stop, _timed(program.output, times))
 
     def _chosen(self, seed: int) -> ProgramRunner:
         weights = [one.weight for one in self._runners]
@@ -114,6 +115,11 @@ class RemoteLoop:
             if not (self._grades_failures and policy.transcript):
                 raise
         return None
+
+
+def _timed(output: ProgramOutput, times: SessionTimes) -> ProgramOutput:
+    ran = times.since_first_call or 0.0
+    return replace(output, start_seconds=times.total - ran, run_seconds=ran)
 
 
 def _never_asked(program: PreparedProgram, task: Task) -> NoModelCallError:

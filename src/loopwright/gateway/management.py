@@ -15,7 +15,7 @@ from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.offer import Offer
 from loopwright.gateway.openapi import openapi_document
 from loopwright.gateway.reading import count, number, read_json, strings
-from loopwright.gateway.record import chain_to_json, record_of, to_json
+from loopwright.gateway.record import chain_to_json, record_of, record_to_json
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.registration import registration_from_json
 from loopwright.gateway.routes import Target
@@ -121,7 +121,7 @@ class Management:
 
     async def record(self, request: Request, target: Target) -> None:
         session, recorder = self._recorded(request, target)
-        record = to_json(record_of(session, recorder))
+        record = record_to_json(record_of(session, recorder))
         await request.answer(200, {"id": session.id, "version": session.version, "state": session.state, **record})
 
     def _recorded(self, request: Request, target: Target) -> tuple[Session, Recorder]:

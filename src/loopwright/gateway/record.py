@@ -1,7 +1,7 @@
 """What a session has recorded, as a value that can be read from a gateway in another process.
 
-The invariant: what `from_json` reads equals what `to_json` was given, token by token and bit by bit. A logprob is a
-float32; JSON holds the float64 of the same value in as many digits as it needs.
+The invariant: what `record_from_json` reads equals what `record_to_json` was given, token by token and bit by bit. A
+logprob is a float32; JSON holds the float64 of the same value in as many digits as it needs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def stop_after(finish: FinishReason | None) -> StopReason:
     return StopReason.BUDGET if finish is FinishReason.LENGTH else StopReason.DONE
 
 
-def to_json(record: SessionRecord) -> dict[str, Any]:
+def record_to_json(record: SessionRecord) -> dict[str, Any]:
     return {
         "chains": [chain_to_json(chain) for chain in record.chains],
         "described": [asdict(described) for described in record.described],
@@ -78,7 +78,7 @@ def to_json(record: SessionRecord) -> dict[str, Any]:
     }
 
 
-def from_json(body: Mapping[str, Any]) -> SessionRecord:
+def record_from_json(body: Mapping[str, Any]) -> SessionRecord:
     """Raises RunError if this is no record."""
     try:
         finish = body["last_finish"]

@@ -10,49 +10,25 @@ of this process.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import sqlite3
 from collections.abc import Iterator, Sequence, Set
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import astuple
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-import orjson
+from typing import Protocol, Self
 
 from loopwright.core.redaction import Redactor
 from loopwright.errors import RunError
-from loopwright.gateway.call import whole_answer
-from loopwright.gateway.call_log import CallLog, LoggedCall, calls_without_end
+from loopwright.gateway.call_log import CallLog, LoggedCall
+from loopwright.gateway.database import locked, move_log, open_database
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.wire import session_facts, session_from_row, session_row, turn_from_row, turn_row
 from loopwright.render.recording.recorded import Recorded
 
 log = logging.getLogger("loopwright")
 
-FORMAT = 2
-READABLE = (0, 1, FORMAT)
-"""The formats that can be continued. 0 is a new file; 1 had no facts of a session, and no log of calls."""
 TIDY_SECONDS = 2.0
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (
-    id TEXT PRIMARY KEY, key_digest TEXT NOT NULL, settings TEXT NOT NULL, created REAL NOT NULL, state TEXT NOT NULL,
-    facts TEXT NOT NULL DEFAULT '{}'
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS turns (
-    session TEXT NOT NULL, number INTEGER NOT NULL, facts BLOB NOT NULL, tokens BLOB NOT NULL,
-    PRIMARY KEY (session, number)
-);
-CREATE TABLE IF NOT EXISTS delivered (session TEXT, number INTEGER, PRIMARY KEY (session, number)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS cut_off (
-    session TEXT, id TEXT, asked REAL, prompt_tokens INTEGER, samples INTEGER, draws INTEGER, PRIMARY KEY (session, id)
-) WITHOUT ROWID;
-"""
-"""Turns have row numbers, so that a new turn is written after all others; ordered by session, it would move them. Turns
-of an older gateway without the table `delivered` count as delivered."""
-
 DELIVERED_SECONDS = 0.01
 """How long a delivery may be only in memory. A commit for each delivery, or another table in each turn's commit, would
 take a twentieth of a call's whole time."""
@@ -177,9 +153,9 @@ class SqliteStore:
 
     async def __aenter__(self) -> Self:
         with ExitStack() as lock:
-            lock.enter_context(_locked(self._path))
+            lock.enter_context(locked(self._path))
             try:
-                self._connection, self._calls = await asyncio.to_thread(_open, self._path)
+                self._connection, self._calls = await asyncio.to_thread(open_database, self._path)
             except (sqlite3.Error, OSError) as error:
                 raise _unusable(str(self._path), error) from error
             self._lock = lock.pop_all()
@@ -326,23 +302,9 @@ class SqliteStore:
                 self._wrote = self._removed = False
                 # What is wrong with the file is told to the next who writes.
                 with suppress(sqlite3.Error):
-                    emptied = await asyncio.to_thread(_checkpoint, self._path, empty=removed)
+                    emptied = await asyncio.to_thread(move_log, self._path, empty=removed)
                 if removed and not emptied:
                     self._wrote = self._removed = True
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock the file: two gateways would give the same numbers to turns, and would not know each other's records."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(
-                f"another gateway keeps its sessions in {path}", remedy="end that one, or name another file"
-            ) from error
-        yield
 
 
 def _note(db: sqlite3.Connection, session: Session) -> None:
@@ -350,69 +312,6 @@ def _note(db: sqlite3.Connection, session: Session) -> None:
     facts = (session_facts(session), session.id, SessionState.OPEN.value)
     db.execute("UPDATE sessions SET facts = ? WHERE id = ? AND state = ?", facts)
     session.noted_turns, session.noted_held = len(session.recorder), session.held_seconds
-
-
-def _open(path: Path) -> tuple[sqlite3.Connection, CallLog]:
-    """The database, with the calls that were cut off, and a new log of calls."""
-    connection, log_path = _open_database(path), path.with_name(f"{path.name}.calls")
-    try:
-        with connection:
-            connection.executemany(
-                "INSERT OR IGNORE INTO cut_off VALUES (?, ?, ?, ?, ?, ?)", _cut_off(connection, log_path)
-            )
-        return connection, CallLog(log_path)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _cut_off(db: sqlite3.Connection, log_path: Path) -> Iterator[tuple[Any, ...]]:
-    """The calls in the log that have neither a turn nor an end. A session that was over had lost nothing."""
-    by_session: dict[str, list[LoggedCall]] = {}
-    for call in calls_without_end(log_path):
-        by_session.setdefault(call.session, []).append(call)
-    for session_id, calls in by_session.items():
-        of = "SELECT facts FROM turns WHERE session = ?"
-        answered = {whole_answer(orjson.loads(facts)["answer"]) for (facts,) in db.execute(of, (session_id,))}
-        state = db.execute("SELECT state FROM sessions WHERE id = ?", (session_id,)).fetchone()
-        if state == (SessionState.OPEN.value,):
-            yield from (astuple(call) for call in calls if call.id not in answered)
-
-
-def _open_database(path: Path) -> sqlite3.Connection:
-    path.touch(mode=0o600)
-    connection = sqlite3.connect(path, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    # Deleted or redacted data must not stay in unused pages.
-    connection.execute("PRAGMA secure_delete = ON")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in READABLE:
-        with closing(connection):
-            raise RunError(
-                f"{path} was written by another version (format {version}, this one writes {FORMAT})",
-                remedy="finish its sessions with that version, or name another file",
-            )
-    kept_deliveries = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'delivered'").fetchone()
-    connection.executescript(SCHEMA)
-    if kept_deliveries is None:
-        with connection:
-            connection.execute("INSERT INTO delivered SELECT session, number FROM turns")
-    if not any(name == "facts" for _, name, *_ in connection.execute("PRAGMA table_info(sessions)")):
-        connection.execute("ALTER TABLE sessions ADD COLUMN facts TEXT NOT NULL DEFAULT '{}'")
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
-    return connection
-
-
-def _checkpoint(path: Path, *, empty: bool) -> bool:
-    """Move the log into the file without waiting: pages that are in use stay in the log until the next time. With
-    `empty`, deleted or redacted data is also removed from the log. False if the log was in use."""
-    with closing(sqlite3.connect(path, timeout=0)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        # Only what was written since then is left to be moved, so this does not block writers for long.
-        busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() if empty else (0,)
-    return not busy
 
 
 def _unusable(what: str, error: sqlite3.Error | OSError) -> RunError:

@@ -88,8 +88,9 @@ def error_from_json(said: Mapping[str, Any], base: type[E]) -> E:
 
 
 def version_of(session: Session, turns: Sequence[Recorded]) -> str:
-    """A digest of everything that a session has recorded."""
-    digest = hashlib.blake2b(digest_size=16)
+    """A digest of everything that a session has recorded. A later session with the same id has another key, so it has
+    another version."""
+    digest = hashlib.blake2b(session.key_digest.encode(), digest_size=16)
     for turn in turns:
         for part in turn_row(turn):
             digest.update(part)

@@ -160,6 +160,7 @@ def _numbers(groups: Sequence[Group], tally: Tally, stock: Stock) -> dict[str, f
         numbers["response/tokens"] = statistics.fmean(episode.sampled_tokens for episode in episodes)
         numbers["response/truncated"] = statistics.fmean(episode.stop is StopReason.BUDGET for episode in episodes)
         numbers |= _recording_numbers(episodes)
+        numbers |= _program_numbers(episodes)
     return numbers
 
 
@@ -170,6 +171,17 @@ def _parts(groups: Iterable[Group], prefix: str) -> dict[str, float]:
         for name, value in rollout.reward.parts.items() if isinstance(rollout.reward, Scored) else ():
             values.setdefault(name, []).append(value)
     return {f"{prefix}/{name}": statistics.fmean(values[name]) for name in sorted(values)}
+
+
+def _program_numbers(episodes: Iterable[Episode]) -> dict[str, float]:
+    """How long agents that are programs took to their first model call, and from there to their end."""
+    outputs = [episode.output for episode in episodes if episode.output is not None]
+    if not outputs:
+        return {}
+    return {
+        "time/program_start": statistics.fmean(output.start_seconds for output in outputs),
+        "time/program_run": statistics.fmean(output.run_seconds for output in outputs),
+    }
 
 
 def _recording_numbers(episodes: Iterable[Episode]) -> dict[str, float]:

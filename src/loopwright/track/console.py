@@ -209,6 +209,9 @@ def _results(run: RunSummary, command: str) -> Iterator[tuple[str, str]]:
         yield "train reward", f"{mean(first):.3f}"
     spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in run.phases.items() if seconds >= 1)
     yield "time", duration(run.seconds) + (f" ({spent})" if spent else "")
+    if starts := run.series("time/program_start"):
+        ran = mean(run.series("time/program_run"))
+        yield "programs", f"{mean(starts):.1f} s to their first model call, {ran:.1f} s from there, on average"
     if run.report:
         yield "report", str(run.report)
     if run.export:

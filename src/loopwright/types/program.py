@@ -17,3 +17,7 @@ class ProgramOutput:
     exit_code: int | None = None
     verifier: str = ""
     """The verifier's output, if there was one."""
+    start_seconds: float = 0.0
+    """From the beginning of the set-up to the first model call."""
+    run_seconds: float = 0.0
+    """From the first model call to the end."""

@@ -16,6 +16,7 @@ from loopwright.agents.runners.watch import MB, ProgramLimits
 from loopwright.types import Isolation
 
 PRLIMIT, BWRAP = "prlimit", "bwrap"
+TMP = Path("/tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class TrialFolders:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """`readable` are folders that a program needs although they are in the user's home, which is hidden. `hidden` are
-    folders that it must not see."""
+    """`home` is the user's home, which a sandbox hides. `readable` are folders that a program needs although they are
+    in it or in /tmp. `hidden` are folders that it must not see."""
 
     isolate: Isolation
     limits: ProgramLimits
@@ -64,11 +65,13 @@ class Confinement:
         return [PRLIMIT, "--core=0", f"--fsize={limits.disk_mb * MB}", f"--data={limits.memory_mb * MB}", *inner]
 
     def _sandbox(self, folders: TrialFolders) -> list[str]:
-        hidden = [path for path in (self.home, *self.hidden) if path is not None and path.is_dir()]
+        """The words of bubblewrap. Later ones lie over earlier ones."""
+        covered = [TMP] if self.home is None else [self.home, TMP]
         words = [BWRAP, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        words += [word for path in hidden for word in ("--tmpfs", str(path))]
-        words += [word for path in _inside(self.readable, hidden) for word in ("--ro-bind", str(path), str(path))]
-        words += ["--bind", str(folders.tmp), "/tmp"]
+        words += [] if self.home is None else ["--tmpfs", str(self.home)]
+        words += ["--bind", str(folders.tmp), str(TMP)]
+        words += [word for path in _inside(self.readable, covered) for word in ("--ro-bind", str(path), str(path))]
+        words += [word for path in self.hidden if path.is_dir() for word in ("--tmpfs", str(path))]
         words += [word for path in (folders.home, folders.work) for word in ("--bind", str(path), str(path))]
         words += ["--chdir", str(folders.work), "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL"]
         return [*words, "--die-with-parent", "--"]

@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from pathlib import Path
 VARIABLE = "LOOPWRIGHT_TRIAL"
 PROC = Path("/proc")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-_ASSIGNED = f"{VARIABLE}=".encode()
+CHUNK = 1 << 16
+_ASSIGNED = f"\0{VARIABLE}=".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,31 @@ class Process:
 
 
 class ProcessTable:
-    """Reads /proc. A process that was seen with a mark keeps it, whatever it does with its environment."""
+    """Reads /proc, in any thread. A process that was seen with a mark keeps it, whatever it does with its environment.
+
+    A look reads files of every process of the machine. So threads that ask at the same time share the next look, and
+    none gets a look that began before it asked.
+    """
 
     def __init__(self) -> None:
         self._marks: dict[tuple[int, str], str] = {}
+        self._looking = threading.Lock()
+        self._looks = 0
+        self._seen: tuple[Process, ...] = ()
 
-    def marked(self) -> list[Process]:
+    def marked(self) -> tuple[Process, ...]:
         """All living processes of this user that carry a mark, and their children and sessions without one."""
+        begun_before = self._looks
+        with self._looking:
+            if self._looks == begun_before:
+                self._looks += 1
+                self._seen = self._look()
+            return self._seen
+
+    def of(self, mark: str) -> list[Process]:
+        return [process for process in self.marked() if process.mark == mark]
+
+    def _look(self) -> tuple[Process, ...]:
         living = {pid: status for pid in _pids() if (status := _status(pid)) is not None and status.state not in "ZX"}
         marks = {
             pid: mark
@@ -86,10 +106,7 @@ class ProcessTable:
             if pid not in marks and (mark := marks.get(status.parent) or sessions.get(status.session)) is not None:
                 marks[pid] = mark
         self._marks = {(pid, living[pid].started): mark for pid, mark in marks.items()}
-        return [Process(pid, mark, living[pid].pages * PAGE) for pid, mark in marks.items()]
-
-    def of(self, mark: str) -> list[Process]:
-        return [process for process in self.marked() if process.mark == mark]
+        return tuple(Process(pid, mark, living[pid].pages * PAGE) for pid, mark in marks.items())
 
 
 def kill_all(pids: Iterable[int]) -> None:
@@ -120,12 +137,11 @@ def _pids() -> Iterator[int]:
 
 
 def _status(pid: int) -> _Status | None:
-    try:
-        text = (PROC / str(pid) / "stat").read_text("ascii", "replace")
-    except OSError:
+    text = _read(pid, "stat")
+    if not text:
         return None
     # The name of the program, in parentheses, may hold anything.
-    fields = text.rpartition(")")[2].split()
+    fields = text.rpartition(b")")[2].decode("ascii").split(None, 22)
     return _Status(fields[0], int(fields[1]), int(fields[3]), fields[19], int(fields[21]))
 
 
@@ -135,11 +151,19 @@ def _started(pid: int) -> str | None:
 
 
 def _mark_of(pid: int) -> str | None:
+    _, assigned, rest = (b"\0" + _read(pid, "environ")).partition(_ASSIGNED)
+    return rest.partition(b"\0")[0].decode("ascii", "replace") if assigned else None
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of a process; empty if the process is gone or somebody else's. pathlib would take twice as long."""
     try:
-        environment = (PROC / str(pid) / "environ").read_bytes()
+        descriptor = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY)
     except OSError:
-        return None
-    for variable in environment.split(b"\0"):
-        if variable.startswith(_ASSIGNED):
-            return variable[len(_ASSIGNED) :].decode("ascii", "replace")
-    return None
+        return b""
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, CHUNK), b""))
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

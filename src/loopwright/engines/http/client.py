@@ -185,7 +185,7 @@ class HttpEngine:
     def _ended(self, answer: Generation, held: tuple[float, float] | None) -> Generation:
         if held is None:
             return answer
-        self._hear({HELD_SECONDS: held[1]})
+        self._hear({HELD_SECONDS: held[1], "version": answer.versions[-1] if answer.versions else None})
         return Generation(answer.ids, answer.logprobs, answer.versions, answer.finish, held)
 
     def _hear(self, state: Mapping[str, Any]) -> None:

@@ -28,7 +28,13 @@ from loopwright.engines.http.streaming import (
     write_answer,
     write_parts,
 )
-from loopwright.engines.http.wire import GENERATE, error_to_json, request_from_json, state_to_json, weights_from_json
+from loopwright.engines.http.wire import (
+    GENERATE,
+    held_error_to_json,
+    request_from_json,
+    state_to_json,
+    weights_from_json,
+)
 from loopwright.errors import LoopwrightError, OutOfTimeError, RefusedError, WeightsError
 from loopwright.ports import StreamingEngine
 from loopwright.serve.guard import App, Receive, Scope, Send, answer_error
@@ -189,4 +195,4 @@ async def _json(request: Request) -> Any:
 async def _answer_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, LoopwrightError):
         raise error
-    return JSONResponse(error_to_json(error), STATUSES.get(type(error)) or error.facts.get("status", 500))
+    return JSONResponse(held_error_to_json(error), STATUSES.get(type(error)) or error.facts.get("status", 500))

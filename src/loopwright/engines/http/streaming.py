@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from loopwright.engines.http.wire import error_to_json, generation_to_json
+from loopwright.engines.http.wire import generation_to_json, held_error_to_json
 from loopwright.errors import LoopwrightError, RefusedError
 from loopwright.ports import OnPart
 from loopwright.serve.guard import answer_error
@@ -76,7 +76,7 @@ async def write_parts(sampler: GeneratingEngine, request: GenerateRequest, beat:
     except LoopwrightError as error:
         if not begun:
             raise
-        await tell(_event(error_to_json(error)))
+        await tell(_event(held_error_to_json(error)))
     finally:
         generating.cancel()
     await tell(DONE)

@@ -132,7 +132,7 @@ def held_from_json(body: Json) -> tuple[float, float] | None:
     return None
 
 
-def error_to_json(error: LoopwrightError) -> Json:
+def held_error_to_json(error: LoopwrightError) -> Json:
     """The error, and how long its call was held, if that was counted."""
     held = error.facts.get(HELD)
     return error_body(error) if held is None else {**error_body(error), HELD: held}

@@ -1,0 +1,93 @@
+"""Engines that already run, and the door: what can be set, and which mistakes are found before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from loopwright.config import Loaded, LoopwrightEngineConfig, Purpose, TorchEngineConfig
+from loopwright.config.base import needs_of
+from loopwright.config.needs import Outside
+from loopwright.config.purpose import part_for
+from loopwright.errors import ConfigError
+
+APART = ("trainer.kind=disaggregated", "produce.kind=async")
+LoadText = Callable[..., Loaded]
+
+
+def attached(*urls: str) -> str:
+    return f"rollout.engine={{kind: loopwright, urls: {json.dumps(urls)}}}"
+
+
+@pytest.fixture
+def problems(load_text: LoadText, minimal: str) -> Callable[..., str]:
+    def report(*overrides: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            load_text(minimal, *overrides)
+        return str(error.value)
+
+    return report
+
+
+def test_an_engine_without_a_kind_is_the_embedded_one(load_text: LoadText, minimal: str) -> None:
+    engine = load_text(minimal, "rollout.engine.max_batch=5").config.rollout.engine
+    assert engine == TorchEngineConfig(max_batch=5)
+    assert engine.embedded is engine
+
+
+def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, minimal: str) -> None:
+    config = load_text(minimal, *APART, attached("http://127.0.0.1:1", "http://localhost", "http://[::1]:2")).config
+    assert config.rollout.engine == LoopwrightEngineConfig(
+        urls=("http://127.0.0.1:1", "http://localhost", "http://[::1]:2")
+    )
+    assert config.rollout.engine.embedded == TorchEngineConfig(), "evaluations compute in their own process"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((attached("http://127.0.0.1:1"),), "rollout.engine.kind: is loopwright, but trainer.kind is colocate"),
+        ((*APART, "rollout.engine=loopwright"), "rollout.engine.urls: missing"),
+        ((*APART, attached()), "rollout.engine.urls: "),
+        ((*APART, attached("127.0.0.1:8000")), "rollout.engine.urls.0: '127.0.0.1:8000' is no address"),
+        ((*APART, attached("http://10.0.0.7:1")), "http://10.0.0.7:1 is on another machine"),
+        ((*APART, attached("http://me:pw@localhost")), "name that as key_env"),
+        ((*APART, attached("http://localhost:1", "http://localhost:1/")), "rollout.engine.urls.1"),
+        (("rollout.engine={kind: vllm}",), "unknown kind 'vllm'"),
+        (("rollout.door.port=70000",), "rollout.door.port: is 70000, must be at most 65535"),
+        (("rollout.door.advertise_url=http://0.0.0.0:80",), "'http://0.0.0.0:80' is no address that others can ask"),
+        (("rollout.door.advertise_url=http://[::]:80",), "is no address that others can ask"),
+        (("rollout.door.advertise_url=gateway",), "rollout.door.advertise_url: 'gateway' is no address"),
+        (("rollout.door.host=0.0.0.0",), "rollout.door.advertise_url: missing, and host is 0.0.0.0"),
+    ],
+)
+def test_mistakes_are_reported_with_their_place(problems: Any, overrides: tuple[str, ...], words: str) -> None:
+    assert words in problems(*overrides)
+
+
+def test_the_key_of_engines_is_a_variable_that_must_be_set(problems_of: Callable[..., list[str]], minimal: str) -> None:
+    engine = "rollout.engine={kind: loopwright, urls: ['http://localhost:1'], key_env: NO_SUCH_KEY}"
+    found = problems_of(minimal, *APART, engine, files=True)
+    missing = "rollout.engine.key_env: the environment variable NO_SUCH_KEY is not set"
+    assert any(problem.startswith(missing) for problem in found)
+
+
+@pytest.mark.parametrize(
+    "door", ["{}", "{host: 0.0.0.0, advertise_url: 'http://run.example'}", "{advertise_url: 'https://run.example'}"]
+)
+def test_a_door_needs_no_port(load_text: LoadText, minimal: str, door: str) -> None:
+    config = load_text(minimal, f"rollout.door={door}").config
+    assert config.rollout.door is not None
+    assert config.rollout.door.port == 0
+
+
+def test_who_does_not_train_needs_neither_engines_nor_a_door(load_text: LoadText, minimal: str) -> None:
+    engine = "rollout.engine={kind: loopwright, urls: ['http://localhost:1'], key_env: NO_SUCH_KEY}"
+    config = load_text(minimal, *APART, engine, "rollout.door={}").config
+    assert Outside.KEY in {need.what for need in needs_of(config)}
+    part = part_for(config, Purpose.ROLL_OUT)
+    assert Outside.KEY not in {need.what for need in needs_of(part)}
+    assert part.rollout.door is None
