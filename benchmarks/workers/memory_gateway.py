@@ -10,7 +10,8 @@ from pathlib import Path
 
 from loopwright.build.remote import RemoteEngine, connected
 from loopwright.cli.event_loop import run_server, settle_down
-from loopwright.gateway.server import Served, open_gateway
+from loopwright.gateway.offer import Served
+from loopwright.gateway.server import open_gateway
 from loopwright.gateway.store import MemoryStore
 from loopwright.render.choose import make_renderer
 

@@ -19,7 +19,8 @@ from loopwright.agents.runners.host import ProgramHost
 from loopwright.config import CommandRunnerConfig, ExitCodeReward
 from loopwright.core.chains import turns_of
 from loopwright.errors import BenchError
-from loopwright.gateway.server import Served, open_gateway
+from loopwright.gateway.offer import Served
+from loopwright.gateway.server import open_gateway
 from loopwright.gateway.store import MemoryStore
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.serve.keys import new_key

@@ -16,7 +16,7 @@ from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
-from loopwright.errors import EngineLostError
+from loopwright.errors import ConfigError, EngineLostError
 from loopwright.models.tokenizer import ModelSpec, TokenizerSource, load_tokenizer
 from loopwright.ports import PolicyMaker, StreamingEngine
 from loopwright.render.choose import make_renderer
@@ -64,6 +64,9 @@ def policies_elsewhere(
     from loopwright.gateway.remote_policy import open_remote_policies
 
     config, tokenizer = loaded.config, TokenizerSource.of(model.tokenizer)
+    name = config.gateway.key_env or ""
+    if not (key := loaded.secrets.get(name)):
+        raise ConfigError(f"the environment variable {name} is not set", remedy=f"export {name}: the gateway's key")
     brought = RunModel(
         door_url=door.url,
         door_key=door.key,
@@ -74,7 +77,7 @@ def policies_elsewhere(
         renderer=config.model.renderer,
         thinking=config.gateway.thinking,
     )
-    address = GatewayAddress(config.gateway.url or "", loaded.secrets[config.gateway.key_env or ""])
+    address = GatewayAddress(config.gateway.url or "", key)
     return open_remote_policies(address, Registration(holder, secrets.token_hex(4), brought))
 
 

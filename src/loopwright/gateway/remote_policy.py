@@ -24,7 +24,7 @@ from loopwright.gateway.client import GatewayAddress, GatewayClient
 from loopwright.gateway.management import base_urls
 from loopwright.gateway.offer import name_of
 from loopwright.gateway.policy import LONGEST_PAUSE_SECONDS
-from loopwright.gateway.record import SessionRecord, from_json, stop_after
+from loopwright.gateway.record import SessionRecord, record_from_json, stop_after
 from loopwright.gateway.registration import Registration
 from loopwright.ports import Endpoint, Reply, SessionTimes
 from loopwright.types import (
@@ -296,7 +296,7 @@ class RemoteSessionPolicy:
             said = await self._client.ask("GET", f"/sessions/{session.id}/record?version={version}")
         except LeaseError as error:  # its record is at another version, which the gateway answers in the same way
             raise EngineLostError(error.message, remedy=error.remedy) from error
-        session.record = from_json(said)
+        session.record = record_from_json(said)
         self._gateway.read(self._request, session.id, version)
         if ended["quiet_since_restart"]:
             raise EngineLostError(
