@@ -214,13 +214,14 @@ async def test_an_agent_is_charged_neither_for_held_engines_nor_for_a_gateway_th
             assert policy.times().since_first_call is None
             await ask(endpoint.base_url, endpoint.api_key)
             await until(lambda: policy.times().since_first_call is not None)
-            before = policy.times()
-            await asyncio.sleep(0.5)
+            before, clock = policy.times(), made.clock
+            await until(lambda: made.clock > clock + 0.5)
             door.held += 0.4
-            await asyncio.sleep(0.1)
-            after = policy.times()
-            assert 0.05 < after.total - before.total < 0.4
-            assert 0.05 < (after.since_first_call or 0.0) - (before.since_first_call or 0.0) < 0.4
+            (session,) = made._heard
+            await until(lambda: made.times(session).held_seconds == pytest.approx(0.4))
+            after, advanced = policy.times(), made.clock - clock
+            assert after.total - before.total == pytest.approx(advanced - 0.4)
+            assert (after.since_first_call or 0) - (before.since_first_call or 0) == pytest.approx(advanced - 0.4)
             await close()
             gone = policy.times()
             await asyncio.sleep(0.3)
@@ -229,6 +230,7 @@ async def test_an_agent_is_charged_neither_for_held_engines_nor_for_a_gateway_th
             await until(lambda: policy.times() != gone)
             assert policy.times().total < gone.total + 2.5
         ended = policy.times()
+        assert (ended.since_first_call or 0.0) > (after.since_first_call or 0.0)
         await asyncio.sleep(0.05)
         assert policy.times().total > ended.total, "a verifier's seconds count"
         assert policy.times().since_first_call == ended.since_first_call
@@ -254,6 +256,21 @@ async def policies_at(
             yield made, close
     finally:
         await close()
+
+
+async def test_the_times_of_a_short_rollout_are_exact_at_its_end(tmp_path: Path) -> None:
+    """It is over before the gateway is asked for times."""
+    async with gateway(tmp_path) as opened:
+        address = GatewayAddress(opened.base_url, KEY)
+        async with open_remote_policies(address, registration(), beat_seconds=60) as made:
+            policy = RemoteSessionPolicy(made, request())
+            async with policy.endpoint() as endpoint:
+                await asyncio.sleep(0.2)
+                await ask(endpoint.base_url, endpoint.api_key)
+                await asyncio.sleep(0.1)
+                assert policy.times().since_first_call is None
+            times = policy.times()
+            assert 0.1 <= (times.since_first_call or 0.0) < 0.2 < 0.3 <= times.total
 
 
 # Restarts.

@@ -112,7 +112,7 @@ class Management:
             "invented": drift.invented,
             "first": drift.first and asdict(drift.first),
         }
-        await request.answer(200, {**self._described(session, recorder), "drift": measured})
+        await request.answer(200, {**self._described(session, recorder), "now": time.time(), "drift": measured})
 
     async def chains(self, request: Request, target: Target) -> None:
         session, recorder = self._recorded(request, target)

@@ -69,7 +69,7 @@ class RemoteSessionPolicies:
         self._unstored: dict[tuple[Split, RolloutKey], list[tuple[str, str]]] = {}
         self._stored: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.clock = 0.0
-        """Advances while the gateway answers."""
+        """The seconds in which the gateway has answered, up to its latest answer."""
         self.model = name_of(client.registration.model.source)
         self.base_url = client.url
         """Where agents reach the gateway."""
@@ -90,14 +90,16 @@ class RemoteSessionPolicies:
     def times(self, session_id: str) -> HeardTimes:
         return self._heard.get(session_id, HeardTimes())
 
+    def clock_now(self) -> float:
+        """The clock, if the gateway has just answered."""
+        return self.clock + min(self._now() - self._heard_at, LONGEST_STEP_SECONDS)
+
     async def beat(self) -> None:
         """Renew the lease, and take what the gateway tells."""
         said = await self.client.register()
-        now = self._now()
-        self.clock += min(now - self._heard_at, LONGEST_STEP_SECONDS)
-        self._heard_at = now
+        self.clock, self._heard_at = self.clock_now(), self._now()
         self.base_url = said.get("advertise_url") or self.client.url
-        self._heard = {id: _heard(times, said["now"]) for id, times in said["sessions"].items()}
+        self._heard = {id: heard_times(times, said["now"]) for id, times in said["sessions"].items()}
 
     async def keep_beating(self) -> None:
         """Beat until another run has the gateway."""
@@ -179,7 +181,8 @@ class RemoteSessionPolicy:
         except LoopwrightError as error:
             self._lost = error
             raise
-        session = self._session = _OpenSession(str(said["id"]), self._now() - self._start, self._gateway.clock)
+        own_seconds = self._now() - self._start
+        session = self._session = _OpenSession(str(said["id"]), own_seconds, self._gateway.clock_now())
         try:
             urls = base_urls(self._gateway.base_url, session.id)
             yield Endpoint(urls["openai"], str(said["key"]), urls["anthropic"], self._gateway.model)
@@ -218,14 +221,7 @@ class RemoteSessionPolicy:
         if session.ended is not None:
             at, times = session.ended
             return SessionTimes(times.total + self._now() - at, times.since_first_call)
-        heard = self._gateway.times(session.id)
-        total = session.own_seconds + max(0.0, self._gateway.clock - session.clock - heard.held_seconds)
-        if session.own_seconds_at_first_call is None:
-            if heard.since_first_call is None:
-                return SessionTimes(total, None)
-            # Read once: later the gateway's answer would also count seconds in which the gateway was away.
-            session.own_seconds_at_first_call = total - heard.since_first_call
-        return SessionTimes(total, max(0.0, total - session.own_seconds_at_first_call))
+        return _counted(session, self._gateway.times(session.id), self._gateway.clock)
 
     def watch_time(self, look: Callable[[], None] | None) -> None:
         """The clock of a session does not jump."""
@@ -291,6 +287,7 @@ class RemoteSessionPolicy:
         if self._gateway.lost is not None:
             raise self._gateway.lost
         ended = await self._client.ask("POST", f"/sessions/{session.id}/complete")
+        session.ended = self._now(), _counted(session, heard_times(ended, ended["now"]), self._gateway.clock_now())
         session.drift, version = _drift(ended["drift"]), str(ended["version"])
         try:
             said = await self._client.ask("GET", f"/sessions/{session.id}/record?version={version}")
@@ -305,12 +302,23 @@ class RemoteSessionPolicy:
             )
 
 
-def _heard(said: Mapping[str, Any], now: float) -> HeardTimes:
-    """The gateway's own clock tells how long ago the first call was."""
+def heard_times(said: Mapping[str, Any], now: float) -> HeardTimes:
+    """The gateway's own clock, `now`, tells how long ago the first call was."""
     held, first = said["held_seconds"], said["first_call"]
     if first is None:
         return HeardTimes(held)
     return HeardTimes(held, max(0.0, now - first - (held - said["held_before_first_call"])))
+
+
+def _counted(session: _OpenSession, heard: HeardTimes, clock: float) -> SessionTimes:
+    """The rollout's times when the gateway's clock stands at `clock`."""
+    total = session.own_seconds + max(0.0, clock - session.clock - heard.held_seconds)
+    if session.own_seconds_at_first_call is None:
+        if heard.since_first_call is None:
+            return SessionTimes(total, None)
+        # Read once: later the gateway's answer would also count seconds in which the gateway was away.
+        session.own_seconds_at_first_call = total - heard.since_first_call
+    return SessionTimes(total, max(0.0, total - session.own_seconds_at_first_call))
 
 
 def _drift(said: Mapping[str, Any]) -> EpisodeDrift:
