@@ -24,7 +24,7 @@ from loopwright.build import ForRuns, open_run, serve_gateway
 from loopwright.config import load
 from loopwright.gateway.server import Address
 from loopwright.track.jsonl import read_jsonl
-from loopwright.types import Thinking
+from loopwright.types import Failed, FailureCause, Thinking
 
 WriteConfig = Callable[..., Path]
 KEY = "the-key-of-the-gateway"
@@ -173,12 +173,18 @@ def test_a_gateway_that_is_killed_and_started_again_in_the_middle_loses_nothing(
         until(lambda: steps(tmp_path) >= 1 and len(sessions(url)) > 4, run, tmp_path)
         gateway.send_signal(signal.SIGKILL)
         gateway.wait()
-        processes.append(start_gateway(tmp_path, port))
+        processes.append(again := start_gateway(tmp_path, port))
         finish(run, tmp_path)
         assert sessions(url) == []
+        assert "libtorch" not in Path(f"/proc/{again.pid}/maps").read_text()
     audited = audit(tmp_path / "run" / "rollouts.sqlite")
     assert (audited.findings, audited.lineages) == ((), 1)
-    assert StoredRun(tmp_path / "run" / "rollouts.sqlite").steps() == (1, 2, 3)
+    stored = StoredRun(tmp_path / "run" / "rollouts.sqlite")
+    assert stored.steps() == (1, 2, 3)
+    rewards = [one.reward for step in stored.steps() for one in stored.rollouts(step)]
+    failed = [one for one in rewards if isinstance(one, Failed)]
+    assert {one.cause for one in failed} <= {FailureCause.INFRA}, "no program is blamed for the gateway"
+    assert len(rewards) - len(failed) == 3 * 2 * 4
 
 
 @pytest.mark.real

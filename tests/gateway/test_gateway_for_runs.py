@@ -270,7 +270,9 @@ async def test_the_times_of_a_short_rollout_are_exact_at_its_end(tmp_path: Path)
                 await asyncio.sleep(0.1)
                 assert policy.times().since_first_call is None
             times = policy.times()
-            assert 0.1 <= (times.since_first_call or 0.0) < 0.2 < 0.3 <= times.total
+            ran = times.since_first_call or 0.0
+            assert ran >= 0.1
+            assert times.total - ran >= 0.2
 
 
 # Restarts.

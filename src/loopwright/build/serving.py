@@ -1,4 +1,4 @@
-"""Serves a model's engine to other processes."""
+"""Serves a model's engine to other processes. torch is imported when an engine is opened: a gateway has none."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwright.core.redaction import Redactor
-from loopwright.engines.torch.engine import TorchEngine
-from loopwright.models.compute import ComputeThread
-from loopwright.models.load import LoadedModel, load_model
-from loopwright.models.runtime import configure
 from loopwright.track.redacting import redacting
+
+if TYPE_CHECKING:
+    from loopwright.engines.torch.engine import TorchEngine
+    from loopwright.models.load import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,11 @@ class ServedModel:
 @asynccontextmanager
 async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine, LoadedModel]]:
     """The embedded engine in this process, with weights of version 0, and its model."""
+    from loopwright.engines.torch.engine import TorchEngine
+    from loopwright.models.compute import ComputeThread
+    from loopwright.models.load import load_model
+    from loopwright.models.runtime import configure
+
     async with AsyncExitStack() as stack:
         compute = stack.enter_context(ComputeThread())
         await compute.run(configure, threads=served.threads, deterministic=False)
