@@ -1,5 +1,5 @@
-"""Runs the script that the agent was to write. It runs after the agent in the same folder, with the task at its standard
-input.
+"""Runs the script that the agent was to write. It runs after the agent in the same folder, with the task at its
+standard input.
 
 Exit code 0 says right, 1 says wrong. Anything else is a failure of this script, and never a reward of 0.
 """
