@@ -85,7 +85,8 @@ ProgramReward = Annotated[FileReward | ExitCodeReward | VerifierReward, Field(di
 class CommandRunnerConfig(Section):
     """A command that is started for each rollout, in a folder of its own: a copy of `folder`, or an empty one.
 
-    `weight` counts among several runners. `pass_env` names variables of the user's environment that it may see.
+    `weight` counts among several runners. `pass_env` names variables of the user's environment that it may see,
+    `readable` folders of the user's home that it may read from a sandbox.
     `exit_codes` are those that are no failure. The limits hold for all its processes together.
     """
 
@@ -100,6 +101,7 @@ class CommandRunnerConfig(Section):
     pass_env: FromYaml[tuple[Text, ...]] = ()
     exit_codes: FromYaml[tuple[ExitCode, ...]] = (0,)
     isolate: FromYaml[Isolation] = Isolation.NONE
+    readable: FromYaml[tuple[Text, ...]] = ()
     memory_mb: Count = 4096
     processes: Count = 256
     disk_mb: Count = 1024
@@ -110,6 +112,8 @@ class CommandRunnerConfig(Section):
             yield Need(Outside.PROGRAM, ("command",), self.command[0])
         if self.folder is not None and "{" not in self.folder:
             yield Need(Outside.FOLDER, ("folder",), self.folder)
+        for index, folder in enumerate(self.readable):
+            yield Need(Outside.FOLDER, ("readable", index), folder)
         for index, name in enumerate(self.pass_env):
             yield Need(Outside.VARIABLE, ("pass_env", index), name)
 
@@ -125,6 +129,10 @@ class CommandRunnerConfig(Section):
             yield from _outside(("instruction_file",), self.instruction_file)
         if self.isolate is Isolation.BWRAP and shutil.which("bwrap") is None:
             yield Problem(("isolate",), "needs the program bwrap", "install bubblewrap (apt-get install bubblewrap)")
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if self.isolate is Isolation.NONE:
+            yield ("readable",), "without isolate the program may read all that you may"
 
     def named_values(self) -> Iterator[tuple[str, str]]:
         yield from self.env.items()

@@ -51,9 +51,9 @@ class CommandRunner:
         self._table = ProcessTable()
         limits = ProgramLimits(config.memory_mb, config.processes, config.disk_mb)
         self._watch = TrialWatch(limits, self._table)
-        self._confinement = Confinement(
-            config.isolate, limits, host.home, host.readable(config.command[0]), host.hidden
-        )
+        programs = [config.command[0], *([reward.command[0]] if isinstance(reward, VerifierReward) else [])]
+        readable = host.readable(programs, config.readable)
+        self._confinement = Confinement(config.isolate, limits, host.home, readable, host.hidden)
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._host.clear_left_behind, self._table)
