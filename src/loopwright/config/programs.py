@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -62,8 +64,7 @@ class VerifierReward(Section):
     attempts: Count = 2
 
     def needs(self) -> Iterator[Need]:
-        if "{" not in self.command[0]:
-            yield Need(Outside.PROGRAM, ("command",), self.command[0])
+        yield from _program(self.command[0])
 
     def problems(self) -> Iterator[Problem]:
         yield from _unknown_fields(("command",), *self.command)
@@ -108,8 +109,7 @@ class CommandRunnerConfig(Section):
     output_kb: Count = 64
 
     def needs(self) -> Iterator[Need]:
-        if "{" not in self.command[0]:
-            yield Need(Outside.PROGRAM, ("command",), self.command[0])
+        yield from _program(self.command[0])
         if self.folder is not None and "{" not in self.folder:
             yield Need(Outside.FOLDER, ("folder",), self.folder)
         for index, folder in enumerate(self.readable):
@@ -140,6 +140,13 @@ class CommandRunnerConfig(Section):
 
 RunnerConfig = CommandRunnerConfig
 """The kinds of runners. There will be others beside commands; each is chosen by its `kind`."""
+
+
+def _program(name: str) -> Iterator[Need]:
+    """The need of a command, unless its program is beside the Python that runs us: a runner looks there first."""
+    is_ours = "/" not in name and shutil.which(name, path=os.path.dirname(sys.executable)) is not None
+    if "{" not in name and not is_ours:
+        yield Need(Outside.PROGRAM, ("command",), name)
 
 
 def _unknown_fields(place: KeyPath, *texts: str) -> Iterator[Problem]:
