@@ -20,7 +20,7 @@ from loopwright.agents.runners.command import CommandRunner, PreparedCommand
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.marks import ProcessTable
 from loopwright.config import CommandRunnerConfig, ExitCodeReward, FileReward, ProgramReward, VerifierReward
-from loopwright.errors import ProgramError, ProgramLimitError, SetupError
+from loopwright.errors import ConfigError, ProgramError, ProgramLimitError, SetupError
 from loopwright.ports import Endpoint
 from loopwright.types import (
     Failed,
@@ -259,6 +259,22 @@ async def test_a_sandbox_shows_what_belongs_to_a_program_that_is_installed_in_th
         await place.run(ENDPOINT)
         assert place.output.text == "npm/node_modules/agent-linux\n"
         assert await place.reward() == Scored(1.0)
+
+
+@no_bwrap
+async def test_a_sandbox_never_shows_the_whole_home(host: ProgramHost, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    agent = _script(home / "agent", f"cat {home}/private")
+    (home / "private").write_text("secret")
+    in_home = replace(host, environment={**host.environment, "HOME": str(home)})
+    async with prepared(in_home, str(agent), isolate=Isolation.BWRAP, exit_codes=(1,)) as place:
+        await place.run(ENDPOINT)
+        assert "No such file" in place.output.text
+    sandboxed = CommandRunnerConfig(command=("sh",), isolate=Isolation.BWRAP)
+    for base in (home, tmp_path):
+        with pytest.raises(ConfigError, match="holds your home"):
+            CommandRunner(sandboxed, None, replace(in_home, base=base))
+        CommandRunner(CommandRunnerConfig(command=("sh",)), None, replace(in_home, base=base))
 
 
 def _script(path: Path, script: str) -> Path:

@@ -55,7 +55,13 @@ class ProgramHost:
         found = [shutil.which(self.program(program), path=self._path()) for program in programs]
         own = [folder for path in found if path is not None for folder in _installation(Path(path))]
         named = [(self.base / name).resolve() for name in also]
-        return (self.base.resolve(), Path(sys.prefix), Path(sys.base_prefix), *own, *named)
+        folders = (self.base.resolve(), Path(sys.prefix), Path(sys.base_prefix), *own, *named)
+        # A folder that holds the whole home would show all of it.
+        return tuple(folder for folder in folders if not self.home_is_in(folder))
+
+    def home_is_in(self, folder: Path) -> bool:
+        """Whether the user's home is this folder, or inside of it."""
+        return self.home is not None and self.home.is_relative_to(folder)
 
     def program(self, name: str) -> str:
         """The program as it can be started from any folder: a path is relative to the config."""
@@ -97,9 +103,10 @@ class ProgramHost:
 
 
 def _installation(program: Path) -> Iterator[Path]:
-    """The folders that belong to an installed program: its own, and the virtual environment or `node_modules` that it
+    """What belongs to an installed program: its file, its folder, and the virtual environment or `node_modules` that it
     is in."""
     for place in dict.fromkeys((program, program.resolve())):
+        yield place
         yield place.parent
         for folder in place.parents:
             if folder.name == "node_modules":
