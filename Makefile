@@ -76,8 +76,8 @@ clients: .clients/.ready  ## Install the agents that the gateway is tested with
 	mkdir -p .clients/node
 	cp tools/clients/package.json .clients/node
 	cd .clients/node && npm install --no-audit --no-fund --loglevel error
-	$(PYTHON) -m venv .clients/mini
-	.clients/mini/bin/pip install -q --no-deps --no-compile -r tools/clients/requirements.txt
+	$(PYTHON) -m venv .clients/python
+	.clients/python/bin/pip install -q --no-deps --no-compile -r tools/clients/requirements.txt
 	touch $@
 
 # The sandbox of agents that are programs. Where it cannot be installed, its tests are skipped.

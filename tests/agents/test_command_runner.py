@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from loopwright.agents.runners.command import CommandRunner, PreparedCommand
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.marks import ProcessTable
 from loopwright.config import CommandRunnerConfig, ExitCodeReward, FileReward, ProgramReward, VerifierReward
-from loopwright.errors import ProgramError, ProgramLimitError, SetupError
+from loopwright.errors import ConfigError, ProgramError, ProgramLimitError, SetupError
 from loopwright.ports import Endpoint
 from loopwright.types import (
     Failed,
@@ -231,6 +232,56 @@ async def test_a_sandbox_is_read_only_and_hides_other_processes_and_homes(host: 
     text, _ = await ran(host, script, isolate=Isolation.BWRAP)
     assert not {"WROTE", "READ", "SAW", "secret"} & set(text.split())
     assert {"config", "system", "wrote"} <= set(text.split())
+
+
+@no_bwrap
+async def test_a_sandbox_shows_what_belongs_to_a_program_that_is_installed_in_the_home(
+    host: ProgramHost, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    in_home = replace(host, environment={**host.environment, "HOME": str(home)})
+    for name in ("venv/lib", "npm/node_modules/agent-linux", "verifying", "data", "private"):
+        (home / name).mkdir(parents=True)
+        (home / name / "part").write_text(f"{name}\n")
+    (home / "venv" / "pyvenv.cfg").touch()
+    agent = _script(home / "venv" / "bin" / "agent", f"cat {home}/venv/lib/part {home}/data/part {home}/private/part")
+    packed = _script(home / "npm" / "node_modules" / "agent" / "bin" / "agent.js", f"cat {home}/npm/*/agent-linux/part")
+    linked = home / "npm" / "node_modules" / ".bin" / "agent"
+    linked.parent.mkdir()
+    linked.symlink_to(packed)
+    settings: dict[str, Any] = {"isolate": Isolation.BWRAP, "exit_codes": (0, 1)}
+    async with prepared(in_home, str(agent), readable=(str(home / "data"),), **settings) as place:
+        await place.run(ENDPOINT)
+        assert place.output.text.splitlines()[:2] == ["venv/lib", "data"]
+        assert "private\n" not in place.output.text
+    verifier = _script(home / "verifying" / "check", f"cat {home}/verifying/part")
+    async with prepared(in_home, str(linked), reward=VerifierReward(command=(str(verifier),)), **settings) as place:
+        await place.run(ENDPOINT)
+        assert place.output.text == "npm/node_modules/agent-linux\n"
+        assert await place.reward() == Scored(1.0)
+
+
+@no_bwrap
+async def test_a_sandbox_never_shows_the_whole_home(host: ProgramHost, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    agent = _script(home / "agent", f"cat {home}/private")
+    (home / "private").write_text("secret")
+    in_home = replace(host, environment={**host.environment, "HOME": str(home)})
+    async with prepared(in_home, str(agent), isolate=Isolation.BWRAP, exit_codes=(1,)) as place:
+        await place.run(ENDPOINT)
+        assert "No such file" in place.output.text
+    sandboxed = CommandRunnerConfig(command=("sh",), isolate=Isolation.BWRAP)
+    for base in (home, tmp_path):
+        with pytest.raises(ConfigError, match="holds your home"):
+            CommandRunner(sandboxed, None, replace(in_home, base=base))
+        CommandRunner(CommandRunnerConfig(command=("sh",)), None, replace(in_home, base=base))
+
+
+def _script(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 # Rewards.

@@ -12,6 +12,7 @@ import yaml
 
 from loopwright.build import rehearsal
 from loopwright.cli import main
+from loopwright.core.redaction import MARK
 from loopwright.testing import JudgeReply, JudgeServer, chat_reply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
@@ -179,6 +180,16 @@ def test_deep_calls_every_kind_of_judger(run, file, monkeypatch, third):
     assert code == 2
     assert f"judger 'web' ({server.url}) could not be asked: ConnectError" in err
     assert "judger 'mine', part 'a'" in err
+
+
+def test_deep_shows_no_key_that_is_in_a_task(run, file, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "the-key-of-the-judge")
+    (file.parent / "tasks.jsonl").write_text('{"prompt": "Log in with the-key-of-the-judge", "truth": 4}\n')
+    judger = "judgers.mine={kind: native, path: 'mine.py:patient', env: [JUDGE_KEY]}"
+    code, out, err = run("check", "--deep", file, judger)
+    assert (code, err) == (0, "")
+    assert f"user: Log in with {MARK}" in out
+    assert "the-key-of-the-judge" not in out
 
 
 def test_deep_does_not_wait_for_a_judger_that_hangs(run, file):

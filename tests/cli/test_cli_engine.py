@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from loopwright.build import ServedModel
 from loopwright.cli import main
+from loopwright.cli.engine import _key
 from loopwright.engines.http.process import KEY_VARIABLE, engine_command
 
 
@@ -28,6 +30,12 @@ def test_a_wider_bind_needs_a_key(
         monkeypatch.setenv(KEY_VARIABLE, key)
     said = refused(capsys, "--host", "0.0.0.0")
     assert "has no key" in said if key is None else "holds no usable key" in said
+
+
+def test_the_key_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "from-the-environment")
+    assert _key(None) == "from-the-environment"
+    assert KEY_VARIABLE not in os.environ, "programs that it starts would see it"
 
 
 def test_a_key_file_must_be_private(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -19,14 +19,15 @@ from openai import AsyncOpenAI
 from typer.testing import CliRunner
 
 from loopwright.build import RemoteEngine, ServedModel, serve_engine, serve_gateway
+from loopwright.build.remote import connected
 from loopwright.cli.app import app
-from loopwright.cli.gateway import KEY_VARIABLE, _key
+from loopwright.cli.gateway import KEY_VARIABLE, _engine_key, _key
 from loopwright.core.chains import turns_of
 from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, EngineLostError
 from loopwright.gateway.server import Address
 from loopwright.gateway.store import DELIVERED_SECONDS
-from loopwright.types import Thinking
+from loopwright.types import GenerateRequest, Sampling, Thinking
 
 KEY = "a-key"
 OPTIONS: dict[str, Any] = {"key": KEY, "renderer": "auto", "thinking": Thinking.KEEP}
@@ -70,6 +71,62 @@ async def test_it_serves_an_engine_elsewhere(tiny_llama_folder: Path, tmp_path: 
             assert len(turns_of(chain)) == 2
 
 
+async def test_a_call_waits_for_an_engine_that_is_started_again(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    model, request = tiny(tiny_llama_folder, tmp_path), GenerateRequest("a", (1, 2), Sampling(max_new_tokens=4))
+    async with AsyncExitStack() as stack:
+        async with serve_engine(model, host="127.0.0.1", port=0, key=None) as port:
+            patient, hasty = [
+                (await stack.enter_async_context(connected(RemoteEngine(f"http://127.0.0.1:{port}", *rest))))[0]
+                for rest in ((None, None, tmp_path), (None, None, tmp_path, 0.0))
+            ]
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineLostError):
+                await hasty.generate(request)
+            waiting = asyncio.create_task(patient.generate(request))
+            async with serve_engine(model, host="127.0.0.1", port=port, key=None):
+                assert len((await waiting).ids) == 4
+
+
+def test_how_long_calls_wait_for_an_engine_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    behind: list[RemoteEngine] = []
+
+    async def serve(engine: RemoteEngine, *others: object) -> None:
+        behind.append(engine)
+
+    monkeypatch.setattr("loopwright.cli.gateway._serve", serve)
+    arguments = [
+        "gateway",
+        "--engine",
+        "http://127.0.0.1:9",
+        "--store",
+        str(tmp_path / "g.sqlite"),
+        "--engine-wait",
+        "7",
+    ]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert [engine.wait_seconds for engine in behind] == [7.0]
+
+
+async def test_its_store_keeps_no_key_of_any_server(tiny_llama_folder: Path, tmp_path: Path) -> None:
+    keys = {"engine": "the-engines-own-key", "gateway": "the-gateways-own-key"}
+    file, options = tmp_path / "g.sqlite", OPTIONS | {"key": keys["gateway"]}
+    async with serve_engine(tiny(tiny_llama_folder, tmp_path), host="127.0.0.1", port=0, key=keys["engine"]) as port:
+        behind = RemoteEngine(f"http://127.0.0.1:{port}", keys["engine"], None, tmp_path)
+        async with (
+            serve_gateway(behind, Address(), store=file, **options) as gateway,
+            httpx.AsyncClient(
+                base_url=gateway.base_url, headers={"authorization": f"Bearer {keys['gateway']}"}
+            ) as http,
+        ):
+            await http.post("/sessions/session-1", json={"sampling": {"max_new_tokens": 2}})
+            said = {"messages": [{"role": "user", "content": f"My keys: {json.dumps(keys)}"}]}
+            assert (await http.post("/session-1/v1/chat/completions", json=said)).status_code == 200
+            await http.post("/sessions/session-1/complete")
+    stored = file.read_text("latin-1")
+    assert "My keys" in stored
+    assert not any(key in stored for key in keys.values())
+
+
 def test_keys_come_from_files_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     key, made = _key(None, tmp_path / "g.sqlite")
@@ -78,7 +135,9 @@ def test_keys_come_from_files_or_the_environment(tmp_path: Path, monkeypatch: py
     assert _key(None, tmp_path / "g.sqlite") == (key, made), "a restarted gateway has the same key"
     monkeypatch.setenv(KEY_VARIABLE, "from-the-environment")
     assert _key(None, tmp_path / "g.sqlite") == ("from-the-environment", None)
-    assert KEY_VARIABLE not in os.environ
+    monkeypatch.setenv(ENGINE_KEY_VARIABLE, "the-engines")
+    assert _engine_key(None) == "the-engines"
+    assert not {KEY_VARIABLE, ENGINE_KEY_VARIABLE} & set(os.environ), "agents' programs would see them"
     open_file = tmp_path / "open.key"
     open_file.write_text("secret")
     open_file.chmod(0o644)
@@ -110,6 +169,7 @@ def test_what_it_makes_stays_out_of_the_current_folder(tmp_path: Path, monkeypat
     ("arguments", "words"),
     [
         ([], "nothing to serve"),
+        (["--for-runs", "--model", "x"], "--for-runs has no model of its own"),
         (["--model", "x", "--advertise-url", "http://0.0.0.0:1"], "every address"),
     ],
 )

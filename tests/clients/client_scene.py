@@ -12,6 +12,7 @@ import json
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,16 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", UP_AND_RUNNING))
 
 
-class Speaker:
-    """Says the script's next line to those who ask about the task, and little to others: clients ask for titles too.
+class OddTokens:
+    """A tokenizer that encodes as no other would, but a model may."""
 
-    A request for the same prompt gets the same line.
-    """
-
-    def __init__(self, tokenizer: Any, task: str, lines: list[str]) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._task = task
-        self._lines = lines
-        self._said: dict[tuple[int, ...], str] = {}
         self._letters = {byte: letter for letter, byte in BYTES.items()}
         self._vocabulary = tokenizer.get_vocab()
 
-    def answer(self, request: GenerateRequest) -> str:
-        if self._task not in self._tokenizer.decode(request.prompt_ids):
-            return "Nothing."
-        number = min(len(self._said), len(self._lines) - 1)
-        return self._said.setdefault(request.prompt_ids, self._lines[number])
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """One token for each byte, but for every other ASCII word: characters are split, words are merged or not."""
@@ -70,10 +62,29 @@ class Speaker:
         return (*ids, self._tokenizer.eos_token_id)
 
 
+class Speaker:
+    """Says the script's next line to those who ask about the task, and little to others: clients ask for titles too.
+
+    A request for the same prompt gets the same line.
+    """
+
+    def __init__(self, tokens: OddTokens, task: str, lines: list[str]) -> None:
+        self._tokens = tokens
+        self._task = task
+        self._lines = lines
+        self._said: dict[tuple[int, ...], str] = {}
+
+    def answer(self, request: GenerateRequest) -> str:
+        if self._task not in self._tokens.decode(request.prompt_ids):
+            return "Nothing."
+        number = min(len(self._said), len(self._lines) - 1)
+        return self._said.setdefault(request.prompt_ids, self._lines[number])
+
+
 async def play(scene: dict[str, Any]) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(scene["model"])
-    speaker = Speaker(tokenizer, scene["task"], scene["lines"])
-    engine = RecordingEngine(speaker.answer, encode=speaker.encode)
+    tokens = OddTokens(tokenizer)
+    engine = RecordingEngine(Speaker(tokens, scene["task"], scene["lines"]).answer, encode=tokens.encode)
     served = Served(engine, make_renderer(tokenizer), MAX_CONTEXT, "smollm2")
     async with open_gateway(served, MemoryStore(), key="the-gateways-own-key") as gateway:
         session, key = gateway.sessions.create(SESSION, SessionSettings())

@@ -19,7 +19,7 @@ CACHE = Path.home() / ".cache" / "loopwright" / "models"
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / ".clients"
 NODE = CLIENTS / "node" / "node_modules" / ".bin"
-MINI = CLIENTS / "mini" / "bin"
+PYTHON = CLIENTS / "python" / "bin"
 ALONE = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
 
 
@@ -51,10 +51,7 @@ def play(
     files: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a command whose model says `lines`. $URL and $KEY in command, environment and files are the session's."""
-    if subprocess.run([*ALONE, "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets us make no network namespace (unshare --net), and clients call home")
-    if not Path(command[0]).exists():
-        pytest.fail(f"{command[0]} is not installed: run `make clients`")
+    need(Path(command[0]))
     scene: dict[str, Any] = {
         "model": str(smollm2_folder(CACHE)),
         "command": list(command),
@@ -64,17 +61,31 @@ def play(
         "files": dict(files or {}),
         "environment": {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", **environment},
     }
+    return Outcome(**played("client_scene.py", scene))
+
+
+def need(*programs: Path) -> None:
+    """Skip where nobody can be alone, and fail where a client is missing."""
+    if subprocess.run([*ALONE, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets us make no network namespace (unshare --net), and clients call home")
+    for program in programs:
+        if not program.exists():
+            pytest.fail(f"{program} is not installed: run `make clients`")
+
+
+def played(script: str, scene: Mapping[str, Any]) -> dict[str, Any]:
+    """What came of a scene that a script of this folder plays in a network namespace of its own."""
     here = Path(__file__).parent
-    folders = os.pathsep.join(map(str, (here, here.parent / "gateway")))
+    paths = [str(here), str(here.parent / "gateway"), *filter(None, [os.environ.get("PYTHONPATH")])]
     played = subprocess.run(
-        [*ALONE, sys.executable, str(here / "client_scene.py")],
+        [*ALONE, sys.executable, str(here / script)],
         input=json.dumps(scene),
-        env={**os.environ, "PYTHONPATH": folders},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
     )
     assert played.returncode == 0, played.stderr
-    return Outcome(**json.loads(played.stdout.splitlines()[-1]))
+    return dict(json.loads(played.stdout.splitlines()[-1]))
 
 
 def call_text(name: str, arguments: str) -> str:

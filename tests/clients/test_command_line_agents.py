@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from clients import MINI, NODE, Outcome, call_text, check_one_chain, play
+from clients import NODE, PYTHON, Outcome, call_text, check_one_chain, play
 
 pytestmark = pytest.mark.real
 
@@ -98,7 +98,7 @@ def test_mini_swe_agent(tmp_path: Path) -> None:
     outcome = play(
         tmp_path,
         [
-            *(str(MINI / "mini"), "-y", "--exit-immediately", "-l", "0", "-m", "openai/policy", "-t", TASK),
+            *(str(PYTHON / "mini"), "-y", "--exit-immediately", "-l", "0", "-m", "openai/policy", "-t", TASK),
             *("-c", "mini.yaml", "-c", "model.model_kwargs.api_base=$URL/v1", "-o", "trajectory.json"),
         ],
         task=TASK,

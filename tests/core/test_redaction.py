@@ -10,10 +10,12 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from loopwright.core.redaction import MARK, Redactor, names_a_secret
+from loopwright.core.redaction import MARK, Redactor, names_a_secret, with_clean_reward, without_secrets
 from loopwright.serve.keys import new_key
+from loopwright.types import Episode, Failed, FailureCause, Reward, Rollout, RolloutKey, Scored, Task, Timing
 
 KEYS = ["sk-proj-0123456789abcdef", 'odd"\\key/with+signs=', "long-" * 30 + "key"]
+KEYS += ['pass wörd, "it\'s" ~~~???', "it's a\\wörd~~~"]
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -23,7 +25,11 @@ KEYS = ["sk-proj-0123456789abcdef", 'odd"\\key/with+signs=', "long-" * 30 + "key
         str,
         lambda key: f"Bearer {key}",
         json.dumps,
+        lambda key: json.dumps(key, ensure_ascii=False),
+        lambda key: repr(f"{key} "),
+        lambda key: repr(f'"{key}" '),
         lambda key: repr(f"{key} ".encode()),
+        lambda key: repr(json.dumps({"key": key}).encode()),
         lambda key: f"https://judge.example/?key={quote(key, safe='')}&more=1",
         lambda key: f"key={quote_plus(key)}",
         lambda key: f"Basic {base64.b64encode(key.encode()).decode()}",
@@ -31,6 +37,7 @@ KEYS = ["sk-proj-0123456789abcdef", 'odd"\\key/with+signs=', "long-" * 30 + "key
         lambda key: f"Basic {base64.b64encode(f'user:{key}'.encode()).decode()}",
         lambda key: f"Basic {base64.urlsafe_b64encode(f'u:{key}?'.encode()).decode()}",
         lambda key: f"wrong key {key[:-4]}... (look at it)",
+        lambda key: f"wrong key {key[:-4]}… (look at it)",
         lambda key: f"wrong key {key[:12]}",
     ],
 )
@@ -53,6 +60,10 @@ def test_ordinary_text_is_left_alone() -> None:
     assert redact(text) is text
 
 
+def test_a_secret_that_begins_with_another_is_removed_to_its_end() -> None:
+    assert Redactor(["secret-key", "secret-key-of-the-judge"])("it is secret-key-of-the-judge") == f"it is {MARK}"
+
+
 def test_our_own_keys_are_known_by_their_form() -> None:
     key = new_key()
     assert Redactor()(f"Bearer {key}, and {key[:20]}...") == f"Bearer {MARK}, and {MARK}..."
@@ -64,6 +75,26 @@ def test_values_are_redacted_all_the_way_down() -> None:
     assert redact.value(value) == {"a": ["x", {"b": f"my {MARK}"}], "c": (MARK, 1), "d": None}
     same = ({"role": "user", "content": ["hi", 1.5]},)
     assert redact.value(same) is same
+
+
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        (Scored(1.0, {"part": 0.5}, "it is secret-key"), Scored(1.0, {"part": 0.5}, f"it is {MARK}")),
+        (
+            Failed(FailureCause.JUDGE, "Error of secret-key", "secret-key is wrong"),
+            Failed(FailureCause.JUDGE, f"Error of {MARK}", f"{MARK} is wrong"),
+        ),
+    ],
+)
+def test_no_text_of_a_rollout_holds_a_secret(reward: Reward, shown: Reward) -> None:
+    redact = Redactor(["secret-key"])
+    said = Episode(({"role": "tool", "content": "secret-key"},), (), tools=({"description": "needs secret-key"},))
+    made = Rollout(RolloutKey("a", 0, 0), Task.ask("t", "Hi"), said, reward, Timing(started=0.0))
+    clean = without_secrets(made, redact)
+    assert clean.episode == Episode(({"role": "tool", "content": MARK},), (), tools=({"description": f"needs {MARK}"},))
+    assert clean.reward == with_clean_reward(made, redact).reward == shown
+    assert without_secrets(clean, redact) is clean, "production redacts every rollout, and few hold a secret"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from loopwright.build import ServedModel, open_run, serve_engine
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.engines.http.client import HttpEngine
+from loopwright.engines.http.process import KEY_VARIABLE
 from loopwright.engines.restartable import RestartableEngine
 from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
@@ -134,8 +136,12 @@ async def test_waiting_for_an_engine_elsewhere_is_not_the_agents_time(
     assert asked, "whoever limits the agents' time has to ask the engine how long it was away"
 
 
-def test_an_engine_that_is_not_there_is_named(measured: Path, command: Command) -> None:
+def test_an_engine_that_is_not_there_is_named(
+    measured: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "the-engines-key")
     code, _, err = command("eval", measured, "--engine", "http://127.0.0.1:9")
+    assert KEY_VARIABLE not in os.environ, "agents' programs would see it"
     assert code == 1
     assert "http://127.0.0.1:9" in err
     assert "cannot be reached" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from loopwright.agents import EnginePolicy
 from loopwright.engines.restartable import RestartableEngine
 from loopwright.errors import EngineError, EngineLostError
 from loopwright.ports import OnPart
-from loopwright.testing import CharRenderer, ScriptedEngine
+from loopwright.testing import CharRenderer, ScriptedEngine, run_virtually
 from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, Sampling
 
 DEAD = EngineLostError("nobody is there", remedy="none: the test wants it so")
@@ -51,11 +52,13 @@ class Mortal:
 
         if life == 0 or (life is not None and on_part is None):
             engine.dead.set()
-        try:
-            return await engine.generate(request, tell)
-        except EngineLostError:
-            self.version, self._refuse = self.version + 1, self._away
-            raise
+        with suppress(EngineLostError):
+            got = await engine.generate(request, tell)
+            # One that dies after its last token cannot say any more that it has ended.
+            if not engine.dead.is_set():
+                return got
+        self.version, self._refuse = self.version + 1, self._away
+        raise DEAD
 
     async def abort(self, request_id: str) -> None:
         """Not used."""
@@ -106,6 +109,41 @@ async def test_a_call_waits_so_long_and_no_longer() -> None:
     assert 0.1 < time.monotonic() - begun < 2
     with pytest.raises(EngineLostError):
         await RestartableEngine(Mortal([0]), 0.0).generate(ask(), lambda part: None)
+
+
+class Away(ScriptedEngine):
+    """Is there from second 50 on."""
+
+    tries = 0
+
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+        self.tries += 1
+        if asyncio.get_running_loop().time() < 50:
+            raise DEAD
+        return await super().generate(request, on_part)
+
+
+def test_an_engine_that_is_long_away_is_asked_for_once_a_second() -> None:
+    """More often, hundreds of waiting calls are a burden to it; less often, they miss it."""
+
+    async def asked() -> tuple[int, float]:
+        engine = Away(["Hello."])
+        await RestartableEngine(engine, 60.0).generate(ask())
+        return engine.tries, asyncio.get_running_loop().time()
+
+    tries, end = run_virtually(asked())
+    assert 50 <= end <= 51
+    assert 50 <= tries <= 60
+
+
+def test_every_token_gives_the_next_engine_the_whole_time() -> None:
+    async def asked() -> tuple[Generation, float]:
+        got = await RestartableEngine(Mortal([PART, PART], away=45), 60.0).generate(ask(), lambda part: None)
+        return got, asyncio.get_running_loop().time()
+
+    got, end = run_virtually(asked())
+    assert whole(got)
+    assert end > 60, "both engines together were away for longer than a call waits for one"
 
 
 async def test_an_answer_that_kills_every_engine_is_given_up() -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from loopwright.config import NativeJudgerConfig
 from loopwright.errors import ConfigError, JudgeError
-from loopwright.judgers import NativeJudger
+from loopwright.judgers import NativeJudger, open_judgers
+from loopwright.testing import score_one
 from loopwright.types import Episode, Scored, Task, TokenChain
 
 HERE = Path(__file__).parent
@@ -42,9 +44,10 @@ async def test_a_worker_sees_no_secrets_but_those_that_it_was_given(monkeypatch:
     hidden = ("JUDGE_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DATABASE_URL")
     for name in (*hidden, "PYTHONHASHSEED", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
-    path = "user_judgers.py:environment"
-    async with NativeJudger("environment", path, HERE, 30.0, env={"SEARCH_TOKEN": "2"}) as environment:
-        scored = await environment.judge(TASK, episode())
+    config = NativeJudgerConfig(path="user_judgers.py:environment", timeout_seconds=30.0, env=("SEARCH_TOKEN",))
+    secrets = {"SEARCH_TOKEN": "2", "JUDGE_KEY": "of another judger"}
+    async with open_judgers(["environment"], {"environment": config}, HERE, secrets) as opened:
+        scored = await score_one(opened["environment"], TASK, episode())
     seen = json.loads(scored.answer or "")
     assert not set(hidden) & set(seen)
     assert {"PATH", "PYTHONHASHSEED", "OMP_NUM_THREADS", "SEARCH_TOKEN"} <= set(seen)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, SingleTurn
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
+from loopwright.core.redaction import Redactor
 from loopwright.engines.timed import TimedClient
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import AgentLoop, Policy, ResumePlan, RolloutWorker, StalePolicy, StreamingEngine
@@ -115,6 +116,8 @@ class House:
     more: dict[str, Any] = field(default_factory=dict)
     """Further settings of production."""
     seen: list[Rollout] = field(default_factory=list)
+    secrets: Sequence[str] = ()
+    """What no rollout may hold."""
     wrap: Callable[[RolloutWorker], RolloutWorker] = WorkerElsewhere
     """What stands between production and the worker: only bytes cross over, as between processes."""
 
@@ -142,6 +145,7 @@ class House:
             concurrency=self.concurrency,
             max_attempts=self.max_attempts,
             lockstep=self.engine if self.lockstep else None,
+            redact=Redactor(self.secrets),
         )
         chosen = ProduceSettings(self.groups, self.members, self.min_members, self.budget, self.filter_budget)
         return AgentLoopManager(

@@ -10,6 +10,7 @@ from house import House, KilledError, Mortal, RaisesOn, echo, task_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopwright.core.redaction import MARK
 from loopwright.errors import BudgetError, JudgeError
 from loopwright.judgers import MemberJudger
 from loopwright.testing import ScriptedEngine
@@ -83,6 +84,30 @@ async def test_members_are_stored_before_their_judge_is_asked() -> None:
         Failed(FailureCause.JUDGE, "Down", "judger 'ranking' is down (wake it)")
     ] * 2
     assert all(rollout.episode for rollout in stored)
+
+
+KEY = "sk-0123456789abcdef"
+
+
+class Tells(Ranking):
+    """Repeats its key, and what it was shown, in what it gives and in what it raises."""
+
+    async def score(self, task: Task, episodes: Sequence[Episode]) -> Sequence[Scored]:
+        assert not any(KEY in episode.answer for episode in episodes)
+        if task.id == "t0":
+            raise JudgeError(f"the key {KEY} is wrong", remedy="none", error="Wrong")
+        return [Scored(1.0, answer=f"{KEY}: {episode.answer}") for episode in episodes]
+
+
+async def test_a_judge_of_groups_that_repeats_its_key_tells_it_to_nobody() -> None:
+    engine = ScriptedEngine(lambda request: f"It is {KEY}", steps=1)
+    house = House(engine, task_sets=[task_set(judger=Tells())], secrets=[KEY])
+    await house.producer().produce_batch(1, 0)
+    failed, scored = [await house.storage.rollouts_of("math", draw) for draw in (0, 1)]
+    wrong = Failed(FailureCause.JUDGE, "Wrong", f"the key {MARK} is wrong (none)")
+    assert [rollout.reward for rollout in failed] == [wrong] * 2
+    assert [rollout.reward for rollout in scored] == [Scored(1.0, answer=f"{MARK}: It is {MARK}")] * 2
+    assert KEY not in repr(house.seen)
 
 
 async def test_a_failed_member_is_tried_again_before_the_group_is_judged() -> None:

@@ -12,6 +12,7 @@ import pytest
 from house import House, task_set
 
 from loopwright.agents import SingleTurn
+from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.errors import BudgetError
 from loopwright.judgers import IntegerAnswer
 from loopwright.ports import GroupRow, Policy, RolloutWorker, StartedGroup
@@ -29,6 +30,7 @@ from loopwright.types import (
     RolloutKey,
     Sampling,
     Scored,
+    Split,
     Task,
     Timing,
     Unscored,
@@ -88,6 +90,26 @@ async def test_a_worker_that_dies_is_infrastructure() -> None:
     house = house_with(made, {FIRST}, set())
     batch = await house.producer().produce_batch(1, 0)
     assert [rollout.key.attempt for rollout in batch.groups[0].rollouts] == [1, 0]
+
+
+async def test_a_worker_hears_that_a_rollout_is_stored_and_not_before() -> None:
+    heard: list[tuple[RolloutKey, bool]] = []
+
+    class Listening(WorkerElsewhere):
+        def stored(self, split: Split, key: RolloutKey) -> None:
+            heard.append((key, (key.task_set, key.draw, key.member, key.attempt) in written))
+
+    class Noting(MemoryStorage):
+        async def put(self, row: GroupRow, rollout: Rollout) -> None:
+            await super().put(row, rollout)
+            key = rollout.key
+            written.add((key.task_set, key.draw, key.member, key.attempt))
+
+    written: set[tuple[str, int, int, int]] = set()
+    house = House(groups=1, members=2, wrap=Listening, storage=Noting(), max_attempts=2)
+    await house.producer().produce_batch(1, 0)
+    assert sorted(key.member for key, _ in heard) == [0, 1]
+    assert all(was_stored for _, was_stored in heard)
 
 
 async def test_workers_that_always_die_spend_the_budget() -> None:

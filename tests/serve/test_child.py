@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from loopwright.core.environment import child_environment
+from loopwright.engines.http.process import KEY_VARIABLE, engine_process
 from loopwright.errors import EngineLostError
 from loopwright.serve.child import child_process
 
@@ -93,6 +94,17 @@ def test_a_child_sees_where_things_are_but_no_keys() -> None:
     }
     passed = child_environment(env)
     assert passed == {k: env[k] for k in ("PATH", "HOME", "OMP_NUM_THREADS", "HF_HOME", "TOKENIZERS_PARALLELISM")}
+
+
+async def test_an_engine_sees_its_own_key_and_no_other(tmp_path: Path) -> None:
+    env = dict.fromkeys(["PATH", "OPENAI_API_KEY", "DATABASE_URL"], "x")
+    names = python("import os; raise SystemExit(f'it sees {sorted(os.environ)}')")
+    with pytest.raises(EngineLostError, match="it sees") as caught:
+        async with engine_process(names, env=env, log=tmp_path / "log"):
+            pass
+    assert KEY_VARIABLE in caught.value.message
+    assert "PATH" in caught.value.message
+    assert not any(name in caught.value.message for name in ("OPENAI_API_KEY", "DATABASE_URL"))
 
 
 CHILD = "from loopwright.serve.parent import die_with_parent; die_with_parent(); " + READY + WAIT

@@ -18,14 +18,15 @@ from loopwright.track.jsonl import EVENTS, JsonlTracker, read_jsonl
 from loopwright.track.redacting import redacting, redactor_of
 
 KEY = "sk-0123456789abcdef"
-log = logging.getLogger("loopwright")
 
 
-def test_every_handler_gets_the_record_without_the_secret() -> None:
-    heard = io.StringIO()
-    handlers = [logging.StreamHandler(heard) for _ in range(2)]
-    for name, handler in zip((None, "loopwright"), handlers, strict=True):
-        logging.getLogger(name).addHandler(handler)
+@pytest.mark.parametrize("name", ["loopwright", "uvicorn.error", "asyncio"])
+def test_every_handler_gets_the_record_without_the_secret(name: str) -> None:
+    heard, log = io.StringIO(), logging.getLogger(name)
+    filters, handlers = list(log.filters), [logging.StreamHandler(heard) for _ in range(2)]
+    assert log.parent is not None
+    for logger, handler in zip((log.parent, log), handlers, strict=True):
+        logger.addHandler(handler)
     try:
         with redacting(Redactor([KEY])):
             log.warning("the key is %s, and %d is not", KEY, 7)
@@ -34,8 +35,9 @@ def test_every_handler_gets_the_record_without_the_secret() -> None:
             except ValueError:
                 log.exception("it broke")
     finally:
-        for name, handler in zip((None, "loopwright"), handlers, strict=True):
-            logging.getLogger(name).removeHandler(handler)
+        for logger, handler in zip((log.parent, log), handlers, strict=True):
+            logger.removeHandler(handler)
+    assert log.filters == filters, "nothing of the run stays behind"
     said = heard.getvalue()
     assert said.count(f"the key is {MARK}, and 7 is not") == 2
     assert said.count(f"ValueError: bad key {MARK}") == 2
@@ -44,10 +46,13 @@ def test_every_handler_gets_the_record_without_the_secret() -> None:
 
 
 def test_an_error_that_leaves_keeps_its_kind_and_loses_the_secret() -> None:
+    error = EngineError(f"it said {KEY}", remedy=f"not {KEY}", status=401, body=[KEY])
+    error.add_note(f"besides, {KEY}")
     with pytest.raises(EngineError) as caught, redacting(Redactor([KEY])):
-        raise EngineError(f"it said {KEY}", remedy=f"not {KEY}", status=401, body=[KEY])
+        raise error
     assert str(caught.value) == f"it said {MARK}\n  -> not {MARK}"
     assert caught.value.facts == {"status": 401, "body": [MARK]}
+    assert caught.value.__notes__ == [f"besides, {MARK}"]
     assert KEY not in repr(caught.value)
 
 

@@ -13,6 +13,7 @@ from loopwright.core.together import or_left_behind
 from loopwright.errors import ConfigError
 from loopwright.produce import TaskSetRuntime
 from loopwright.track.console import Console
+from loopwright.track.redacting import redact_error
 from loopwright.trainers.evaluator import EvalReport, Evaluator
 from loopwright.trainers.kept_weights import Weights
 
@@ -51,6 +52,8 @@ async def evaluate_weights(
         # An agent may ignore its cancellation, but a user who presses Ctrl-C must not wait for it.
         report = await or_left_behind(evaluator.evaluate(weights.step), "the evaluation")
         session.tracker.log(weights.step, report.metrics)
+        for error in report.errors:
+            redact_error(error, session.redact)
     return report
 
 

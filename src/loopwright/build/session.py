@@ -17,6 +17,7 @@ from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.sampling import SamplingParts, open_local_sampling_parts, open_sampling_parts
 from loopwright.build.stamped import Stamped
 from loopwright.config import Loaded
+from loopwright.core.redaction import Redactor
 from loopwright.errors import ConfigChangedError
 from loopwright.ports import Lockstep, StreamingEngine, Tracker
 from loopwright.produce import RolloutRunner
@@ -40,6 +41,7 @@ class SamplingSession:
     storage: SqliteStorage
     tracker: Tracker
     on_rollout: Callable[[Rollout], None] | None
+    redact: Redactor
 
 
 def with_weights(loaded: Loaded, weights: Weights, out: Path) -> Loaded:
@@ -87,6 +89,7 @@ async def open_session(
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,
+            redact,
         )
 
 

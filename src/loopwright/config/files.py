@@ -85,7 +85,7 @@ def _unmet(need: Need, base: Path) -> Iterator[Problem]:
                 yield _absent(place, base / name, "file")
             elif not table_files(name, base):
                 yield Problem(place, f"nothing matches {base / name}", "fix the pattern")
-        case Outside.PROGRAM if shutil.which(name) is None and shutil.which(str(base / name)) is None:
+        case Outside.PROGRAM if shutil.which(str(base / name) if "/" in name else name) is None:
             yield Problem(place, f"there is no program {name!r}", "install it, or give its path")
         case Outside.MODEL:
             yield from _model(place, name, base)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
@@ -62,8 +64,7 @@ class VerifierReward(Section):
     attempts: Count = 2
 
     def needs(self) -> Iterator[Need]:
-        if "{" not in self.command[0]:
-            yield Need(Outside.PROGRAM, ("command",), self.command[0])
+        yield from _program(self.command[0])
 
     def problems(self) -> Iterator[Problem]:
         yield from _unknown_fields(("command",), *self.command)
@@ -85,7 +86,8 @@ ProgramReward = Annotated[FileReward | ExitCodeReward | VerifierReward, Field(di
 class CommandRunnerConfig(Section):
     """A command that is started for each rollout, in a folder of its own: a copy of `folder`, or an empty one.
 
-    `weight` counts among several runners. `pass_env` names variables of the user's environment that it may see.
+    `weight` counts among several runners. `pass_env` names variables of the user's environment that it may see,
+    `readable` folders of the user's home that it may read from a sandbox.
     `exit_codes` are those that are no failure. The limits hold for all its processes together.
     """
 
@@ -100,16 +102,18 @@ class CommandRunnerConfig(Section):
     pass_env: FromYaml[tuple[Text, ...]] = ()
     exit_codes: FromYaml[tuple[ExitCode, ...]] = (0,)
     isolate: FromYaml[Isolation] = Isolation.NONE
+    readable: FromYaml[tuple[Text, ...]] = ()
     memory_mb: Count = 4096
     processes: Count = 256
     disk_mb: Count = 1024
     output_kb: Count = 64
 
     def needs(self) -> Iterator[Need]:
-        if "{" not in self.command[0]:
-            yield Need(Outside.PROGRAM, ("command",), self.command[0])
+        yield from _program(self.command[0])
         if self.folder is not None and "{" not in self.folder:
             yield Need(Outside.FOLDER, ("folder",), self.folder)
+        for index, folder in enumerate(self.readable):
+            yield Need(Outside.FOLDER, ("readable", index), folder)
         for index, name in enumerate(self.pass_env):
             yield Need(Outside.VARIABLE, ("pass_env", index), name)
 
@@ -126,12 +130,23 @@ class CommandRunnerConfig(Section):
         if self.isolate is Isolation.BWRAP and shutil.which("bwrap") is None:
             yield Problem(("isolate",), "needs the program bwrap", "install bubblewrap (apt-get install bubblewrap)")
 
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if self.isolate is Isolation.NONE:
+            yield ("readable",), "without isolate the program may read all that you may"
+
     def named_values(self) -> Iterator[tuple[str, str]]:
         yield from self.env.items()
 
 
 RunnerConfig = CommandRunnerConfig
 """The kinds of runners. There will be others beside commands; each is chosen by its `kind`."""
+
+
+def _program(name: str) -> Iterator[Need]:
+    """The need of a command, unless its program is beside the Python that runs us: a runner looks there first."""
+    is_ours = "/" not in name and shutil.which(name, path=os.path.dirname(sys.executable)) is not None
+    if "{" not in name and not is_ours:
+        yield Need(Outside.PROGRAM, ("command",), name)
 
 
 def _unknown_fields(place: KeyPath, *texts: str) -> Iterator[Problem]:

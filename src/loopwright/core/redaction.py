@@ -106,10 +106,12 @@ def _reward(reward: Reward, redact: Redactor) -> Reward:
 
 def _forms(secret: str) -> Iterator[str]:
     """The secret in the forms in which programs write it."""
-    yield secret
-    yield repr(secret)[1:-1]
-    yield json.dumps(secret)[1:-1]
-    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
+        yield form
+        # Python escapes an apostrophe only if there is also a quotation mark, which may be elsewhere in the text.
+        for text, start in ((form, 1), (f'"{form}', 2)):
+            yield repr(text)[start:-1]
+            yield repr(text.encode())[start + 1 : -1]
     yield quote(secret, safe="")
     yield quote_plus(secret)
     for encode in (base64.b64encode, base64.urlsafe_b64encode):

@@ -62,11 +62,11 @@ def tiny_tokenizer(template: str | None = CHATML) -> Any:
     return wrapped
 
 
-def tiny_llama(folder: Path, **overrides: Any) -> Path:
-    """Write a random Llama and the tiny tokenizer to `folder`; `overrides` go into its config."""
+def tiny_llama(folder: Path, *, tokenizer: Any = None, **overrides: Any) -> Path:
+    """Write a random Llama and the tiny tokenizer, or another one, to `folder`; `overrides` go into its config."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return _write(folder, LlamaConfig, LlamaForCausalLM, overrides)
+    return _write(folder, LlamaConfig, LlamaForCausalLM, overrides, tokenizer)
 
 
 def tiny_qwen3(folder: Path, **overrides: Any) -> Path:
@@ -83,10 +83,10 @@ def tiny_qwen2(folder: Path, **overrides: Any) -> Path:
     return _write(folder, Qwen2Config, Qwen2ForCausalLM, overrides)
 
 
-def _write(folder: Path, config_class: Any, model_class: Any, overrides: dict[str, Any]) -> Path:
+def _write(folder: Path, config_class: Any, model_class: Any, overrides: dict[str, Any], tokenizer: Any = None) -> Path:
     import torch
 
-    tokenizer = tiny_tokenizer()
+    tokenizer = tiny_tokenizer() if tokenizer is None else tokenizer
     config = config_class(
         vocab_size=len(tokenizer),
         bos_token_id=None,

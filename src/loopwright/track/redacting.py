@@ -75,6 +75,8 @@ def redact_error(error: LoopwrightError, redact: Redactor) -> None:
     error.message, error.remedy = redact(error.message), redact(error.remedy)
     error.args = (error.message,)
     error.facts = redact.value(error.facts)
+    if notes := getattr(error, "__notes__", None):
+        error.__notes__ = redact.value(notes)
 
 
 def _redact_record(record: logging.LogRecord, redact: Redactor) -> None:

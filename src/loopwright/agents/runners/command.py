@@ -30,9 +30,9 @@ from loopwright.config import (
     ProgramReward,
     VerifierReward,
 )
-from loopwright.errors import ProgramError, SetupError, VerifierError
+from loopwright.errors import ConfigError, ProgramError, SetupError, VerifierError
 from loopwright.ports import Endpoint
-from loopwright.types import Failed, FailureCause, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
+from loopwright.types import Failed, FailureCause, Isolation, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
 
 log = logging.getLogger("loopwright")
 
@@ -51,9 +51,14 @@ class CommandRunner:
         self._table = ProcessTable()
         limits = ProgramLimits(config.memory_mb, config.processes, config.disk_mb)
         self._watch = TrialWatch(limits, self._table)
-        self._confinement = Confinement(
-            config.isolate, limits, host.home, host.readable(config.command[0]), host.hidden
-        )
+        if config.isolate is Isolation.BWRAP and host.home_is_in(host.base.resolve()):
+            raise ConfigError(
+                f"the config is in {host.base}, which holds your home: a sandbox hides that from programs",
+                remedy="move the config and its programs into a folder of their own",
+            )
+        programs = [config.command[0], *([reward.command[0]] if isinstance(reward, VerifierReward) else [])]
+        readable = host.readable(programs, config.readable)
+        self._confinement = Confinement(config.isolate, limits, host.home, readable, host.hidden)
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._host.clear_left_behind, self._table)

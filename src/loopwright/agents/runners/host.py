@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +50,18 @@ class ProgramHost:
         """Folders that a program in a sandbox must not see: the run's, with its keys and everybody's rollouts."""
         return (self.run_folder.resolve(),)
 
-    def readable(self, program: str) -> tuple[Path, ...]:
-        """Folders that a program in a sandbox needs, wherever they are."""
-        found = shutil.which(self.program(program), path=self._path())
-        own = () if found is None else (Path(found).parent, Path(found).resolve().parent)
-        return (self.base.resolve(), Path(sys.prefix), Path(sys.base_prefix), *own)
+    def readable(self, programs: Iterable[str], also: Iterable[str] = ()) -> tuple[Path, ...]:
+        """Folders that programs in a sandbox need, wherever they are: the config's, ours, their own, and `also`."""
+        found = [shutil.which(self.program(program), path=self._path()) for program in programs]
+        own = [folder for path in found if path is not None for folder in _installation(Path(path))]
+        named = [(self.base / name).resolve() for name in also]
+        folders = (self.base.resolve(), Path(sys.prefix), Path(sys.base_prefix), *own, *named)
+        # A folder that holds the whole home would show all of it.
+        return tuple(folder for folder in folders if not self.home_is_in(folder))
+
+    def home_is_in(self, folder: Path) -> bool:
+        """Whether the user's home is this folder, or inside of it."""
+        return self.home is not None and self.home.is_relative_to(folder)
 
     def program(self, name: str) -> str:
         """The program as it can be started from any folder: a path is relative to the config."""
@@ -93,3 +100,18 @@ class ProgramHost:
         """The PATH, with the programs of this Python's environment first: `python` is the one that runs us."""
         own = os.path.dirname(sys.executable)
         return os.pathsep.join(dict.fromkeys([own, *self.environment.get("PATH", os.defpath).split(os.pathsep)]))
+
+
+def _installation(program: Path) -> Iterator[Path]:
+    """What belongs to an installed program: its file, its folder, and the virtual environment or `node_modules` that it
+    is in."""
+    for place in dict.fromkeys((program, program.resolve())):
+        yield place
+        yield place.parent
+        for folder in place.parents:
+            if folder.name == "node_modules":
+                yield folder
+            if (folder / "pyvenv.cfg").is_file():
+                yield folder
+                # The Python that the environment was made from.
+                yield (folder / "bin" / "python").resolve().parent.parent

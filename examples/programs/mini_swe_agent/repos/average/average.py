@@ -1,0 +1,3 @@
+def average(numbers: list[float]) -> float:
+    """The arithmetic mean; 0 for no numbers."""
+    return sum(numbers) / (len(numbers) - 1)
