@@ -20,6 +20,7 @@ from loopwright.agents.runners.rewards import reward_in_file, reward_of_code
 from loopwright.errors import SetupError, VerifierError
 from loopwright.types import Scored, Task
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 TASK = Task.ask("t1", "What is 1+1?", truth={"sum": 2}, repo="r1", nested={"a-b": "deep"})
 
 
@@ -75,6 +76,7 @@ def test_the_instruction_is_what_the_task_says() -> None:
         ("0.5\n", Scored(0.5)),
         ("1", Scored(1.0)),
         ('{"reward": 0.25, "tests": 3, "note": "fine", "bad": NaN}', Scored(0.25, {"tests": 3.0})),
+        (r'{"reward": 1, "\ud800": 2, "a\nb": 3}', Scored(1.0)),
     ],
 )
 def test_a_reward_file_is_a_number_or_json(text: str, reward: Scored, tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_a_reward_file_is_a_number_or_json(text: str, reward: Scored, tmp_path: 
     assert reward_in_file(tmp_path, "reward") == reward
 
 
-BAD_REWARDS = ["", "one", "NaN", "Infinity", "-1e999", "true", "null", "[1]", "{}", '{"reward": "1"}', "1" * 70_000]
+BAD_REWARDS = ["", "[" * 60_000, "one", "NaN", "Infinity", "-1e999", "true", "null", "[1]", "{}", '{"reward": "1"}', "1" * 70_000]
 
 
 @pytest.mark.parametrize("text", [*BAD_REWARDS, '{"reward": 1' + "0" * 400 + "}", "\xff\xfe"])
@@ -108,15 +110,32 @@ def test_a_reward_that_is_no_plain_file_is_refused(make: Callable[[Path], None],
         reward_in_file(tmp_path, "reward")
 
 
+def test_a_link_on_the_way_to_a_reward_may_not_lead_out(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "real").mkdir(parents=True)
+    for place in (tmp_path, work / "real"):
+        (place / "reward").write_text("1")
+    (work / "out").symlink_to(tmp_path)
+    (work / "in").symlink_to("real")
+    assert reward_in_file(work, "in/reward") == Scored(1.0)
+    with pytest.raises(VerifierError, match="leads out"):
+        reward_in_file(work, "out/reward")
+
+
+@linux
+def test_a_reward_that_is_no_plain_file_leaves_nothing_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(VerifierError, match="reward"):
+        reward_in_file(tmp_path.parent, tmp_path.name)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_only_codes_with_a_score_are_rewards() -> None:
     assert reward_of_code(1, {0: 1.0, 1: -0.5}, "it") == Scored(-0.5)
     with pytest.raises(VerifierError, match=r"it ended with exit code 2.*no reward"):
         reward_of_code(2, {0: 1.0, 1: 0.0}, "it")
     with pytest.raises(VerifierError, match="signal 9"):
         reward_of_code(-9, {0: 1.0, 1: 0.0}, "it")
-
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
 
 def eventually(check: Callable[[], bool]) -> None:
