@@ -9,7 +9,8 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,68 @@ async def test_each_program_has_a_copy_of_the_folder(host: ProgramHost, isolate:
 async def test_a_folder_that_is_missing_is_a_failed_set_up(host: ProgramHost) -> None:
     with pytest.raises(SetupError, match=r"t1.*nowhere"):
         await ran(host, "true", folder="nowhere/{task.id}")
+
+
+async def test_a_task_chooses_among_folders_and_does_not_climb_out_of_them(host: ProgramHost) -> None:
+    (host.base / "repos").mkdir()
+    for sly in ("..", "../../run", "a\0b"):
+        with pytest.raises(SetupError, match=r"leads out|null byte"):
+            await ran(host, "ls", folder="repos/{task.metadata.repo}", task=Task.ask("t1", "?", repo=sly))
+    assert (await ran(host, "ls", folder="{config}/../config"))[0] == "repos\n"
+
+
+async def test_the_run_and_its_keys_are_not_copied(host: ProgramHost) -> None:
+    inner = ProgramHost.here(host.base, host.base / "runs" / "one", host.environment, {})
+    inner.run_folder.mkdir(parents=True)
+    (inner.run_folder / "gateway.key").write_text("secret")
+    assert (await ran(inner, "ls runs", folder="."))[0] == ""
+
+
+async def test_the_instruction_is_not_written_through_a_link(host: ProgramHost) -> None:
+    (host.base / "repo").mkdir()
+    (host.base / "kept").write_text("kept")
+    (host.base / "repo" / "TASK.md").symlink_to(host.base / "kept")
+    (host.base / "repo" / "out").symlink_to(host.base)
+    assert (await ran(host, "cat TASK.md", folder="repo", instruction_file="TASK.md"))[0] == "What is 1+1?"
+    with pytest.raises(SetupError, match="leads out"):
+        await ran(host, "true", folder="repo", instruction_file="out/kept")
+    assert (host.base / "kept").read_text() == "kept"
+
+
+async def test_half_a_surrogate_pair_in_a_task_is_replaced(host: ProgramHost) -> None:
+    task = Task.ask("t", "a\ud800", truth="\ud800", big=2**70)
+    how = verifier("grep -q ud800")
+    settings: dict[str, Any] = {"stdin": ProgramInput.INSTRUCTION, "instruction_file": "T", "task": task}
+    assert await ran(host, "cat; cat T", reward=how, **settings) == ("a\ufffda\ufffd", Scored(1.0))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1])
+async def test_a_cancelled_set_up_leaves_no_folder(host: ProgramHost, seconds: float) -> None:
+    for number in range(1000):
+        path = host.base / "repo" / str(number % 50) / str(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    running = asyncio.create_task(ran(host, "true", folder="repo"))
+    await asyncio.sleep(seconds)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert list(host.workspace.glob(f"{host.owner.name}*")) == []
+    await asyncio.sleep(0.2)
+
+
+async def test_a_trial_that_is_cancelled_twice_leaves_no_folder(host: ProgramHost) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(prepared(host, "true"))
+        leaving = asyncio.create_task(stack.aclose())
+        asyncio.get_running_loop().set_default_executor(busy := ThreadPoolExecutor(1))
+        busy.submit(time.sleep, 0.5)
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    assert list(host.workspace.glob(f"{host.owner.name}*")) == []
 
 
 async def test_a_program_that_does_not_exist_is_a_failed_set_up(host: ProgramHost) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.agents.runners.fields import filled, instruction_of
+from loopwright.agents.runners.folders import private_folder
 from loopwright.agents.runners.marks import VARIABLE, Owner, ProcessTable, kill_left_behind
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.rewards import reward_in_file, reward_of_code
@@ -84,7 +85,20 @@ def test_a_reward_file_is_a_number_or_json(text: str, reward: Scored, tmp_path: 
     assert reward_in_file(tmp_path, "reward") == reward
 
 
-BAD_REWARDS = ["", "[" * 60_000, "one", "NaN", "Infinity", "-1e999", "true", "null", "[1]", "{}", '{"reward": "1"}', "1" * 70_000]
+BAD_REWARDS = [
+    "",
+    "[" * 60_000,
+    "one",
+    "NaN",
+    "Infinity",
+    "-1e999",
+    "true",
+    "null",
+    "[1]",
+    "{}",
+    '{"reward": "1"}',
+    "1" * 70_000,
+]
 
 
 @pytest.mark.parametrize("text", [*BAD_REWARDS, '{"reward": 1' + "0" * 400 + "}", "\xff\xfe"])
@@ -136,6 +150,35 @@ def test_only_codes_with_a_score_are_rewards() -> None:
         reward_of_code(2, {0: 1.0, 1: 0.0}, "it")
     with pytest.raises(VerifierError, match="signal 9"):
         reward_of_code(-9, {0: 1.0, 1: 0.0}, "it")
+
+
+@linux
+def test_what_a_program_made_read_only_is_removed(tmp_path: Path) -> None:
+    trial = tmp_path / "trial"
+    (trial / "a" / "b").mkdir(parents=True)
+    (trial / "a" / "b" / "file").touch()
+    (trial / "link").symlink_to(tmp_path)
+    (trial / "a" / "b").chmod(0o000)
+    (trial / "a").chmod(0o500)
+    script = "import sys; from pathlib import Path; from loopwright.agents.runners.folders import remove; "
+    # Root may write to everything, but not without its capabilities.
+    plain = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"] if os.getuid() == 0 else []
+    remove_it = [sys.executable, "-c", f"{script}remove(Path(sys.argv[1]))", str(trial)]
+    subprocess.run([*plain, *remove_it], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert not trial.exists()
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    private_folder(tmp_path / "own")
+    private_folder(tmp_path / "own")
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    with pytest.raises(SetupError, match="somebody else"):
+        private_folder(tmp_path / "link")
+    if os.getuid() == 0:
+        os.chown(tmp_path / "own", 65534, 65534)
+        with pytest.raises(SetupError, match="somebody else"):
+            private_folder(tmp_path / "own")
 
 
 def eventually(check: Callable[[], bool]) -> None:

@@ -4,24 +4,23 @@ limits. Its reward comes from that folder, or from a judger."""
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Self
 
-import orjson
-
-from loopwright.agents.runners.confine import Confinement, TrialFolders
+from loopwright.agents.runners.confine import Confinement
 from loopwright.agents.runners.fields import filled, instruction_of
+from loopwright.agents.runners.folders import TrialFolders, made, removed
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.marks import ProcessTable
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.process import Command, TrialProcesses
-from loopwright.agents.runners.rewards import reward_in_file, reward_of_code, spelled_code
+from loopwright.agents.runners.rewards import inside, reward_in_file, reward_of_code, spelled_code
 from loopwright.agents.runners.watch import ProgramLimits, TrialWatch
 from loopwright.config import (
     CommandRunnerConfig,
@@ -30,6 +29,7 @@ from loopwright.config import (
     ProgramReward,
     VerifierReward,
 )
+from loopwright.core.together import to_its_end
 from loopwright.errors import ProgramError, SetupError, VerifierError
 from loopwright.ports import Endpoint
 from loopwright.types import Failed, FailureCause, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
@@ -70,32 +70,35 @@ class CommandRunner:
         folders = TrialFolders(self._host.workspace / mark)
         self._watch.know(mark, folders.root)
         try:
-            await asyncio.to_thread(self._set_up, request.task, mark, folders)
+            await self._set_up(request.task, mark, folders)
             processes = TrialProcesses(mark, self._table, self._watch)
             yield PreparedCommand(
                 self._config, self._reward, self._host, self._confinement, request, folders, processes
             )
         finally:
             self._watch.forget(mark)
-            await asyncio.to_thread(shutil.rmtree, folders.root, ignore_errors=True)
+            await removed(folders.root)
 
-    def _set_up(self, task: Task, mark: str, folders: TrialFolders) -> None:
-        config, values = self._config, {"config": str(self._host.base), "trial": mark}
+    async def _set_up(self, task: Task, mark: str, folders: TrialFolders) -> None:
         try:
-            for folder in (folders.home, folders.tmp):
-                folder.mkdir(parents=True, mode=0o700)
-            if config.folder is None:
-                folders.work.mkdir()
-            else:
-                source = self._host.base / filled(config.folder, task, values)
-                shutil.copytree(source, folders.work, symlinks=True)
-            if config.instruction_file is not None:
-                _inside(folders.work, config.instruction_file).write_text(instruction_of(task), "utf-8")
-        except (OSError, shutil.Error) as error:
+            await made(folders, self._template(task, mark), (*self._host.hidden, self._host.workspace.resolve()))
+            if (name := self._config.instruction_file) is not None:
+                await to_its_end(asyncio.to_thread(_write, folders.work, name, instruction_of(task)))
+        except (OSError, ValueError) as error:
             raise SetupError(
                 f"task {task.id!r}: the folder of its program cannot be set up: {error}",
                 remedy="see to the runner's `folder` and to the space on the disk",
             ) from error
+
+    def _template(self, task: Task, mark: str) -> Path | None:
+        """The folder that the program gets a copy of. A task may choose among folders, but not climb out of them."""
+        if self._config.folder is None:
+            return None
+        named, values = self._config.folder, {"config": str(self._host.base), "trial": mark}
+        chosen = filled(named, task, {**values, "config": "."})
+        if PurePath(chosen).parts.count("..") > PurePath(named).parts.count(".."):
+            raise ValueError(f"{chosen!r} leads out of the folder that the config names")
+        return self._host.base / filled(named, task, values)
 
 
 @dataclass(slots=True)
@@ -169,7 +172,7 @@ class PreparedCommand:
             with suppress(FileNotFoundError, IsADirectoryError):
                 (self.folders.work / how.path).unlink()
         written, values = BoundedOutput(VERIFIER_OUTPUT_KB * KB), self._values()
-        stdin = orjson.dumps(asdict(self.request.task))
+        stdin = json.dumps(asdict(self.request.task), separators=(",", ":")).encode()
         try:
             async with asyncio.timeout(how.timeout_seconds):
                 code = await self._run(how.command, values, self._environment(how.env, values), stdin, written)
@@ -234,7 +237,9 @@ def _ended(code: int | None) -> int:
     return code
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _write(folder: Path, name: str, text: str) -> None:
+    """Write a file. If the template has a link there, it is replaced: what it leads to is the user's."""
     path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    inside(folder, name).parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(text, "utf-8")

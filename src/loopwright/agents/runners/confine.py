@@ -12,30 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loopwright.agents.runners.folders import TrialFolders
 from loopwright.agents.runners.watch import MB, ProgramLimits
 from loopwright.types import Isolation
 
 PRLIMIT, BWRAP = "prlimit", "bwrap"
 TMP = Path("/tmp")
-
-
-@dataclass(frozen=True, slots=True)
-class TrialFolders:
-    """Where one program may write."""
-
-    root: Path
-
-    @property
-    def work(self) -> Path:
-        return self.root / "work"
-
-    @property
-    def home(self) -> Path:
-        return self.root / "home"
-
-    @property
-    def tmp(self) -> Path:
-        return self.root / "tmp"
 
 
 @dataclass(frozen=True, slots=True)
