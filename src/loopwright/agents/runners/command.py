@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
@@ -52,7 +53,7 @@ class CommandRunner:
         limits = ProgramLimits(config.memory_mb, config.processes, config.disk_mb)
         self._watch = TrialWatch(limits, self._table)
         self._confinement = Confinement(
-            config.isolate, limits, host.home, host.readable(config.command[0]), host.hidden
+            config.isolate, limits, host.home, host.readable(*_programs(config, reward)), host.hidden
         )
 
     async def __aenter__(self) -> Self:
@@ -81,7 +82,7 @@ class CommandRunner:
 
     async def _set_up(self, task: Task, mark: str, folders: TrialFolders) -> None:
         try:
-            await made(folders, self._template(task, mark), (*self._host.hidden, self._host.workspace.resolve()))
+            await made(folders, self._template(task, mark), self._host.hidden)
             if (name := self._config.instruction_file) is not None:
                 await to_its_end(asyncio.to_thread(_write, folders.work, name, instruction_of(task)))
         except (OSError, ValueError) as error:
@@ -167,13 +168,10 @@ class PreparedCommand:
         raise AssertionError("unreachable: there is at least one attempt")
 
     async def _verify_once(self, how: VerifierReward) -> Scored:
-        if how.path is not None:
-            # What the agent wrote there is no verdict.
-            with suppress(FileNotFoundError, IsADirectoryError):
-                (self.folders.work / how.path).unlink()
         written, values = BoundedOutput(VERIFIER_OUTPUT_KB * KB), self._values()
         stdin = json.dumps(asdict(self.request.task), separators=(",", ":")).encode()
         try:
+            await to_its_end(asyncio.to_thread(self._clear, how.path))
             async with asyncio.timeout(how.timeout_seconds):
                 code = await self._run(how.command, values, self._environment(how.env, values), stdin, written)
             if how.path is None:
@@ -192,6 +190,17 @@ class PreparedCommand:
         finally:
             self._verified = written.text
 
+    def _clear(self, verdict: str | None) -> None:
+        """What the agent wrote to the verifier's file is no verdict, and what it left in its home (settings of git,
+        modules of Python) must not run in the verifier."""
+        try:
+            self.folders.renew()
+            if verdict is not None:
+                with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    inside(self.folders.work, verdict).unlink()
+        except OSError as error:
+            raise VerifierError(f"the verifier's place cannot be made: {error}", remedy="see its program") from error
+
     async def _run(
         self,
         command: tuple[str, ...],
@@ -202,8 +211,18 @@ class PreparedCommand:
     ) -> int:
         words = [filled(word, self.request.task, values) for word in command]
         words[0] = self.host.found(words[0])
-        confined = self.confinement.command(words, self.folders)
-        return await self.processes.run(Command(confined, self.folders.work, env, stdin), to)
+        try:
+            with tempfile.TemporaryFile() as status:
+                confined = self.confinement.command(words, self.folders, status.fileno())
+                passed = (status.fileno(),) if self.confinement.hides_tmp else ()
+                code = await self.processes.run(Command(confined, self.folders.work, env, stdin, passed), to)
+                if code > 0 and not self.confinement.was_started(status):
+                    raise OSError(f"its sandbox cannot be made: {to.last_lines()}")
+        except OSError as error:
+            raise SetupError(
+                f"the program {words[0]!r} cannot be run: {error}", remedy="see whether it starts by hand"
+            ) from error
+        return code
 
     def _values(self) -> dict[str, str]:
         return {"config": str(self.host.base), "folder": str(self.folders.work), "trial": self.folders.root.name}
@@ -235,6 +254,12 @@ def _ended(code: int | None) -> int:
     if code is None:
         raise VerifierError("the program was ended before its end, so it has no exit code", remedy="give it more time")
     return code
+
+
+def _programs(config: CommandRunnerConfig, reward: ProgramReward | None) -> Iterator[str]:
+    yield config.command[0]
+    if isinstance(reward, VerifierReward):
+        yield reward.command[0]
 
 
 def _write(folder: Path, name: str, text: str) -> None:

@@ -42,18 +42,20 @@ class ProgramHost:
 
     @property
     def home(self) -> Path | None:
-        home = self.environment.get("HOME")
-        return Path(home) if home else None
+        """The user's home, if it is a folder that can be hidden."""
+        home = Path(self.environment.get("HOME") or "/").resolve()
+        return home if home.is_dir() and home != Path("/") else None
 
     @property
     def hidden(self) -> tuple[Path, ...]:
-        """Folders that a program in a sandbox must not see: the run's, with its keys and everybody's rollouts."""
-        return (self.run_folder.resolve(),)
+        """Folders that a program in a sandbox must not see: the run's, with its keys and everybody's rollouts, and the
+        other trials'."""
+        return (self.run_folder.resolve(), self.workspace.resolve())
 
-    def readable(self, program: str) -> tuple[Path, ...]:
-        """Folders that a program in a sandbox needs, wherever they are."""
-        found = shutil.which(self.program(program), path=self._path())
-        own = () if found is None else (Path(found).parent, Path(found).resolve().parent)
+    def readable(self, *programs: str) -> tuple[Path, ...]:
+        """Folders that programs in a sandbox need, wherever they are."""
+        found = [path for one in programs if (path := shutil.which(self.program(one), path=self._path())) is not None]
+        own = [folder for path in found for folder in (Path(path).parent, Path(path).resolve().parent)]
         return (self.base.resolve(), Path(sys.prefix), Path(sys.base_prefix), *own)
 
     def program(self, name: str) -> str:
