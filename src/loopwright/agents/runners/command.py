@@ -45,7 +45,7 @@ class CommandRunner:
     """A `ProgramRunner` for one command. Use it as `async with`."""
 
     def __init__(self, config: CommandRunnerConfig, reward: ProgramReward | None, host: ProgramHost) -> None:
-        self.name = config.name or Path(config.command[0]).name
+        self.name = config.shown_name
         self._config = config
         self._reward = reward
         self._host = host
@@ -119,8 +119,7 @@ class PreparedCommand:
 
     @property
     def output(self) -> ProgramOutput:
-        name = self.config.name or Path(self.config.command[0]).name
-        return ProgramOutput(name, self._text.text if self._text else "", self._code, self._verified)
+        return ProgramOutput(self.config.shown_name, self._text.text if self._text else "", self._code, self._verified)
 
     async def run(self, endpoint: Endpoint) -> None:
         task = self.request.task
