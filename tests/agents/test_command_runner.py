@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 
 from loopwright.agents.runners.command import CommandRunner, PreparedCommand
 from loopwright.agents.runners.host import ProgramHost
-from loopwright.agents.runners.marks import ProcessTable
+from loopwright.agents.runners.marks import Process, ProcessTable
 from loopwright.config import CommandRunnerConfig, ExitCodeReward, FileReward, ProgramReward, VerifierReward
 from loopwright.errors import ConfigError, ProgramError, ProgramLimitError, SetupError
 from loopwright.ports import Endpoint
@@ -128,6 +130,68 @@ async def test_each_program_has_a_copy_of_the_folder(host: ProgramHost, isolate:
 async def test_a_folder_that_is_missing_is_a_failed_set_up(host: ProgramHost) -> None:
     with pytest.raises(SetupError, match=r"t1.*nowhere"):
         await ran(host, "true", folder="nowhere/{task.id}")
+
+
+async def test_a_task_chooses_among_folders_and_does_not_climb_out_of_them(host: ProgramHost) -> None:
+    (host.base / "repos").mkdir()
+    for sly in ("..", "../../run", "a\0b"):
+        with pytest.raises(SetupError, match=r"leads out|null byte"):
+            await ran(host, "ls", folder="repos/{task.metadata.repo}", task=Task.ask("t1", "?", repo=sly))
+    assert (await ran(host, "ls", folder="{config}/../config"))[0] == "repos\n"
+
+
+async def test_the_run_and_its_keys_are_not_copied(host: ProgramHost) -> None:
+    inner = ProgramHost.here(host.base, host.base / "runs" / "one", host.environment, {})
+    inner.run_folder.mkdir(parents=True)
+    (inner.run_folder / "gateway.key").write_text("secret")
+    assert (await ran(inner, "ls runs", folder="."))[0] == ""
+
+
+async def test_the_instruction_is_not_written_through_a_link(host: ProgramHost) -> None:
+    (host.base / "repo").mkdir()
+    (host.base / "kept").write_text("kept")
+    (host.base / "repo" / "TASK.md").symlink_to(host.base / "kept")
+    (host.base / "repo" / "out").symlink_to(host.base)
+    assert (await ran(host, "cat TASK.md", folder="repo", instruction_file="TASK.md"))[0] == "What is 1+1?"
+    with pytest.raises(SetupError, match="leads out"):
+        await ran(host, "true", folder="repo", instruction_file="out/kept")
+    assert (host.base / "kept").read_text() == "kept"
+
+
+async def test_half_a_surrogate_pair_in_a_task_is_replaced(host: ProgramHost) -> None:
+    task = Task.ask("t", "a\ud800", truth="\ud800", big=2**70)
+    how = verifier("grep -q ud800")
+    settings: dict[str, Any] = {"stdin": ProgramInput.INSTRUCTION, "instruction_file": "T", "task": task}
+    assert await ran(host, "cat; cat T", reward=how, **settings) == ("a\ufffda\ufffd", Scored(1.0))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1])
+async def test_a_cancelled_set_up_leaves_no_folder(host: ProgramHost, seconds: float) -> None:
+    for number in range(1000):
+        path = host.base / "repo" / str(number % 50) / str(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    running = asyncio.create_task(ran(host, "true", folder="repo"))
+    await asyncio.sleep(seconds)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert list(host.workspace.glob(f"{host.owner.name}*")) == []
+    await asyncio.sleep(0.2)
+
+
+async def test_a_trial_that_is_cancelled_twice_leaves_no_folder(host: ProgramHost) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(prepared(host, "true"))
+        leaving = asyncio.create_task(stack.aclose())
+        asyncio.get_running_loop().set_default_executor(busy := ThreadPoolExecutor(1))
+        busy.submit(time.sleep, 0.5)
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    assert list(host.workspace.glob(f"{host.owner.name}*")) == []
 
 
 async def test_a_program_that_does_not_exist_is_a_failed_set_up(host: ProgramHost) -> None:
@@ -284,6 +348,120 @@ def _script(path: Path, script: str) -> Path:
     return path
 
 
+@no_bwrap
+@pytest.mark.parametrize("home", ["/", "/nonexistent"])
+async def test_a_home_that_cannot_be_hidden_does_no_harm(host: ProgramHost, home: str) -> None:
+    strange = replace(host, environment={**host.environment, "HOME": home})
+    assert (await ran(strange, "echo fine", isolate=Isolation.BWRAP))[0] == "fine\n"
+
+
+@no_bwrap
+async def test_a_sandbox_hides_services_and_other_trials(host: ProgramHost) -> None:
+    workspace = Path("/var/tmp") / f"loopwright-test-{os.getpid()}"
+    elsewhere = replace(host, workspace=workspace)
+    try:
+        async with prepared(elsewhere, "true") as other:
+            (other.folders.work / "key").write_text("secret")
+            script = f"cat {other.folders.work}/key; ls {workspace} | wc -l; ls /run"
+            text, _ = await ran(elsewhere, script, isolate=Isolation.BWRAP)
+    finally:
+        shutil.rmtree(workspace)
+    assert "secret" not in text
+    lines = [line for line in text.splitlines() if "No such file" not in line]
+    assert lines[0] == "1"
+    assert set(lines[1:]) <= {"systemd", "current-system", "opengl-driver"}
+
+
+@no_bwrap
+async def test_shared_memory_counts_as_disk_and_a_hidden_home_is_empty(host: ProgramHost) -> None:
+    script = f"touch {Path.home()}/x || echo refused; for i in 1 2 3; do head -c 900000 /dev/zero > /dev/shm/$i; done"
+    with pytest.raises(ProgramLimitError, match=r"(?s)MB of disk.*refused"):
+        async with asyncio.timeout(30):
+            await ran(host, f"{script}; sleep 60", isolate=Isolation.BWRAP, disk_mb=1)
+
+
+async def test_what_processes_or_names_share_counts_once(host: ProgramHost, isolate: Isolation) -> None:
+    script = """
+import os, time
+os.link("a", "b") if open("a", "wb").write(bytes(900_000)) else None
+held = bytearray(os.urandom(1 << 20)) * 60
+for _ in range(5):
+    if not os.fork():
+        time.sleep(1)
+        os._exit(0)
+time.sleep(1)
+print("fine")
+"""
+    async with prepared(host, "python", "-c", script, memory_mb=250, disk_mb=1, isolate=isolate) as place:
+        await place.run(ENDPOINT)
+        assert place.output.text == "fine\n"
+
+
+async def test_a_look_that_fails_is_not_the_last(host: ProgramHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, marked = iter([True, True]), ProcessTable.marked
+
+    def fails_twice(table: ProcessTable) -> tuple[Process, ...]:
+        if next(looks, False):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return marked(table)
+
+    async with (
+        asyncio.timeout(30),
+        prepared(host, "sh", "-c", "for i in $(seq 9); do sleep 60 & done; wait", processes=3) as place,
+    ):
+        monkeypatch.setattr(ProcessTable, "marked", fails_twice)
+        with pytest.raises(ProgramLimitError, match="processes, and 3"):
+            await place.run(ENDPOINT)
+
+
+async def test_without_a_free_file_descriptor_a_program_still_ends(
+    host: ProgramHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", full)
+    assert (await ran(host, "echo fine"))[0] == "fine\n"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await ran(host, "sleep 60")
+
+
+async def test_a_full_disk_is_a_failed_set_up_and_leaves_nothing_open(
+    host: ProgramHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with prepared(host, "true") as place:
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr("tempfile.TemporaryFile", full)
+        with pytest.raises(SetupError, match="No space left"):
+            await place.run(ENDPOINT)
+        monkeypatch.undo()
+        await asyncio.sleep(0.05)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_nobody_waits_for_a_program_that_cannot_be_killed(
+    host: ProgramHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("loopwright.agents.runners.process.KILL_ROUNDS", 2)
+    with monkeypatch.context() as patched:
+        for name in ("_signal_group", "kill_all", "kill_at_once"):
+            patched.setattr(f"loopwright.agents.runners.process.{name}", lambda *_: None)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await ran(host, "exec sleep 15")
+    assert "cannot be ended" in caplog.text
+    left = [process.pid for process in ProcessTable().marked() if process.mark.startswith(host.owner.name)]
+    assert left
+    for pid in left:
+        os.kill(pid, 9)
+    await asyncio.sleep(0.1)
+
+
 # Rewards.
 
 
@@ -330,6 +508,41 @@ async def test_what_the_agent_wrote_is_no_verdict(host: ProgramHost) -> None:
     assert isinstance(failed, Failed)
     assert "no reward file" in failed.detail
     assert (await ran(host, cheat, reward=verifier("echo 0.25 > reward.txt", path="reward.txt")))[1] == Scored(0.25)
+
+
+async def test_a_sandbox_that_fails_is_no_reward_of_0(host: ProgramHost, tmp_path: Path) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    check = tmp_path / "home" / "bin" / "check"
+    check.parent.mkdir(parents=True)
+    check.write_text("#!/bin/sh\nexit 0\n")
+    check.chmod(0o755)
+    homed = replace(host, environment={**host.environment, "HOME": str(tmp_path / "home")})
+    named, from_task = VerifierReward(command=(str(check),)), VerifierReward(command=("{task.metadata.check}",))
+    task = Task.ask("t1", "?", check=str(check))
+    settings: dict[str, Any] = {"task": task, "isolate": Isolation.BWRAP}
+    assert (await ran(homed, "true", reward=named, **settings))[1] == Scored(1.0), "its folder can be read"
+    _, failed = await ran(homed, "true", reward=from_task, **settings)
+    assert isinstance(failed, Failed)
+    assert "sandbox" in failed.detail
+    assert (await ran(homed, "true", reward=verifier("exit 1"), **settings))[1] == Scored(0.0)
+
+
+async def test_what_the_agent_left_in_its_home_does_not_run_in_the_verifier(
+    host: ProgramHost, isolate: Isolation
+) -> None:
+    cheat = "for place in ~ $TMPDIR; do touch $place/.trap; done"
+    check = verifier("test ! -e ~/.trap && test ! -e $TMPDIR/.trap")
+    assert (await ran(host, cheat, reward=check, isolate=isolate))[1] == Scored(1.0)
+
+
+@pytest.mark.parametrize("cheat", ["ln -s {base} out", "touch out", "mkdir -p out/reward"])
+async def test_the_way_to_a_verdict_may_be_blocked_by_the_agent(host: ProgramHost, cheat: str) -> None:
+    (host.base / "reward").write_text("1")
+    _, failed = await ran(host, cheat.format(base=host.base), reward=verifier("true", path="out/reward"))
+    assert isinstance(failed, Failed)
+    assert failed.cause is FailureCause.VERIFIER
+    assert (host.base / "reward").exists()
 
 
 BROKEN_VERIFIERS: Mapping[str, tuple[VerifierReward, str]] = {

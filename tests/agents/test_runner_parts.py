@@ -17,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.agents.runners.fields import filled, instruction_of
+from loopwright.agents.runners.folders import private_folder
 from loopwright.agents.runners.marks import VARIABLE, Owner, Process, ProcessTable, kill_left_behind
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.rewards import reward_in_file, reward_of_code
 from loopwright.errors import SetupError, VerifierError
 from loopwright.types import Scored, Task
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 TASK = Task.ask("t1", "What is 1+1?", truth={"sum": 2}, repo="r1", nested={"a-b": "deep"})
 
 
@@ -78,6 +80,7 @@ def test_the_instruction_is_what_the_task_says() -> None:
         ("0.5\n", Scored(0.5)),
         ("1", Scored(1.0)),
         ('{"reward": 0.25, "tests": 3, "note": "fine", "bad": NaN}', Scored(0.25, {"tests": 3.0})),
+        (r'{"reward": 1, "\ud800": 2, "a\nb": 3}', Scored(1.0)),
     ],
 )
 def test_a_reward_file_is_a_number_or_json(text: str, reward: Scored, tmp_path: Path) -> None:
@@ -85,7 +88,20 @@ def test_a_reward_file_is_a_number_or_json(text: str, reward: Scored, tmp_path: 
     assert reward_in_file(tmp_path, "reward") == reward
 
 
-BAD_REWARDS = ["", "one", "NaN", "Infinity", "-1e999", "true", "null", "[1]", "{}", '{"reward": "1"}', "1" * 70_000]
+BAD_REWARDS = [
+    "",
+    "[" * 60_000,
+    "one",
+    "NaN",
+    "Infinity",
+    "-1e999",
+    "true",
+    "null",
+    "[1]",
+    "{}",
+    '{"reward": "1"}',
+    "1" * 70_000,
+]
 
 
 @pytest.mark.parametrize("text", [*BAD_REWARDS, '{"reward": 1' + "0" * 400 + "}", "\xff\xfe"])
@@ -111,6 +127,26 @@ def test_a_reward_that_is_no_plain_file_is_refused(make: Callable[[Path], None],
         reward_in_file(tmp_path, "reward")
 
 
+def test_a_link_on_the_way_to_a_reward_may_not_lead_out(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "real").mkdir(parents=True)
+    for place in (tmp_path, work / "real"):
+        (place / "reward").write_text("1")
+    (work / "out").symlink_to(tmp_path)
+    (work / "in").symlink_to("real")
+    assert reward_in_file(work, "in/reward") == Scored(1.0)
+    with pytest.raises(VerifierError, match="leads out"):
+        reward_in_file(work, "out/reward")
+
+
+@linux
+def test_a_reward_that_is_no_plain_file_leaves_nothing_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(VerifierError, match="reward"):
+        reward_in_file(tmp_path.parent, tmp_path.name)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_only_codes_with_a_score_are_rewards() -> None:
     assert reward_of_code(1, {0: 1.0, 1: -0.5}, "it") == Scored(-0.5)
     with pytest.raises(VerifierError, match=r"it ended with exit code 2.*no reward"):
@@ -119,7 +155,33 @@ def test_only_codes_with_a_score_are_rewards() -> None:
         reward_of_code(-9, {0: 1.0, 1: 0.0}, "it")
 
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+@linux
+def test_what_a_program_made_read_only_is_removed(tmp_path: Path) -> None:
+    trial = tmp_path / "trial"
+    (trial / "a" / "b").mkdir(parents=True)
+    (trial / "a" / "b" / "file").touch()
+    (trial / "link").symlink_to(tmp_path)
+    (trial / "a" / "b").chmod(0o000)
+    (trial / "a").chmod(0o500)
+    script = "import sys; from pathlib import Path; from loopwright.agents.runners.folders import remove; "
+    # Root may write to everything, but not without its capabilities.
+    plain = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"] if os.getuid() == 0 else []
+    remove_it = [sys.executable, "-c", f"{script}remove(Path(sys.argv[1]))", str(trial)]
+    subprocess.run([*plain, *remove_it], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert not trial.exists()
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    private_folder(tmp_path / "own")
+    private_folder(tmp_path / "own")
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    with pytest.raises(SetupError, match="somebody else"):
+        private_folder(tmp_path / "link")
+    if os.getuid() == 0:
+        os.chown(tmp_path / "own", 65534, 65534)
+        with pytest.raises(SetupError, match="somebody else"):
+            private_folder(tmp_path / "own")
 
 
 def eventually(check: Callable[[], bool]) -> None:
@@ -216,3 +278,20 @@ def test_only_what_dead_owners_of_the_same_run_left_behind_is_ended(tmp_path: Pa
         for process in sleeping.values():
             process.kill()
             process.wait()
+
+
+@linux
+def test_a_run_inside_of_a_program_belongs_to_it(tmp_path: Path) -> None:
+    outer, inner = (Owner.here(tmp_path / name).new_trial() for name in ("outer", "inner"))
+    script = (
+        "import os, subprocess, sys; from loopwright.agents.runners.marks import VARIABLE, joined; "
+        "subprocess.Popen(['sleep', '60'], env={**os.environ, VARIABLE: joined(sys.argv[1])}, start_new_session=True)"
+    )
+    env = {**os.environ, VARIABLE: outer, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script, inner], env=env, check=True)
+    table = ProcessTable()
+    eventually(lambda: len(table.of(inner)) == 1)
+    (program,) = table.of(outer)
+    assert table.of(inner) == [program]
+    assert program.marks == [outer, inner]
+    os.kill(program.pid, 9)

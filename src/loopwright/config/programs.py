@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
@@ -19,19 +19,21 @@ from loopwright.types import Isolation, ProgramInput
 
 Words = Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
 ExitCode = Annotated[int, Field(ge=0, le=255, strict=False)]
+Scores = Annotated[dict[ExitCode, float], Field(min_length=1)]
+VariableName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 
 FIELD = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_-]+)*)\}")
 """Braces that hold no such name stay as they are: arguments may hold JSON."""
-PLAIN_FIELDS = ("config", "folder", "trial", "base_url", "anthropic_url", "model")
+TEMPLATE_FIELDS = ("config", "trial")
+VERIFIER_FIELDS = (*TEMPLATE_FIELDS, "folder")
+PLAIN_FIELDS = (*VERIFIER_FIELDS, "base_url", "anthropic_url", "model")
 TASK_FIELDS = ("task.id", "task.prompt", "task.truth")
 FIELDS = (*PLAIN_FIELDS, *TASK_FIELDS, "task.metadata.NAME")
-OURS = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "LOOPWRIGHT_TRIAL")
+OURS = (
+    *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"),
+    *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_MODEL", "LOOPWRIGHT_TRIAL"),
+)
 """Variables that lead a program to its session. Another value would lead it elsewhere."""
-
-
-def is_field(name: str) -> bool:
-    """Whether a name in braces is one of our fields. What is in a task's metadata is known only when it is drawn."""
-    return name in PLAIN_FIELDS or name in TASK_FIELDS or name.startswith("task.metadata.")
 
 
 class FileReward(Section):
@@ -48,7 +50,7 @@ class ExitCodeReward(Section):
     """The program's exit code stands for its reward. A code without a score is a failure."""
 
     kind: Literal["exit_code"] = "exit_code"
-    scores: dict[ExitCode, float] = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
+    scores: Scores = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
 
 
 class VerifierReward(Section):
@@ -58,8 +60,8 @@ class VerifierReward(Section):
     kind: Literal["verifier"] = "verifier"
     command: Words
     path: Text | None = None
-    scores: dict[ExitCode, float] = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
-    env: dict[str, str] = Field(default_factory=dict)
+    scores: Scores = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
+    env: dict[VariableName, str] = Field(default_factory=dict)
     timeout_seconds: Positive = 60.0
     attempts: Count = 2
 
@@ -67,8 +69,8 @@ class VerifierReward(Section):
         yield from _program(self.command[0])
 
     def problems(self) -> Iterator[Problem]:
-        yield from _unknown_fields(("command",), *self.command)
-        yield from _unknown_fields(("env",), *self.env.values())
+        yield from _unknown_fields(("command",), VERIFIER_FIELDS, *self.command)
+        yield from _unknown_fields(("env",), VERIFIER_FIELDS, *self.env.values())
         if self.path is not None:
             yield from _outside(("path",), self.path)
 
@@ -98,15 +100,20 @@ class CommandRunnerConfig(Section):
     folder: Text | None = None
     stdin: FromYaml[ProgramInput] = ProgramInput.NONE
     instruction_file: Text | None = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[VariableName, str] = Field(default_factory=dict)
     pass_env: FromYaml[tuple[Text, ...]] = ()
-    exit_codes: FromYaml[tuple[ExitCode, ...]] = (0,)
+    exit_codes: Annotated[FromYaml[tuple[ExitCode, ...]], Field(min_length=1)] = (0,)
     isolate: FromYaml[Isolation] = Isolation.NONE
     readable: FromYaml[tuple[Text, ...]] = ()
     memory_mb: Count = 4096
     processes: Count = 256
     disk_mb: Count = 1024
     output_kb: Count = 64
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, or that of its program."""
+        return self.name or PurePosixPath(self.command[0]).name
 
     def needs(self) -> Iterator[Need]:
         yield from _program(self.command[0])
@@ -118,9 +125,9 @@ class CommandRunnerConfig(Section):
             yield Need(Outside.VARIABLE, ("pass_env", index), name)
 
     def problems(self) -> Iterator[Problem]:
-        yield from _unknown_fields(("command",), *self.command)
-        yield from _unknown_fields(("env",), *self.env.values())
-        yield from _unknown_fields(("folder",), self.folder or "")
+        yield from _unknown_fields(("command",), PLAIN_FIELDS, *self.command)
+        yield from _unknown_fields(("env",), PLAIN_FIELDS, *self.env.values())
+        yield from _unknown_fields(("folder",), TEMPLATE_FIELDS, self.folder or "")
         for name in (*self.env, *self.pass_env):
             if name in OURS:
                 place: KeyPath = ("env", name) if name in self.env else ("pass_env",)
@@ -149,11 +156,14 @@ def _program(name: str) -> Iterator[Need]:
         yield Need(Outside.PROGRAM, ("command",), name)
 
 
-def _unknown_fields(place: KeyPath, *texts: str) -> Iterator[Problem]:
-    """Fields of ours that do not exist. Other words in braces may be meant as they are."""
+def _unknown_fields(place: KeyPath, plain: Sequence[str], *texts: str) -> Iterator[Problem]:
+    """Fields of ours that do not exist here, where `plain` do. Other words in braces may be meant as they are. What is
+    in a task's metadata is known only when it is drawn."""
+    known = (*plain, *TASK_FIELDS, "task.metadata.NAME")
     for name in (name for text in texts for name in FIELD.findall(text)):
-        if not is_field(name) and name.split(".")[0] in ("task", *PLAIN_FIELDS):
-            yield Problem(place, f"there is no field {{{name}}}", suggest(name, FIELDS, "fields"))
+        is_ours = name.split(".")[0] in ("task", *PLAIN_FIELDS)
+        if is_ours and name not in known and not name.startswith("task.metadata."):
+            yield Problem(place, f"there is no field {{{name}}}", suggest(name, known, "fields"))
 
 
 def _outside(place: KeyPath, path: str) -> Iterator[Problem]:

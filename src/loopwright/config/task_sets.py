@@ -199,6 +199,10 @@ class RemoteAgent(AgentKind):
             yield Problem(("runner",), "is missing", "say how the program is started: {kind: command, command: [...]}")
         elif self.runner is not None and self.runners:
             yield Problem(("runner",), "is given, and so is runners", "put all of them into runners")
+        names = [one.shown_name for one in self.all_runners]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            remedy = "give each its own name: the rollouts tell by it which of them ran"
+            yield Problem(("runners",), f"has several that are named {name!r}", remedy)
         if self.judger == OWN_REWARD and self.reward is None:
             remedy = "say where the reward comes from (file, exit_code or verifier), or name a judger"
             yield Problem(("reward",), "is missing, and no judger is named", remedy)

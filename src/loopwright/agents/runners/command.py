@@ -4,24 +4,24 @@ limits. Its reward comes from that folder, or from a judger."""
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import shutil
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Self
 
-import orjson
-
-from loopwright.agents.runners.confine import Confinement, TrialFolders
+from loopwright.agents.runners.confine import Confinement
 from loopwright.agents.runners.fields import filled, instruction_of
+from loopwright.agents.runners.folders import TrialFolders, made, removed
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.marks import ProcessTable
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.process import Command, TrialProcesses
-from loopwright.agents.runners.rewards import reward_in_file, reward_of_code, spelled_code
+from loopwright.agents.runners.rewards import inside, reward_in_file, reward_of_code, spelled_code
 from loopwright.agents.runners.watch import ProgramLimits, TrialWatch
 from loopwright.config import (
     CommandRunnerConfig,
@@ -30,6 +30,7 @@ from loopwright.config import (
     ProgramReward,
     VerifierReward,
 )
+from loopwright.core.together import to_its_end
 from loopwright.errors import ConfigError, ProgramError, SetupError, VerifierError
 from loopwright.ports import Endpoint
 from loopwright.types import Failed, FailureCause, Isolation, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
@@ -44,7 +45,7 @@ class CommandRunner:
     """A `ProgramRunner` for one command. Use it as `async with`."""
 
     def __init__(self, config: CommandRunnerConfig, reward: ProgramReward | None, host: ProgramHost) -> None:
-        self.name = config.name or Path(config.command[0]).name
+        self.name = config.shown_name
         self._config = config
         self._reward = reward
         self._host = host
@@ -56,8 +57,7 @@ class CommandRunner:
                 f"the config is in {host.base}, which holds your home: a sandbox hides that from programs",
                 remedy="move the config and its programs into a folder of their own",
             )
-        programs = [config.command[0], *([reward.command[0]] if isinstance(reward, VerifierReward) else [])]
-        readable = host.readable(programs, config.readable)
+        readable = host.readable(_programs(config, reward), config.readable)
         self._confinement = Confinement(config.isolate, limits, host.home, readable, host.hidden)
 
     async def __aenter__(self) -> Self:
@@ -75,32 +75,35 @@ class CommandRunner:
         folders = TrialFolders(self._host.workspace / mark)
         self._watch.know(mark, folders.root)
         try:
-            await asyncio.to_thread(self._set_up, request.task, mark, folders)
+            await self._set_up(request.task, mark, folders)
             processes = TrialProcesses(mark, self._table, self._watch)
             yield PreparedCommand(
                 self._config, self._reward, self._host, self._confinement, request, folders, processes
             )
         finally:
             self._watch.forget(mark)
-            await asyncio.to_thread(shutil.rmtree, folders.root, ignore_errors=True)
+            await removed(folders.root)
 
-    def _set_up(self, task: Task, mark: str, folders: TrialFolders) -> None:
-        config, values = self._config, {"config": str(self._host.base), "trial": mark}
+    async def _set_up(self, task: Task, mark: str, folders: TrialFolders) -> None:
         try:
-            for folder in (folders.home, folders.tmp):
-                folder.mkdir(parents=True, mode=0o700)
-            if config.folder is None:
-                folders.work.mkdir()
-            else:
-                source = self._host.base / filled(config.folder, task, values)
-                shutil.copytree(source, folders.work, symlinks=True)
-            if config.instruction_file is not None:
-                _inside(folders.work, config.instruction_file).write_text(instruction_of(task), "utf-8")
-        except (OSError, shutil.Error) as error:
+            await made(folders, self._template(task, mark), self._host.hidden)
+            if (name := self._config.instruction_file) is not None:
+                await to_its_end(asyncio.to_thread(_write, folders.work, name, instruction_of(task)))
+        except (OSError, ValueError) as error:
             raise SetupError(
                 f"task {task.id!r}: the folder of its program cannot be set up: {error}",
                 remedy="see to the runner's `folder` and to the space on the disk",
             ) from error
+
+    def _template(self, task: Task, mark: str) -> Path | None:
+        """The folder that the program gets a copy of. A task may choose among folders, but not climb out of them."""
+        if self._config.folder is None:
+            return None
+        named, values = self._config.folder, {"config": str(self._host.base), "trial": mark}
+        chosen = filled(named, task, {**values, "config": "."})
+        if PurePath(chosen).parts.count("..") > PurePath(named).parts.count(".."):
+            raise ValueError(f"{chosen!r} leads out of the folder that the config names")
+        return self._host.base / filled(named, task, values)
 
 
 @dataclass(slots=True)
@@ -120,8 +123,7 @@ class PreparedCommand:
 
     @property
     def output(self) -> ProgramOutput:
-        name = self.config.name or Path(self.config.command[0]).name
-        return ProgramOutput(name, self._text.text if self._text else "", self._code, self._verified)
+        return ProgramOutput(self.config.shown_name, self._text.text if self._text else "", self._code, self._verified)
 
     async def run(self, endpoint: Endpoint) -> None:
         task = self.request.task
@@ -169,13 +171,10 @@ class PreparedCommand:
         raise AssertionError("unreachable: there is at least one attempt")
 
     async def _verify_once(self, how: VerifierReward) -> Scored:
-        if how.path is not None:
-            # What the agent wrote there is no verdict.
-            with suppress(FileNotFoundError, IsADirectoryError):
-                (self.folders.work / how.path).unlink()
         written, values = BoundedOutput(VERIFIER_OUTPUT_KB * KB), self._values()
-        stdin = orjson.dumps(asdict(self.request.task))
+        stdin = json.dumps(asdict(self.request.task), separators=(",", ":")).encode()
         try:
+            await to_its_end(asyncio.to_thread(self._clear, how.path))
             async with asyncio.timeout(how.timeout_seconds):
                 code = await self._run(how.command, values, self._environment(how.env, values), stdin, written)
             if how.path is None:
@@ -194,6 +193,17 @@ class PreparedCommand:
         finally:
             self._verified = written.text
 
+    def _clear(self, verdict: str | None) -> None:
+        """What the agent wrote to the verifier's file is no verdict, and what it left in its home (settings of git,
+        modules of Python) must not run in the verifier."""
+        try:
+            self.folders.renew()
+            if verdict is not None:
+                with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    inside(self.folders.work, verdict).unlink()
+        except OSError as error:
+            raise VerifierError(f"the verifier's place cannot be made: {error}", remedy="see its program") from error
+
     async def _run(
         self,
         command: tuple[str, ...],
@@ -204,8 +214,18 @@ class PreparedCommand:
     ) -> int:
         words = [filled(word, self.request.task, values) for word in command]
         words[0] = self.host.found(words[0])
-        confined = self.confinement.command(words, self.folders)
-        return await self.processes.run(Command(confined, self.folders.work, env, stdin), to)
+        try:
+            with tempfile.TemporaryFile() as status:
+                confined = self.confinement.command(words, self.folders, status.fileno())
+                passed = (status.fileno(),) if self.confinement.hides_tmp else ()
+                code = await self.processes.run(Command(confined, self.folders.work, env, stdin, passed), to)
+                if code > 0 and not self.confinement.was_started(status):
+                    raise OSError(f"its sandbox cannot be made: {to.last_lines()}")
+        except OSError as error:
+            raise SetupError(
+                f"the program {words[0]!r} cannot be run: {error}", remedy="see whether it starts by hand"
+            ) from error
+        return code
 
     def _values(self) -> dict[str, str]:
         return {"config": str(self.host.base), "folder": str(self.folders.work), "trial": self.folders.root.name}
@@ -239,7 +259,15 @@ def _ended(code: int | None) -> int:
     return code
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _programs(config: CommandRunnerConfig, reward: ProgramReward | None) -> Iterator[str]:
+    yield config.command[0]
+    if isinstance(reward, VerifierReward):
+        yield reward.command[0]
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    """Write a file. If the template has a link there, it is replaced: what it leads to is the user's."""
     path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    inside(folder, name).parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(text, "utf-8")

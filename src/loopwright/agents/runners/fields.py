@@ -9,6 +9,7 @@ from typing import Any
 
 from loopwright.config.programs import FIELD, FIELDS
 from loopwright.errors import SetupError
+from loopwright.render.call_json import without_lone_surrogates
 from loopwright.types import Task
 
 
@@ -30,8 +31,9 @@ def instruction_of(task: Task) -> str:
     """The task as one text, for programs that take an instruction."""
     texts = [(str(message.get("role", "")), _text(message.get("content"))) for message in task.messages]
     if len(texts) == 1:
-        return texts[0][1]
-    return "\n\n".join(text if role in ("user", "system") else f"{role}: {text}" for role, text in texts)
+        return without_lone_surrogates(texts[0][1])
+    parts = [text if role in ("user", "system") else f"{role}: {text}" for role, text in texts]
+    return without_lone_surrogates("\n\n".join(parts))
 
 
 def _of_task(task: Task, name: str) -> str:

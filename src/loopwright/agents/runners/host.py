@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import shutil
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from loopwright.agents.runners.folders import private_folder, remove
 from loopwright.agents.runners.marks import Owner, ProcessTable, kill_left_behind
 from loopwright.errors import SetupError
 
@@ -37,18 +37,20 @@ class ProgramHost:
     def here(
         cls, base: Path, run_folder: Path, environment: Mapping[str, str], named: Mapping[str, str]
     ) -> ProgramHost:
-        workspace = Path(tempfile.gettempdir()) / f"loopwright-{getpass.getuser()}"
+        workspace = Path(tempfile.gettempdir()) / f"loopwright-{os.getuid()}"
         return cls(base, run_folder, environment, named, Owner.here(run_folder), workspace)
 
     @property
     def home(self) -> Path | None:
-        home = self.environment.get("HOME")
-        return Path(home) if home else None
+        """The user's home, if it is a folder that can be hidden."""
+        home = Path(self.environment.get("HOME") or "/").resolve()
+        return home if home.is_dir() and home != Path("/") else None
 
     @property
     def hidden(self) -> tuple[Path, ...]:
-        """Folders that a program in a sandbox must not see: the run's, with its keys and everybody's rollouts."""
-        return (self.run_folder.resolve(),)
+        """Folders that a program in a sandbox must not see: the run's, with its keys and everybody's rollouts, and the
+        other trials'."""
+        return (self.run_folder.resolve(), self.workspace.resolve())
 
     def readable(self, programs: Iterable[str], also: Iterable[str] = ()) -> tuple[Path, ...]:
         """Folders that programs in a sandbox need, wherever they are: the config's, ours, their own, and `also`."""
@@ -86,15 +88,13 @@ class ProgramHost:
     def clear_left_behind(self, table: ProcessTable) -> None:
         """End the programs of killed processes of this run, and remove their folders."""
         killed = kill_left_behind(self.owner, table)
-        folders = [path for path in self._folders() if self.owner.left_behind(path.name)]
+        private_folder(self.workspace)
+        folders = [path for path in self.workspace.iterdir() if self.owner.left_behind(path.name)]
         for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
         if killed or folders:
             words = "a killed process of this run left %d folders of programs and %d processes behind; they are removed"
             log.warning(words, len(folders), killed)
-
-    def _folders(self) -> list[Path]:
-        return list(self.workspace.iterdir()) if self.workspace.is_dir() else []
 
     def _path(self) -> str:
         """The PATH, with the programs of this Python's environment first: `python` is the one that runs us."""

@@ -2,7 +2,11 @@
 
 A mark names the run, the process that owns the program, and the trial. Processes inherit it, also those that leave
 their process group. So whatever carries the mark of a trial belongs to that trial; and whatever carries the mark of a
-run whose owner is dead was left behind by a killed run.
+run whose owner is dead was left behind by a killed run. A program may itself start a run, whose programs then belong to
+both trials: their marks are joined.
+
+A process that clears its environment is known by its parent or session. One that also leaves both before anybody looks
+is not found; a sandbox ends that one too.
 
 On other systems there is no /proc: there only the process group is ended.
 """
@@ -14,15 +18,22 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "LOOPWRIGHT_TRIAL"
+JOINT = "/"
 PROC = Path("/proc")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CHUNK = 1 << 16
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What reading a process raises if it is gone or somebody else's. Other errors are ours: too many open files, say."""
+SWEEPS = 10
+"""What is killed may have started something else meanwhile."""
+SWEEP_PAUSE_SECONDS = 0.05
 _ASSIGNED = f"\0{VARIABLE}=".encode()
 
 
@@ -59,12 +70,16 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that carries a mark."""
+    """A process that carries a mark, or several that are joined."""
 
     pid: int
     mark: str
     memory: int
-    """Bytes that are in memory now."""
+    """Bytes that are in memory now, also those that it shares with others."""
+
+    @property
+    def marks(self) -> list[str]:
+        return self.mark.split(JOINT)
 
 
 class ProcessTable:
@@ -86,11 +101,16 @@ class ProcessTable:
         with self._looking:
             if self._looks == begun_before:
                 self._looks += 1
-                self._seen = self._look()
+                try:
+                    self._seen = self._look()
+                except BaseException:
+                    # Whoever waits must look for itself.
+                    self._looks -= 1
+                    raise
             return self._seen
 
     def of(self, mark: str) -> list[Process]:
-        return [process for process in self.marked() if process.mark == mark]
+        return [process for process in self.marked() if mark in process.marks]
 
     def _look(self) -> tuple[Process, ...]:
         living = {pid: status for pid in _pids() if (status := _status(pid)) is not None and status.state not in "ZX"}
@@ -100,11 +120,13 @@ class ProcessTable:
             if (mark := self._marks.get((pid, status.started)) or _mark_of(pid)) is not None
         }
         sessions = {living[pid].session: mark for pid, mark in marks.items() if pid == living[pid].session}
-        # A process without its mark belongs to the trial of its parent or session. Parents have lower numbers as a
-        # rule; where they do not, the next look finds the child.
-        for pid, status in sorted(living.items()):
-            if pid not in marks and (mark := marks.get(status.parent) or sessions.get(status.session)) is not None:
-                marks[pid] = mark
+        # A process without its mark belongs to the trial of its parent or session.
+        while found := {
+            pid: mark
+            for pid, status in living.items()
+            if pid not in marks and (mark := marks.get(status.parent) or sessions.get(status.session)) is not None
+        }:
+            marks |= found
         self._marks = {(pid, living[pid].started): mark for pid, mark in marks.items()}
         return tuple(Process(pid, mark, living[pid].pages * PAGE) for pid, mark in marks.items())
 
@@ -115,11 +137,40 @@ def kill_all(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def kill_at_once(mark: str) -> None:
+    """Kill each process that carries the mark as soon as it is seen. One that starts another and ends, again and again,
+    is gone before a whole look is over."""
+    for pid in _pids():
+        if mark in (_mark_of(pid) or ""):
+            kill_all([pid])
+
+
+def own_memory(process: Process) -> int:
+    """Bytes that are in memory now. What several processes share is divided among them."""
+    with suppress(OSError):
+        for line in (PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines():
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) * 1024
+    return process.memory
+
+
+def joined(mark: str) -> str:
+    """The mark, after the one that this process carries itself, if it was started by a program of another run."""
+    outer = _mark_of(os.getpid())
+    return mark if outer is None else f"{outer}{JOINT}{mark}"
+
+
 def kill_left_behind(owner: Owner, table: ProcessTable) -> int:
     """End what killed processes of the same run have left behind, and return how many processes that were."""
-    orphans = [process.pid for process in table.marked() if owner.left_behind(process.mark)]
-    kill_all(orphans)
-    return len(orphans)
+    killed = set[int]()
+    for _ in range(SWEEPS):
+        orphans = {process.pid for process in table.marked() if any(map(owner.left_behind, process.marks))}
+        if not (orphans := orphans - {os.getpid()}):
+            break
+        kill_all(orphans)
+        killed |= orphans
+        time.sleep(SWEEP_PAUSE_SECONDS)
+    return len(killed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +210,11 @@ def _read(pid: int, name: str) -> bytes:
     """A file of a process; empty if the process is gone or somebody else's. pathlib would take twice as long."""
     try:
         descriptor = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY)
-    except OSError:
+    except GONE:
         return b""
     try:
         return b"".join(iter(lambda: os.read(descriptor, CHUNK), b""))
-    except OSError:
+    except GONE:
         return b""
     finally:
         os.close(descriptor)

@@ -6,6 +6,8 @@ The invariant: when `run` returns or raises, also by cancellation, no process of
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 import signal
 import subprocess
@@ -14,13 +16,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from loopwright.agents.runners.marks import VARIABLE, ProcessTable, kill_all
+from loopwright.agents.runners.marks import VARIABLE, ProcessTable, joined, kill_all, kill_at_once
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.watch import TrialWatch
 from loopwright.core.together import to_its_end
-from loopwright.errors import SetupError
 from loopwright.workers.own_thread import in_own_thread
+
+log = logging.getLogger("loopwright")
 
 GRACE_SECONDS = 1.0
 """How long a program that is ended may take to clean up."""
@@ -32,12 +36,14 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start, and where. `env` is the whole environment but for the trial's mark."""
+    """What to start, and where. `env` is the whole environment but for the trial's mark. `passed` are open files that
+    it inherits."""
 
     arguments: Sequence[str]
     folder: Path
     env: Mapping[str, str]
     stdin: bytes = b""
+    passed: tuple[int, ...] = ()
 
 
 class TrialProcesses:
@@ -49,7 +55,8 @@ class TrialProcesses:
         self._watch = watch
 
     async def run(self, command: Command, output: BoundedOutput) -> int:
-        """The exit code; negative if a signal ended the command. Raises ProgramLimitError if it used too much."""
+        """The exit code; negative if a signal ended the command. Raises ProgramLimitError if it used too much, and
+        OSError if it cannot be started."""
         async with _collected(output) as pipe:
             process = self._start(command, pipe)
             try:
@@ -58,28 +65,27 @@ class TrialProcesses:
             finally:
                 await to_its_end(self._end(process))
 
-    def _start(self, command: Command, pipe: int) -> subprocess.Popen[bytes]:
+    def _start(self, command: Command, pipe: IO[bytes]) -> subprocess.Popen[bytes]:
         # asyncio's own subprocesses count as running until their pipes are closed, which a child may keep open.
-        with tempfile.TemporaryFile() as stdin:
-            stdin.write(command.stdin)
-            stdin.seek(0)
-            try:
+        try:
+            with tempfile.TemporaryFile() as stdin:
+                stdin.write(command.stdin)
+                stdin.seek(0)
                 return subprocess.Popen(
                     command.arguments,
                     cwd=command.folder,
-                    env={**command.env, VARIABLE: self._mark},
+                    env={**command.env, VARIABLE: joined(self._mark)},
                     stdin=stdin,
                     stdout=pipe,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=command.passed,
                 )
-            except (OSError, ValueError) as error:
-                raise SetupError(
-                    f"the program {command.arguments[0]!r} cannot be started: {error}",
-                    remedy="give its path, or put it on the PATH",
-                ) from error
-            finally:
-                os.close(pipe)
+        except ValueError as error:
+            # A NUL byte, or text that is no UTF-8.
+            raise OSError(errno.EINVAL, str(error)) from error
+        finally:
+            pipe.close()
 
     async def _end(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
@@ -89,21 +95,38 @@ class TrialProcesses:
                     await _exit_code(process)
         _signal_group(process.pid, signal.SIGKILL)
         for _ in range(KILL_ROUNDS):
-            left = await asyncio.to_thread(self._table.of, self._mark)
-            if not left:
+            if not await asyncio.to_thread(self._kill_marked):
                 break
-            kill_all(one.pid for one in left)
             await asyncio.sleep(KILL_PAUSE_SECONDS)
-        await _exit_code(process)
+        else:
+            log.warning("a program's processes cannot be ended; they carry %s=%s", VARIABLE, self._mark)
+        with suppress(TimeoutError):
+            # A program of another user cannot be killed, and nobody may wait for it for ever.
+            async with asyncio.timeout(GRACE_SECONDS):
+                await _exit_code(process)
+
+    def _kill_marked(self) -> bool:
+        """Kill what carries the mark. False if nothing does."""
+        try:
+            left = self._table.of(self._mark)
+            kill_all(one.pid for one in left)
+            if left:
+                kill_at_once(self._mark)
+        except OSError:
+            # Too many files are open: look again.
+            return True
+        return bool(left)
 
 
 async def _exit_code(process: subprocess.Popen[bytes]) -> int:
     """Wait for the end of the process."""
-    if not hasattr(os, "pidfd_open"):
-        return int(await in_own_thread(process.wait, "loopwright-program"))
     if process.poll() is None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = os.pidfd_open(process.pid)
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except (AttributeError, OSError):
+            # Another system, or too many files are open.
+            return int(await in_own_thread(process.wait, "loopwright-program"))
         loop.add_reader(descriptor, ended.set)
         try:
             await ended.wait()
@@ -114,22 +137,23 @@ async def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 @asynccontextmanager
-async def _collected(output: BoundedOutput) -> AsyncIterator[int]:
-    """The writing end of a pipe, which the caller must close. What comes out of the pipe goes to `output`."""
+async def _collected(output: BoundedOutput) -> AsyncIterator[IO[bytes]]:
+    """The writing end of a pipe, which the caller closes. What comes out of the pipe goes to `output`."""
     reading, writing = os.pipe()
-    stream = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
-    )
-    collecting = asyncio.ensure_future(_collect(stream, output))
-    try:
-        yield writing
-        # Nobody writes any more; what is in the pipe is little.
-        await asyncio.wait({collecting}, timeout=DRAIN_SECONDS)
-    finally:
-        collecting.cancel()
-        transport.close()
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        stream = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
+        )
+        collecting = asyncio.ensure_future(_collect(stream, output))
+        try:
+            yield pipe
+            # Nobody writes any more; what is in the pipe is little.
+            await asyncio.wait({collecting}, timeout=DRAIN_SECONDS)
+        finally:
+            collecting.cancel()
+            transport.close()
 
 
 async def _collect(stream: asyncio.StreamReader, output: BoundedOutput) -> None:

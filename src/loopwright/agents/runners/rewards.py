@@ -5,6 +5,7 @@ A reward that cannot be read is a failure with its cause, and never 0 (R2).
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -21,10 +22,8 @@ LONGEST_REWARD = 1 << 16
 
 def reward_in_file(folder: Path, name: str) -> Scored:
     """The reward in a file: a number, or a JSON object with `reward` and other numbers, which are kept as its parts."""
-    path = folder / name
     try:
-        # A link could lead to any file of this user.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with open(inside(folder, name), "rb", opener=_open_plainly) as file:
             text = file.read(LONGEST_REWARD + 1)
     except FileNotFoundError as error:
         raise VerifierError(
@@ -35,6 +34,15 @@ def reward_in_file(folder: Path, name: str) -> Scored:
     if len(text) > LONGEST_REWARD:
         raise VerifierError(f"the reward file {name} is too long", remedy="write a number, or a short JSON object")
     return _parsed(text.decode("utf-8", "replace"), name)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in `folder`. Raises OSError if a folder on the way is a link that leads out: the program may
+    have made it, and it could lead to any file of this user."""
+    path = folder / name
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise OSError(errno.ELOOP, "a link leads out of the program's folder", str(path))
+    return path
 
 
 def reward_of_code(code: int, scores: Mapping[int, float], who: str) -> Scored:
@@ -53,16 +61,23 @@ def spelled_code(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
+def _open_plainly(path: str, flags: int) -> int:
+    """A link is not followed, and a pipe that nobody writes to is not waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _parsed(text: str, name: str) -> Scored:
     try:
         told: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VerifierError(
             f"the reward file {name} holds {text.strip()!r:.80}, which is no number and no JSON",
             remedy="write a number, or a JSON object with `reward`",
         ) from error
     parts = told if isinstance(told, dict) else {"reward": told}
-    numbers = {key: number for key, value in parts.items() if (number := _finite(value)) is not None}
+    # The names become names of metrics.
+    named = {key: value for key, value in parts.items() if key.isprintable()}
+    numbers = {key: number for key, value in named.items() if (number := _finite(value)) is not None}
     if "reward" not in numbers:
         raise VerifierError(
             f"the reward file {name} holds {text.strip()!r:.80}, and no finite reward",

@@ -1,19 +1,18 @@
 """Looks at all running programs once a second, and ends those that use too much memory, processes or disk.
 
-Limits of the system (`limits.py`) bound a single process or file; these bound a trial as a whole.
+Limits of the system (`confine.py`) bound a single process or file; these bound a trial as a whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopwright.agents.runners.marks import ProcessTable
+from loopwright.agents.runners.marks import Process, ProcessTable, own_memory
 from loopwright.core.together import own_task
 from loopwright.errors import ProgramLimitError
 
@@ -73,7 +72,12 @@ class TrialWatch:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            used = await asyncio.to_thread(_usage, self._table, {mark: self._folders.get(mark) for mark in self._tasks})
+            watched = {mark: self._folders.get(mark) for mark in self._tasks}
+            try:
+                used = await asyncio.to_thread(_usage, self._table, watched, self._limits.memory_mb * MB)
+            except OSError:
+                # Too many files are open. The next look may see more.
+                continue
             for mark, broken in used.items():
                 if (error := self._too_much(broken)) and mark in self._tasks and mark not in self._broken:
                     self._broken[mark] = error
@@ -101,26 +105,39 @@ class _Usage:
     disk: int
 
 
-def _usage(table: ProcessTable, folders: Mapping[str, Path | None]) -> dict[str, _Usage]:
-    memory, processes = Counter[str](), Counter[str]()
+def _usage(table: ProcessTable, folders: Mapping[str, Path | None], most_memory: int) -> dict[str, _Usage]:
+    processes: dict[str, list[Process]] = {mark: [] for mark in folders}
     for process in table.marked():
-        memory[process.mark] += process.memory
-        processes[process.mark] += 1
+        for mark in process.marks:
+            processes.get(mark, []).append(process)
     return {
-        mark: _Usage(memory[mark], processes[mark], 0 if folder is None else disk_usage(folder))
-        for mark, folder in folders.items()
+        mark: _Usage(
+            _memory(of_trial, most_memory), len(of_trial), disk_usage(folder) if (folder := folders[mark]) else 0
+        )
+        for mark, of_trial in processes.items()
     }
 
 
+def _memory(processes: Sequence[Process], most: int) -> int:
+    """Bytes in memory. What processes share counts once; that takes long to find out, so it is asked only if needed."""
+    total = sum(process.memory for process in processes)
+    return total if total <= most else sum(map(own_memory, processes))
+
+
 def disk_usage(folder: Path) -> int:
-    """Bytes on disk of all files in a folder. Files that vanish meanwhile count as gone."""
-    total, todo = 0, [str(folder)]
+    """Bytes on disk of all that is in a folder. Files that vanish meanwhile count as gone, and links to one file count
+    once."""
+    total, todo, linked = 0, [str(folder)], set[int]()
     while todo:
         with suppress(OSError), os.scandir(todo.pop()) as entries:
             for entry in entries:
                 with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    elif status.st_nlink > 1:
+                        if status.st_ino in linked:
+                            continue
+                        linked.add(status.st_ino)
+                    total += status.st_blocks * 512
     return total
