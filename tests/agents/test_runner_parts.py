@@ -284,8 +284,9 @@ def test_only_what_dead_owners_of_the_same_run_left_behind_is_ended(tmp_path: Pa
 def test_a_run_inside_of_a_program_belongs_to_it(tmp_path: Path) -> None:
     outer, inner = (Owner.here(tmp_path / name).new_trial() for name in ("outer", "inner"))
     script = (
-        "import os, subprocess, sys; from loopwright.agents.runners.marks import VARIABLE, joined; "
-        "subprocess.Popen(['sleep', '60'], env={**os.environ, VARIABLE: joined(sys.argv[1])}, start_new_session=True)"
+        "import os, subprocess, sys; from loopwright.agents.runners.marks import VARIABLE, nested_mark; "
+        "env = {**os.environ, VARIABLE: nested_mark(sys.argv[1])}; "
+        "subprocess.Popen(['sleep', '60'], env=env, start_new_session=True)"
     )
     env = {**os.environ, VARIABLE: outer, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script, inner], env=env, check=True)

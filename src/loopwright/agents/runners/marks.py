@@ -154,7 +154,7 @@ def own_memory(process: Process) -> int:
     return process.memory
 
 
-def joined(mark: str) -> str:
+def nested_mark(mark: str) -> str:
     """The mark, after the one that this process carries itself, if it was started by a program of another run."""
     outer = _mark_of(os.getpid())
     return mark if outer is None else f"{outer}{JOINT}{mark}"

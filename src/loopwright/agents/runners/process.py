@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from loopwright.agents.runners.marks import VARIABLE, ProcessTable, joined, kill_all, kill_at_once
+from loopwright.agents.runners.marks import VARIABLE, ProcessTable, kill_all, kill_at_once, nested_mark
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.watch import TrialWatch
 from loopwright.core.together import to_its_end
@@ -74,7 +74,7 @@ class TrialProcesses:
                 return subprocess.Popen(
                     command.arguments,
                     cwd=command.folder,
-                    env={**command.env, VARIABLE: joined(self._mark)},
+                    env={**command.env, VARIABLE: nested_mark(self._mark)},
                     stdin=stdin,
                     stdout=pipe,
                     stderr=subprocess.STDOUT,
