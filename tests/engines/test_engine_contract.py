@@ -12,6 +12,7 @@ import pytest
 from served_engine import served
 
 from loopwright.engines.controller import RolloutController
+from loopwright.engines.restartable import RestartableEngine
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
 from loopwright.models.compute import ComputeThread
@@ -24,10 +25,11 @@ LONG = 900
 EVERY_TOKEN = tuple(range(300))
 
 
-@pytest.fixture(params=["torch", "scripted", "http", "controller", "controller over http"])
+@pytest.fixture(params=["torch", "scripted", "restartable", "http", "controller", "controller over http"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
-    if request.param == "scripted":
-        yield ScriptedEngine([tuple(range(LONG))], steps=3)
+    if request.param in ("scripted", "restartable"):
+        scripted = ScriptedEngine([tuple(range(LONG))], steps=3)
+        yield scripted if request.param == "scripted" else RestartableEngine(scripted)
         return
     model: LoadedModel = request.getfixturevalue("loaded")
     loaded = replace(model, forward=UnhurriedForward(model.forward))
