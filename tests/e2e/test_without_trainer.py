@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import yaml
 
 from loopwright.buffer.reader import StoredRun
-from loopwright.build import ServedModel, open_run, serve_engine
+from loopwright.build import RemoteEngine, ServedModel, open_run, serve_engine
+from loopwright.build.session import open_session
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.engines.http.client import HttpEngine
@@ -21,7 +23,7 @@ from loopwright.engines.http.process import KEY_VARIABLE
 from loopwright.engines.restartable import RestartableEngine
 from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import GroupStatus
+from loopwright.types import GenerateRequest, GroupStatus, Sampling
 
 WriteConfig = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
@@ -134,6 +136,22 @@ async def test_waiting_for_an_engine_elsewhere_is_not_the_agents_time(
         code, _, err = await asyncio.to_thread(command, "eval", measured, "--engine", f"http://127.0.0.1:{port}")
     assert (code, err) == (0, "")
     assert asked, "whoever limits the agents' time has to ask the engine how long it was away"
+
+
+async def test_a_session_waits_for_an_engine_that_is_started_again(
+    write_config: WriteConfig, tmp_path: Path, tiny_model: Path
+) -> None:
+    model = ServedModel(str(tiny_model), tmp_path, "float32", None, None, 64, 0)
+    async with AsyncExitStack() as stack:
+        async with serve_engine(model, host="127.0.0.1", port=0, key=None) as port:
+            remote = RemoteEngine(f"http://127.0.0.1:{port}", None, None, tmp_path)
+            opened = open_session(
+                load(write_config()), cache=tmp_path, version=3, fresh=False, console=None, remote=remote
+            )
+            session = await stack.enter_async_context(opened)
+        call = asyncio.create_task(session.engine.generate(GenerateRequest("a", (1, 2), Sampling(max_new_tokens=4))))
+        async with asyncio.timeout(20), serve_engine(model, host="127.0.0.1", port=port, key=None):
+            assert (await call).versions == (3, 3, 3, 3)
 
 
 def test_an_engine_that_is_not_there_is_named(

@@ -13,6 +13,7 @@ from served_engine import behind_door, served
 
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.client import HttpEngine
+from loopwright.engines.restartable import RestartableEngine
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
 from loopwright.models.compute import ComputeThread
@@ -41,10 +42,14 @@ class ThroughDoor:
         return self._client.version
 
 
-@pytest.fixture(params=["torch", "scripted", "http", "controller", "controller over http", "door of a controller"])
+ENGINES = ("torch", "scripted", "restartable", "http", "controller", "controller over http", "door of a controller")
+
+
+@pytest.fixture(params=ENGINES)
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
-    if request.param == "scripted":
-        yield ScriptedEngine([tuple(range(LONG))], steps=3)
+    if request.param in ("scripted", "restartable"):
+        scripted = ScriptedEngine([tuple(range(LONG))], steps=3)
+        yield scripted if request.param == "scripted" else RestartableEngine(scripted)
         return
     model: LoadedModel = request.getfixturevalue("loaded")
     loaded = replace(model, forward=UnhurriedForward(model.forward))

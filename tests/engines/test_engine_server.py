@@ -266,6 +266,13 @@ async def test_an_answer_that_is_no_json_is_an_engines_error(on_part: Any, answe
             await client.generate(ask(), on_part)
 
 
+async def test_a_stream_that_ends_before_its_answer_is_a_lost_engine() -> None:
+    """So a proxy tells that the engine behind it has died: whoever asks can go on from the tokens that came."""
+    async with saying(b": the answer is under way\n\n") as url, HttpEngine.connect(url, None) as client:
+        with pytest.raises(EngineLostError, match="broke off"):
+            await client.generate(ask(), lambda part: None)
+
+
 @pytest.mark.parametrize(
     ("on_part", "before"), [(None, b""), (lambda part: None, b"data: ")], ids=["whole", "streamed"]
 )
