@@ -477,15 +477,23 @@ async def test_a_reward_from_a_file(host: ProgramHost, isolate: Isolation) -> No
 
 async def test_a_reward_from_the_exit_code(host: ProgramHost) -> None:
     assert (await ran(host, "exit 0", reward=ExitCodeReward()))[1] == Scored(1.0)
-    assert (await ran(host, "exit 1", reward=ExitCodeReward()))[1] == Scored(0.0)
+    assert (await ran(host, "exit 10", reward=ExitCodeReward()))[1] == Scored(0.0)
     assert (await ran(host, "exit 7", reward=ExitCodeReward(scores={7: 0.7})))[1] == Scored(0.7)
-    for script in ("exit 2", "kill -9 $$"):
+    for script in ("exit 1", "exit 2", "kill -9 $$"):
         _, failed = await ran(host, script, reward=ExitCodeReward())
         assert isinstance(failed, Failed), "a crash is no reward of 0"
 
 
 def verifier(script: str, **settings: Any) -> VerifierReward:
-    return VerifierReward(command=("sh", "-c", script, "{task.id}"), **settings)
+    scores = {0: 1.0, 1: 0.0}
+    return VerifierReward(command=("sh", "-c", script, "{task.id}"), scores=scores, **settings)
+
+
+async def test_a_verifier_that_crashes_as_python_does_is_no_verdict(host: ProgramHost) -> None:
+    check = VerifierReward(command=("python", "-c", "raise ValueError"))
+    _, failed = await ran(host, "true", reward=check)
+    assert isinstance(failed, Failed)
+    assert "exit code 1" in failed.detail
 
 
 async def test_a_verifier_runs_in_the_same_folder_with_the_task(host: ProgramHost, isolate: Isolation) -> None:

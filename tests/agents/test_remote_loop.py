@@ -131,9 +131,9 @@ async def test_a_programs_turns_are_one_exact_chain(tmp_path: Path) -> None:
 
 
 async def test_a_program_may_bring_its_reward_along(tmp_path: Path) -> None:
-    made = await rollout(tmp_path, "ask([question]); sys.exit(1)", reward=ExitCodeReward())
+    made = await rollout(tmp_path, "ask([question]); sys.exit(10)", reward=ExitCodeReward())
     assert made.reward == Scored(0.0)
-    crashed = await rollout(tmp_path, "ask([question]); sys.exit(2)", reward=ExitCodeReward())
+    crashed = await rollout(tmp_path, "ask([question]); raise ValueError", reward=ExitCodeReward())
     assert failure(crashed)[0] is FailureCause.VERIFIER
 
 

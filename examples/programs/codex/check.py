@@ -1,7 +1,7 @@
 """Runs the script that the agent was to write. It runs after the agent in the same folder, with the task at its
 standard input.
 
-Exit code 0 says right, 1 says wrong. Anything else is a failure of this script, and never a reward of 0.
+Exit code 0 says right, 10 says wrong. Anything else is a failure of this script, and never a reward of 0.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import json
 import subprocess
 import sys
 
+RIGHT, WRONG = 0, 10
+"""Exit codes. A script that crashes exits with 1, which is no verdict."""
+
 SECONDS = 10
 
 task = json.load(sys.stdin)
 try:
     ran = subprocess.run(["sh", "run.sh"], capture_output=True, text=True, timeout=SECONDS, check=False)
 except subprocess.TimeoutExpired:
-    sys.exit(1)
-sys.exit(0 if ran.stdout.strip() == task["truth"] else 1)
+    sys.exit(WRONG)
+sys.exit(RIGHT if ran.stdout.strip() == task["truth"] else WRONG)

@@ -1,7 +1,7 @@
 """Calls the function that the agent was to mend. It runs after the agent in the same folder, with the task at its
 standard input: `truth` has arguments and what the function gives for them.
 
-Exit code 0 says right, 1 says wrong. Anything else is a failure of this script, and never a reward of 0.
+Exit code 0 says right, 10 says wrong. Anything else is a failure of this script, and never a reward of 0.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+
+RIGHT, WRONG = 0, 10
+"""Exit codes. A script that crashes exits with 1, which is no verdict."""
 
 SECONDS = 10
 
@@ -21,5 +24,5 @@ try:
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
     given = json.loads(ran.stdout)
 except (subprocess.TimeoutExpired, ValueError):
-    sys.exit(1)
-sys.exit(0 if given == list(task["truth"].values()) else 1)
+    sys.exit(WRONG)
+sys.exit(RIGHT if given == list(task["truth"].values()) else WRONG)

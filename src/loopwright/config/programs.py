@@ -36,6 +36,11 @@ OURS = (
 """Variables that lead a program to its session. Another value would lead it elsewhere."""
 
 
+USUAL_SCORES = {0: 1.0, 10: 0.0}
+"""What exit codes are worth. 1 is not among them: a Python program that crashes exits with it, and a crash is no
+verdict (R2)."""
+
+
 class FileReward(Section):
     """The program writes its reward into a file of its folder: a number, or JSON with `reward`."""
 
@@ -50,7 +55,7 @@ class ExitCodeReward(Section):
     """The program's exit code stands for its reward. A code without a score is a failure."""
 
     kind: Literal["exit_code"] = "exit_code"
-    scores: Scores = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
+    scores: Scores = Field(default_factory=lambda: dict(USUAL_SCORES))
 
 
 class VerifierReward(Section):
@@ -60,7 +65,7 @@ class VerifierReward(Section):
     kind: Literal["verifier"] = "verifier"
     command: Words
     path: Text | None = None
-    scores: Scores = Field(default_factory=lambda: {0: 1.0, 1: 0.0})
+    scores: Scores = Field(default_factory=lambda: dict(USUAL_SCORES))
     env: dict[VariableName, str] = Field(default_factory=dict)
     timeout_seconds: Positive = 60.0
     attempts: Count = 2

@@ -52,7 +52,7 @@ def reward_of_code(code: int, scores: Mapping[int, float], who: str) -> Scored:
     known = ", ".join(map(str, sorted(scores)))
     raise VerifierError(
         f"{who} ended with {spelled_code(code)}, which stands for no reward",
-        remedy=f"exit with one of {known}, or give that code a score",
+        remedy=f"exit with one of {known}, or say what that code is worth, as in scores: {{0: 1.0, {code}: 0.0}}",
     )
 
 
