@@ -28,8 +28,8 @@ def children() -> int:
 
 async def run_programs(count: int, at_once: int, run: Callable[[int], Awaitable[None]]) -> dict[str, Any]:
     """Run programs 0 to `count`, at most `at_once` at a time. Returns the CPU seconds of this process alone, and the
-    most children that it had at a time."""
-    started, most, numbers = time.process_time(), 0, iter(range(count))
+    most children that it had at a time, without those that were there before."""
+    started, most, numbers, before = time.process_time(), 0, iter(range(count)), children()
 
     async def one_after_the_other() -> None:
         for number in numbers:
@@ -38,7 +38,7 @@ async def run_programs(count: int, at_once: int, run: Callable[[int], Awaitable[
     async def look() -> None:
         nonlocal most
         while True:
-            most = max(most, children())
+            most = max(most, children() - before)
             await asyncio.sleep(LOOK_SECONDS)
 
     looking = asyncio.create_task(look())

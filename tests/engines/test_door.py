@@ -170,7 +170,8 @@ async def test_a_beat_of_a_stream_tells_the_clock(http: httpx.AsyncClient, contr
 async def test_an_answer_goes_on_when_its_engine_dies(quick_restarts: None) -> None:
     from counting import Nursery
 
-    nursery = Nursery()
+    # It takes 0.8 s in all, so that it dies in the middle of its answer also on a busy machine.
+    nursery = Nursery(seconds=0.02)
     parts: list[Generation] = []
     async with RolloutController.open([nursery.launch]) as controller, behind_door(controller) as door:
         call = asyncio.create_task(door.generate(ask(40), parts.append))
