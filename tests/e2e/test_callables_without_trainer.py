@@ -108,7 +108,7 @@ def test_every_way_to_fail_is_told_and_none_is_a_reward(
     failures = {task: one.reward for task, one in made.items() if isinstance(one.reward, Failed)}
     assert {task: (failed.cause, failed.error) for task, failed in failures.items()} == {
         "e0": (FailureCause.AGENT, "ValueError"),
-        "e1": (FailureCause.AGENT, "AgentError"),
+        "e1": (FailureCause.AGENT, "NoModelCallError"),
         "e2": (FailureCause.INFRA, "Timeout"),
     }
     assert "without an answer of the model" in failures["e1"].detail
