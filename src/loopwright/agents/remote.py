@@ -7,7 +7,6 @@ the set-up, and one for the agent, from its first model call. A program that run
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Sequence
@@ -21,8 +20,6 @@ from loopwright.core.timeouts import ClockTimeout
 from loopwright.errors import ConfigError, NoModelCallError, OutOfTimeError, ProgramError
 from loopwright.ports import AgentResult, Policy, PreparedProgram, ProgramRunner, ServedPolicy, SessionTimes
 from loopwright.types import ProgramOutput, StopReason, Task
-
-log = logging.getLogger("loopwright")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -34,8 +33,6 @@ from loopwright.core.together import to_its_end
 from loopwright.errors import ConfigError, ProgramError, SetupError, VerifierError
 from loopwright.ports import Endpoint
 from loopwright.types import Failed, FailureCause, Isolation, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
-
-log = logging.getLogger("loopwright")
 
 KB = 1024
 VERIFIER_OUTPUT_KB = 16
@@ -162,13 +159,10 @@ class PreparedCommand:
             return Failed(FailureCause.VERIFIER, type(error).__name__, detail)
 
     async def _verify(self, how: VerifierReward) -> Scored:
-        for left in reversed(range(how.attempts)):
-            try:
+        for _ in range(how.attempts - 1):
+            with suppress(VerifierError):
                 return await self._verify_once(how)
-            except VerifierError:
-                if not left:
-                    raise
-        raise AssertionError("unreachable: there is at least one attempt")
+        return await self._verify_once(how)
 
     async def _verify_once(self, how: VerifierReward) -> Scored:
         written, values = BoundedOutput(VERIFIER_OUTPUT_KB * KB), self._values()
