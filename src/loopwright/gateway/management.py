@@ -14,7 +14,7 @@ from loopwright.gateway.http import TEXT, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.offer import Offer
 from loopwright.gateway.openapi import openapi_document
-from loopwright.gateway.reading import count, number, read_json, strings
+from loopwright.gateway.reading import count, number, read_json, strings, text
 from loopwright.gateway.record import chain_to_json, record_of, record_to_json
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.registration import registration_from_json
@@ -28,6 +28,7 @@ from loopwright.serve.lease import LINEAGE_HEADER, RUN_HEADER, LeaseHolder
 from loopwright.types import Sampling
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
+LONGEST_AFFINITY = 256
 
 
 class Management:
@@ -217,6 +218,7 @@ def settings_from(body: Mapping[str, Any]) -> SessionSettings:
         max_tokens=count(body, "max_tokens"),
         ttl_seconds=number(body, "ttl_seconds", least=SHORTEST_TTL, most=LONGEST_TTL) or SessionSettings().ttl_seconds,
         seed=count(body, "seed", least=0, most=(1 << 63) - 1) or 0,
+        affinity=text(body.get("affinity"), "affinity")[:LONGEST_AFFINITY],
     )
 
 

@@ -22,6 +22,7 @@ SETTINGS = {
         "max_tokens": {"type": "integer", "description": "The budget of all turns together."},
         "ttl_seconds": {"type": "number", "description": "An unused session ends after so long."},
         "seed": {"type": "integer"},
+        "affinity": {"type": "string", "description": "Sessions with the same text begin with the same prompt."},
     },
 }
 ROUTES: tuple[tuple[str, str, str, bool], ...] = (

@@ -273,6 +273,7 @@ class RemoteSessionPolicy:
             "max_tokens": max_tokens,
             "ttl_seconds": LONGEST_PAUSE_SECONDS,
             "seed": sampling.seed,
+            "affinity": self._request.group,
         }
         # Every try has an id of its own: the answer to the try before may have been lost.
         return await self._client.ask("POST", lambda: f"/sessions/{self._new_id()}", body)

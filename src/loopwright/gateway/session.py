@@ -37,13 +37,15 @@ class SessionSettings:
     """The sampling settings of a session's calls.
 
     With `sampling`, those settings override the agent's wishes (T8), and its `max_new_tokens` is the budget of a turn.
-    `max_tokens` is the budget of all turns together. `seed` is the seed of its answers.
+    `max_tokens` is the budget of all turns together. `seed` is the seed of its answers. `affinity` is that of its
+    requests.
     """
 
     sampling: Sampling | None = None
     max_tokens: int | None = None
     ttl_seconds: float = 3600.0
     seed: int = 0
+    affinity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
