@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from loopwright.types import GenerateRequest, Sampling
 @dataclass(eq=False)
 class Place:
     busy: int = 0
+    engine: object = "an engine"
 
 
 class Scene:
@@ -23,11 +25,13 @@ class Scene:
     def __init__(self, *busy: int) -> None:
         self.router = Router()
         self.places = [Place(calls) for calls in busy]
-        self.running: Any = self.places
 
-    def send(self, id: str, group: str = "") -> int:
+    def send(self, id: str, group: str = "", *, avoid: Sequence[int] = ()) -> int:
         """The number of the engine that gets the request."""
-        chosen = self.router.choose(GenerateRequest(id, (1,), Sampling(), affinity=group), self.running)
+        request = GenerateRequest(id, (1,), Sampling(), affinity=group)
+        avoided: list[Any] = [self.places[number] for number in avoid]
+        running: list[Any] = [one for one in self.places if one.engine is not None and one not in avoided]
+        chosen = self.router.choose(request, running, avoided)
         chosen.busy += 1
         return self.places.index(chosen)  # type: ignore[arg-type]
 
@@ -56,8 +60,15 @@ def test_an_overloaded_engine_is_left_and_the_session_stays_where_it_went() -> N
 def test_a_session_leaves_an_engine_that_is_gone() -> None:
     scene = Scene(0, 5)
     assert scene.send("s/0") == 0
-    scene.running = scene.places[1:]
+    scene.places[0].engine = None
     assert scene.send("s/1") == 1
+
+
+def test_a_home_that_has_failed_the_request_is_avoided() -> None:
+    scene = Scene(0, 5)
+    assert scene.send("g/0/0", "g") == 0
+    assert scene.send("g/0/0", "g", avoid=[0]) == 1
+    assert scene.send("g/0/1", "g") == 1
 
 
 def test_the_members_of_a_group_go_to_the_engine_that_has_their_prompt() -> None:

@@ -183,7 +183,7 @@ class RolloutController:
         if call.ends:
             return None
         call.begun = True
-        return self._router.choose(call.request, running)
+        return self._router.choose(call.request, running, call.failed_by)
 
     def _places_for(self, call: _Call) -> Sequence[Supervised]:
         """The engines that may answer the call now: if possible, only those that have not failed it yet."""

@@ -35,12 +35,14 @@ class Router:
         self._sessions = _Homes(SESSION_SLACK)
         self._groups = _Homes(GROUP_SLACK)
 
-    def choose(self, request: GenerateRequest, running: Sequence[Supervised]) -> Supervised:
+    def choose(
+        self, request: GenerateRequest, running: Sequence[Supervised], avoid: Sequence[Supervised] = ()
+    ) -> Supervised:
+        """One of `running`. A home that is in `avoid` counts as gone."""
         session, group = request.id.rpartition("/")[0], request.affinity
-        least_busy = min(running, key=_busy)
-        chosen = self._sessions.home(session, running, least_busy)
+        chosen = self._sessions.home(session, running, avoid)
         if chosen is None:
-            chosen = self._groups.home(group, running, least_busy) or least_busy
+            chosen = self._groups.home(group, running, avoid) or min(running, key=_busy)
             self._groups.remember(group, chosen)
         self._sessions.remember(session, chosen)
         return chosen
@@ -53,10 +55,13 @@ class _Homes:
         self._slack = slack
         self._homes: OrderedDict[str, Supervised] = OrderedDict()
 
-    def home(self, name: str, running: Sequence[Supervised], least_busy: Supervised) -> Supervised | None:
+    def home(self, name: str, running: Sequence[Supervised], avoid: Sequence[Supervised]) -> Supervised | None:
         """The home of the name, if it is running and is not overloaded."""
         home = self._homes.get(name)
-        if home is None or home not in running or home.busy > OVERLOAD * least_busy.busy + self._slack:
+        if home is None or home.engine is None or home in avoid:
+            return None
+        # The others are looked at only if they matter: there may be many.
+        if home.busy > self._slack and home.busy > OVERLOAD * min(map(_busy, running)) + self._slack:
             return None
         return home
 
