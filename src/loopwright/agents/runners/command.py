@@ -17,7 +17,7 @@ from loopwright.agents.runners.confine import Confinement
 from loopwright.agents.runners.fields import filled, instruction_of
 from loopwright.agents.runners.folders import TrialFolders, made, removed
 from loopwright.agents.runners.host import ProgramHost
-from loopwright.agents.runners.marks import ProcessTable
+from loopwright.agents.runners.marks import VARIABLE
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.process import Command, TrialProcesses
 from loopwright.agents.runners.rewards import inside, reward_in_file, reward_of_code, spelled_code
@@ -32,6 +32,7 @@ from loopwright.config import (
 from loopwright.core.together import to_its_end
 from loopwright.errors import ConfigError, ProgramError, SetupError, VerifierError
 from loopwright.ports import Endpoint
+from loopwright.serve.marked_processes import ProcessTable
 from loopwright.types import Failed, FailureCause, Isolation, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
 
 KB = 1024
@@ -46,7 +47,7 @@ class CommandRunner:
         self._config = config
         self._reward = reward
         self._host = host
-        self._table = ProcessTable()
+        self._table = ProcessTable(VARIABLE)
         limits = ProgramLimits(config.memory_mb, config.processes, config.disk_mb)
         self._watch = TrialWatch(limits, self._table)
         if config.isolate is Isolation.BWRAP and host.home_is_in(host.base.resolve()):
