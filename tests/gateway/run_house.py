@@ -95,7 +95,7 @@ def request(draw: int = 0, seconds: float = 60.0) -> RolloutRequest:
     return RolloutRequest(Split.TRAIN, RolloutKey("train", draw, 0), TASK, Sampling(seed=7), seconds)
 
 
-def worker(made: PolicyMaker, agent: Callable[..., Awaitable[None]]) -> LocalWorker:
+def worker(made: PolicyMaker, agent: Callable[..., Awaitable[object]]) -> LocalWorker:
     return LocalWorker({(Split.TRAIN, "train"): AgentSetup(CallableLoop(agent), served=True)}, made, made)
 
 

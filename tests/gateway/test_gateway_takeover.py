@@ -26,11 +26,12 @@ from run_house import (
 from loopwright.core.redaction import Redactor
 from loopwright.errors import RunError
 from loopwright.gateway.outcome import outcome_from_json, outcome_to_json
-from loopwright.gateway.record import SessionRecord
+from loopwright.gateway.record import SessionRecord, chain_from_json
 from loopwright.gateway.remote_policy import RemoteSessionPolicy
 from loopwright.gateway.takeover import Unfinished, key_of, label_of
 from loopwright.ports import GroupRow, HeldGroup, MemberRow, ResumePlan
 from loopwright.types import (
+    ChainStart,
     Episode,
     EpisodeDrift,
     Failed,
@@ -46,7 +47,6 @@ from loopwright.types import (
     StopReason,
     Task,
     Timing,
-    TokenChain,
     TokenDiff,
     Unscored,
 )
@@ -234,10 +234,13 @@ def test_a_label_names_a_rollout_for_training() -> None:
     assert [key_of(label) for label in ("", "{", "[]", '["train", 1, 2, 3, 4]')] == [None] * 4
 
 
+CHAIN = chain_from_json(
+    {"ids": [1, 2], "mask": [0, 1], "logprobs": [0.0, -0.5], "versions": [-1, 3], "start": ChainStart.FIRST}
+)
+
+
 def rollout(reward: Scored | Failed | Unscored, **changed: Any) -> Rollout:
-    chains = tuple(
-        replace(TokenChain([1, 2], [0, 1], [0.0, -0.5], [-1, 3]), trained=trained) for trained in (True, False)
-    )
+    chains = CHAIN, replace(CHAIN, trained=False)
     diff = TokenDiff(1, ("a",), ("b", "c"), ("bc",))
     output = ProgramOutput("mini", "text", None, "verdict", 1.5, 2.5)
     episode = Episode(
@@ -247,7 +250,7 @@ def rollout(reward: Scored | Failed | Unscored, **changed: Any) -> Rollout:
 
 
 RECORD = SessionRecord(
-    chains=tuple(replace(chain, trained=True) for chain in rollout(Unscored()).episode.chains),  # type: ignore[union-attr]
+    chains=(CHAIN, CHAIN),
     described=(),
     transcript=({"role": "user", "content": "Hi"},),
     tools=(),
