@@ -69,8 +69,8 @@ class ExitCodeReward(Section):
 
     @property
     def late_score(self) -> float:
-        """What a program is worth that ran out of its time (R2). By default it gets no more than one that says that it has
-        not succeeded."""
+        """What a program is worth that ran out of its time (R2). By default it gets no more than one that says that it
+        has not succeeded."""
         return min(0.0, *self.scores.values()) if self.out_of_time is None else self.out_of_time
 
 
