@@ -87,7 +87,7 @@ async def play(scene: dict[str, Any]) -> dict[str, Any]:
         settings = [
             f"model.path={model}",
             f"trainer.run_dir={folder / 'run'}",
-            f"rollout.engine={{kind: loopwright, urls: ['{url}']}}",
+            f"rollout.engine={{kind: loopwright, urls: ['{url}'], proof: off}}",
             *SMALL,
             *scene["settings"],
         ]

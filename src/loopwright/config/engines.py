@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from loopwright.config.addresses import address_problems, is_loopback
-from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Text
+from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positive, Section, Text
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem
@@ -29,6 +29,11 @@ class EngineKind(Section):
     @property
     def runs_apart(self) -> bool:
         """Whether it runs beside the learner, and never in its process."""
+        return True
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether every update is followed by a proof (W1)."""
         return True
 
 
@@ -53,12 +58,17 @@ class TorchEngineConfig(EngineKind):
 
 class LoopwrightEngineConfig(EngineKind):
     """Engines that already run (`loopwright engine`), at `urls`. `key_env` names the variable with their key. One that
-    goes away is waited for, up to `wait_seconds`."""
+    goes away is waited for, up to `wait_seconds`. `proof` is `off` only for engines that compute nothing."""
 
     kind: Literal["loopwright"] = "loopwright"
     urls: Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
     key_env: Text | None = None
     wait_seconds: Positive = 300.0
+    proof: Annotated[Literal["on", "off"], OnOrOff] = "on"
+
+    @property
+    def is_proven(self) -> bool:
+        return self.proof == "on"
 
     def needs(self) -> Iterator[Need]:
         if self.key_env is not None:
