@@ -60,9 +60,8 @@ def vllm_environment(server: VllmServer, env: Mapping[str, str]) -> dict[str, st
     path = [str(EXTENSION_FOLDER), *([server.env["PYTHONPATH"]] if "PYTHONPATH" in server.env else [])]
     ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1"}
     # The settings of Python and its environment are those of this process, and the server has another one.
-    theirs = {
-        name: value for name, value in child_environment(env).items() if not name.startswith(("PYTHON", "VIRTUAL"))
-    }
+    passed = child_environment(env).items()
+    theirs = {name: value for name, value in passed if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return theirs | ours | dict(server.env) | {"PYTHONPATH": os.pathsep.join(path)}
 
 
