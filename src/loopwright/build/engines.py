@@ -13,7 +13,8 @@ from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig
+from loopwright.build.vllm import vllm_launches
+from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
@@ -94,6 +95,8 @@ def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str,
             return [partial(engine_process, _command(sampling, engine), env=env, log=folder.engine_log)]
         case LoopwrightEngineConfig() as engine:
             return _attached(sampling, engine, folder)
+        case VllmEngineConfig() as engine:
+            return vllm_launches(sampling, engine, folder, env)
 
 
 def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:
