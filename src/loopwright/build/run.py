@@ -93,11 +93,21 @@ async def _open(
             if _has_gateway_elsewhere(sampling):
                 unfinished = unfinished_groups(folder, resume_state.plans)
                 elsewhere = policies_elsewhere(loaded, sampling.model, door, lease_holder(folder), unfinished, redact)
+        concurrency = sampling.concurrency(engines.engine.capacities)
         if console is not None:
             stack.enter_context(console)
+            if config.rollout.concurrency == "auto":
+                console.say(
+                    f"rollout.concurrency: {concurrency} rollouts at a time, which is what the engines can hold"
+                )
         runner = await stack.enter_async_context(
             sampling.runner(
-                engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact, elsewhere=elsewhere
+                engines.engine,
+                engines.lockstep,
+                engines.engine.held_seconds,
+                redact=redact,
+                concurrency=concurrency,
+                elsewhere=elsewhere,
             )
         )
         on_rollout = console.on_rollout if console else None

@@ -25,6 +25,7 @@ from loopwright.errors import EngineError, EngineLostError, UnanswerableError
 from loopwright.ports import OnPart
 from loopwright.types import (
     IN_PLACE,
+    EngineCapacity,
     FinishReason,
     GenerateRequest,
     Generation,
@@ -92,6 +93,11 @@ class RolloutController:
     @property
     def version(self) -> int:
         return self._pool.version
+
+    @property
+    def capacities(self) -> Sequence[EngineCapacity]:
+        """What each engine of the pool can hold."""
+        return self._pool.capacities
 
     @property
     def steps(self) -> int:

@@ -20,7 +20,7 @@ from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
 from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, ProofError
 from loopwright.ports import StreamingEngine
-from loopwright.types import IN_PLACE, WeightUpdate
+from loopwright.types import IN_PLACE, EngineCapacity, WeightUpdate
 
 log = logging.getLogger("loopwright")
 
@@ -82,6 +82,11 @@ class Pool:
     @property
     def version(self) -> int:
         return self._version or 0
+
+    @property
+    def capacities(self) -> list[EngineCapacity]:
+        """What each engine can hold, also one that is being replaced."""
+        return [member.capacity for member in self._members]
 
     async def load(self, version: int, update: WeightUpdate) -> None:
         """Give all engines new weights, and prove that they have them. An engine that fails is lost, and replaced.

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from loopwright.engines.worker import Launch, Worker
 from loopwright.errors import BudgetError, EngineError
 from loopwright.ports import StreamingEngine
+from loopwright.types import UNKNOWN_CAPACITY
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
@@ -26,8 +27,8 @@ LAST_WORDS_SECONDS = 1.0
 
 
 class Supervised:
-    """`engine` is the running engine, if there is one. `busy` counts its calls. `on_change` is called when `engine` has
-    changed."""
+    """`engine` is the running engine, if there is one. `capacity` is what it, or the last one, can hold. `busy` counts
+    its calls. `on_change` is called when `engine` has changed."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Supervised:
     ) -> None:
         self.name = name
         self.engine: StreamingEngine | None = None
+        self.capacity = UNKNOWN_CAPACITY
         self.busy = 0
         self._launch = launch
         self._join = join
@@ -98,6 +100,7 @@ class Supervised:
         self._lost.clear()
         try:
             async with self._launch() as worker:
+                self.capacity = worker.capacity
                 await self._join(self, worker.engine)
                 self._served = True
                 return await self._death(worker)

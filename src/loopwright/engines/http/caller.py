@@ -15,7 +15,15 @@ import orjson
 
 from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
 from loopwright.engines.http.wire import HELD, held_from_json
-from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, OutOfTimeError, WeightsError
+from loopwright.errors import (
+    EngineError,
+    EngineLostError,
+    LeaseError,
+    LoopwrightError,
+    OutOfTimeError,
+    UnanswerableError,
+    WeightsError,
+)
 from loopwright.serve.errors import SEE_LOG, read_error
 
 SILENCE_SECONDS = 60.0
@@ -27,7 +35,13 @@ OK = 200
 NOT_THERE = frozenset({502, 503, 504})
 """The statuses with which a proxy answers while the engine behind it is away."""
 HELD_BY_ANOTHER = 409
-KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError, "OutOfTimeError": OutOfTimeError}
+NO_ENGINE_CAN = frozenset({400, 413, 422})
+"""The statuses with which a server says that the request is at fault."""
+KINDS: Mapping[str, type[LoopwrightError]] = {
+    "WeightsError": WeightsError,
+    "OutOfTimeError": OutOfTimeError,
+    "UnanswerableError": UnanswerableError,
+}
 
 
 class EngineCaller:
@@ -120,7 +134,7 @@ def _check(status: int, text: bytes) -> None:
     if status == HELD_BY_ANOTHER:
         raise read_error(_said(text), {}, LeaseError)
     if status != OK:
-        raise _error(_said(text))
+        raise _error(_said(text), UnanswerableError if status in NO_ENGINE_CAN else EngineError)
 
 
 def _said(text: bytes) -> Any:
@@ -130,8 +144,8 @@ def _said(text: bytes) -> Any:
         return text.decode(errors="replace")
 
 
-def _error(said: Any) -> LoopwrightError:
-    error = read_error(said, KINDS, EngineError)
+def _error(said: Any, otherwise: type[EngineError] = EngineError) -> LoopwrightError:
+    error = read_error(said, KINDS, otherwise)
     if isinstance(said, dict) and (held := held_from_json(said)) is not None:
         error.facts[HELD] = held
     return error
