@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 DOOR_SECONDS = 30.0
 """How long a gateway tries to reach the door of a run that registers."""
+HEARING_SECONDS = 1.0
+"""How often a gateway asks the door for the held seconds. So a new session is not told what was held before it."""
 
 
 @asynccontextmanager
@@ -56,9 +58,10 @@ async def served_policies(
 
 
 def policies_elsewhere(
-    loaded: Loaded, model: ModelSpec, door: Door, holder: LeaseHolder
+    loaded: Loaded, model: ModelSpec, door: Door, holder: LeaseHolder, held: Callable[[], float]
 ) -> AbstractAsyncContextManager[PolicyMaker]:
-    """Register the run with the gateway that its config names, and give policies that are sessions there."""
+    """Register the run with the gateway that its config names, and give policies that are sessions there. `held` says
+    for how many seconds in total the run's engines have answered nobody."""
     from loopwright.gateway.client import GatewayAddress
     from loopwright.gateway.registration import Registration, RunModel
     from loopwright.gateway.remote_policy import open_remote_policies
@@ -78,7 +81,7 @@ def policies_elsewhere(
         thinking=config.gateway.thinking,
     )
     address = GatewayAddress(config.gateway.url or "", key)
-    return open_remote_policies(address, Registration(holder, secrets.token_hex(4), brought))
+    return open_remote_policies(address, Registration(holder, secrets.token_hex(4), brought), held=held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ async def run_model(
         try:
             async with asyncio.timeout(DOOR_SECONDS):
                 door = await stack.enter_async_context(HttpEngine.connect(model.door_url, model.door_key))
+                await stack.enter_async_context(door.hearing(HEARING_SECONDS))
         except TimeoutError:
             raise EngineLostError(
                 f"the run's door at {model.door_url} does not answer",

@@ -91,7 +91,9 @@ async def _open(
             door = await stack.enter_async_context(open_door(wanted, engines.engine, card))
             stack.enter_context(told_in(folder, door))
             if _has_gateway_elsewhere(sampling):
-                elsewhere = policies_elsewhere(loaded, sampling.model, door, lease_holder(folder))
+                elsewhere = policies_elsewhere(
+                    loaded, sampling.model, door, lease_holder(folder), engines.engine.held_seconds
+                )
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(

@@ -61,11 +61,16 @@ class Runs:
         """The run has ended: it needs neither the gateway nor its sessions any more."""
         self._lease.release(asking)
         async with self._changing:
+            # The lease of another process may have lapsed. It renews the lease as soon as it can, and keeps its sessions.
+            other = self._present if self._present is not None and self._present.holder != asking else None
+            for session in self._of_runs():
+                is_asking = asking is not None and session.id.startswith(f"{asking.run}-")
+                if is_asking and not (other is not None and session.id.startswith(other.prefix)):
+                    self._sessions.delete(session)
+            if other is not None:
+                return
             self._present = None
             self._offer.change(None)
-            for session in self._of_runs():
-                if asking is not None and session.id.startswith(f"{asking.run}-"):
-                    self._sessions.delete(session)
             await self._connection.aclose()
 
     def open_sessions(self) -> list[Session]:
@@ -96,6 +101,7 @@ class Runs:
                 ) from error
             # Nothing is awaited from here on: a call of an earlier session must not meet the new model.
             self._end_others(registration)
+            self._end_strangers()
             self._offer.change(served, held)
             self._present = registration
             earlier, self._connection = self._connection, connecting.pop_all()
@@ -112,6 +118,14 @@ class Runs:
                 self._sessions.end(session)
             else:
                 self._sessions.delete(session)
+
+    def _end_strangers(self) -> None:
+        """End the sessions that somebody has opened while no run held the gateway, and that an earlier model has
+        answered: their tokens mean something else to the new model (T1)."""
+        for session in [one for one in self._sessions if not RUN_SESSION.fullmatch(one.id)]:
+            was_answered = len(session.recorder) or (session.running and self._offer.now is not None)
+            if session.state is SessionState.OPEN and was_answered:
+                self._sessions.end(session)
 
     def _of_runs(self) -> list[Session]:
         return [session for session in self._sessions if RUN_SESSION.fullmatch(session.id)]

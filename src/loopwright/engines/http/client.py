@@ -8,8 +8,9 @@ request.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 import orjson
@@ -92,6 +93,17 @@ class HttpEngine:
         told: while a call is out, it tells this once a second. 0 for an engine, which does not count them."""
         return self._held or 0.0
 
+    @asynccontextmanager
+    async def hearing(self, seconds: float) -> AsyncIterator[None]:
+        """Inside this block, the other side is asked for its version and its held seconds so often, also while no call
+        is out. Otherwise the next call would seem to be held for all the seconds since the last one."""
+        listening = asyncio.create_task(self._keep_hearing(seconds), name=f"hearing {self._connections.url}")
+        try:
+            yield
+        finally:
+            listening.cancel()
+            await asyncio.wait((listening,))
+
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Without `on_part` an engine's answer comes in one piece, which costs both sides less. A door's answer is
         always streamed, because of what it tells while the call is out."""
@@ -145,6 +157,13 @@ class HttpEngine:
 
     async def _command(self, method: str, path: str, body: Any = None) -> Any:
         return await self._asked(method, path, body, Patience(COMMAND_SECONDS))
+
+    async def _keep_hearing(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            # If it cannot be reached, the next call says so.
+            with suppress(LoopwrightError):
+                self._hear(await self._asked("GET", "/version", None, self._little_patience))
 
     async def _check_health(self) -> None:
         """Ask `/health`. An engine that is paused or busy may be silent for long, and one that is gone is silent
