@@ -61,7 +61,7 @@ class Runs:
         """The run has ended: it needs neither the gateway nor its sessions any more."""
         self._lease.release(asking)
         async with self._changing:
-            # The lease of another process may have lapsed. It renews the lease as soon as it can, and keeps its sessions.
+            # The lease of another process may have lapsed: it will renew the lease, and keeps its sessions.
             other = self._present if self._present is not None and self._present.holder != asking else None
             for session in self._of_runs():
                 is_asking = asking is not None and session.id.startswith(f"{asking.run}-")
