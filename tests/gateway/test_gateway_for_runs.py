@@ -69,7 +69,7 @@ class Door:
     def __init__(self) -> None:
         self.engine = RecordingEngine(lambda request: "Hello.", encode=odd_ids)
         self.held = 0.0
-        self.error: LoopwrightError | None = None
+        self.error: Exception | None = None
 
     @asynccontextmanager
     async def connect(self, model: RunModel) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
@@ -627,22 +627,47 @@ def test_a_registration_survives_the_wire_and_shows_no_key() -> None:
     assert DOOR_KEY not in repr(sent)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run": "no-hex"},
-        {"opening": None},
-        {"seconds": -1},
-        {"model": None},
-        {"model": {**registration_to_json(registration(), 1)["model"], "thinking": "much"}},
-        {"model": {**registration_to_json(registration(), 1)["model"], "door_url": 7}},
-    ],
-)
+@pytest.mark.parametrize("change", [{"run": "no-hex"}, {"opening": None}, {"seconds": -1}, {"model": None}])
 def test_what_is_no_registration_is_refused_without_its_key(change: dict[str, Any]) -> None:
     with pytest.raises(LoopwrightError) as refused:
         registration_from_json({**registration_to_json(registration(), 60.0), **change})
     assert refused.value.facts["status"] == 400
     assert DOOR_KEY not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("thinking", "much"),
+        ("door_url", 7),
+        ("door_url", "http://[bad"),
+        ("door_url", "http://host:99999"),
+        ("door_url", "http://0.0.0.0:1"),
+        ("door_key", f"{DOOR_KEY}\r\nhost: another"),
+        ("max_context", None),
+        ("tokenizer_kind", "os:system"),
+        ("tokenizer_kind", "transformers"),
+        ("tokenizer_kind", "transformersx:Fast"),
+    ],
+)
+def test_a_model_that_no_run_has_is_refused_without_its_key(name: str, value: Any) -> None:
+    body = registration_to_json(registration(), 60.0)
+    with pytest.raises(LoopwrightError, match=f"model.{name}") as refused:
+        registration_from_json({**body, "model": {**body["model"], name: value}})
+    assert refused.value.facts["status"] == 400
+    assert DOOR_KEY not in str(refused.value)
+
+
+async def test_our_own_bug_in_a_registration_keeps_no_other_run_away(tmp_path: Path) -> None:
+    door = Door()
+    door.error = ZeroDivisionError()
+    async with gateway(tmp_path, door) as opened:
+        with pytest.raises(EngineLostError, match="status 500"):
+            async with policies(opened.base_url, wait_seconds=0.1):
+                raise AssertionError("it was let in")
+        door.error = None
+        async with policies(opened.base_url, registration(OTHER)):
+            """The first one has no lease."""
 
 
 async def test_seconds_without_a_model_are_held_and_the_clock_never_goes_back() -> None:

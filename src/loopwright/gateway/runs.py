@@ -91,14 +91,16 @@ class Runs:
             try:
                 served, held = await connecting.enter_async_context(self._connect(registration.model))
             except LoopwrightError as error:
-                if self._present is None or self._present.holder != registration.holder:
-                    self._lease.release(registration.holder)
+                self._release_if_new(registration)
                 raise refused(
                     Code.INVALID,
                     f"the gateway cannot use the run's model: {error.message}",
                     remedy=error.remedy,
                     param="model",
                 ) from error
+            except BaseException:
+                self._release_if_new(registration)
+                raise
             # Nothing is awaited from here on: a call of an earlier session must not meet the new model.
             self._end_others(registration)
             self._end_strangers()
@@ -107,6 +109,12 @@ class Runs:
             earlier, self._connection = self._connection, connecting.pop_all()
         log.info("%s is registered, with %s", registration.holder, served.name)
         await earlier.aclose()
+
+    def _release_if_new(self, registration: Registration) -> None:
+        """The run could not register. It does not keep others away, unless it was registered before."""
+        is_new = self._present is None or self._present.holder != registration.holder
+        if is_new and self._lease.holder == registration.holder:
+            self._lease.release(registration.holder)
 
     def _end_others(self, registration: Registration) -> None:
         """End the sessions of every other process. What they have recorded is of no use: the rollouts that were not
