@@ -18,10 +18,14 @@ from loopwright.config import DoorConfig
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.door import DoorSampler, door_app
+from loopwright.engines.http.server import engine_app
 from loopwright.engines.http.wire import GENERATE
+from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
 from loopwright.errors import EngineError, OutOfTimeError
 from loopwright.gateway.registration import RunModel
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import LoadedModel
 from loopwright.serve.listen import listening
 from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, Sampling, Thinking
 
@@ -256,3 +260,24 @@ async def test_a_gateway_does_not_tell_a_new_session_what_was_held_before_it(
             before = held()
             await served.engine.generate(ask(4))
             assert held() == before
+
+
+async def test_a_prompt_that_the_model_does_not_have_is_a_400(loaded: LoadedModel) -> None:
+    """Also if the engine is in another process."""
+    with ComputeThread() as compute:
+        async with (
+            TorchEngine(loaded, compute) as engine,
+            listening(engine_app(engine), key=KEY) as port,
+            HttpEngine.connect(f"http://127.0.0.1:{port}", KEY) as elsewhere,
+        ):
+            for place in (engine, elsewhere):
+                async with RolloutController.open([embedded(place)]) as controller:
+                    app = door_app(controller, CARD)
+                    async with listening(app, key=KEY) as own, httpx.AsyncClient() as http:
+                        answer = await http.post(
+                            f"http://127.0.0.1:{own}{GENERATE}",
+                            json={"token_ids": [10**6]},
+                            headers={"authorization": f"Bearer {KEY}"},
+                        )
+                assert answer.status_code == 400
+                assert "the prompt must be" in answer.json()["error"]["message"]

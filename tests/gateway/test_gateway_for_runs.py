@@ -196,6 +196,23 @@ async def test_a_session_that_was_lost_is_infrastructure(tmp_path: Path) -> None
     assert failure(rollout) == (FailureCause.INFRA, "EngineLostError")
 
 
+async def test_a_session_whose_record_could_not_be_read_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(tmp_path) as opened, policies(opened.base_url, wait_seconds=0.1) as made:
+        real = made.client._asked
+
+        async def no_records(method: str, path: str, *more: Any) -> Any:
+            if "/record" in path:
+                raise client._AwayError("nobody is there")
+            return await real(method, path, *more)
+
+        monkeypatch.setattr(made.client, "_asked", no_records)
+        rollout = await worker(made, asks_twice).run(request())
+        assert failure(rollout) == (FailureCause.INFRA, "EngineLostError")
+        await until(lambda: not list(opened.sessions))
+
+
 async def test_a_gateway_that_stays_away_is_infrastructure(tmp_path: Path) -> None:
     async with policies_of_closed(tmp_path) as made:
         rollout = await worker(made, asks_twice).run(request())

@@ -241,14 +241,10 @@ class RemoteSessionPolicy:
             try:
                 async with asyncio.timeout(waits):
                     await self._read(session)
-            except LoopwrightError as error:
+            except (LoopwrightError, TimeoutError) as error:
                 # Not raised: it would replace what the agent raised, or its cancellation. The worker sees it as fault.
-                self._lost = error
-            except TimeoutError:
-                self._lost = EngineLostError(
-                    f"the rollout was cancelled, and the gateway did not answer for {waits:g} s",
-                    remedy="see whether `loopwright gateway --for-runs` is running there, and what its log says",
-                )
+                self._lost = error if isinstance(error, LoopwrightError) else _unread(CANCELLED_SECONDS)
+                self._gateway.forget(session.id)
 
     async def reply(
         self,
@@ -366,7 +362,6 @@ class RemoteSessionPolicy:
     async def _read(self, session: _OpenSession) -> None:
         """Complete the session, and read what it has recorded."""
         if (why := self._given_up(session)) is not None:
-            self._gateway.forget(session.id)
             raise why
         ended = await self._client.ask("POST", f"/sessions/{session.id}/complete")
         session.ended = self._own_now(), _counted(session, heard_times(ended, ended["now"]), self._gateway.clock_now())
@@ -382,6 +377,13 @@ class RemoteSessionPolicy:
                 "the gateway was started again, and the agent has got no answer since",
                 remedy="nothing to do: the rollout is made again",
             )
+
+
+def _unread(seconds: float) -> EngineLostError:
+    return EngineLostError(
+        f"the rollout was cancelled, and the gateway did not answer for {seconds:g} s",
+        remedy="see whether `loopwright gateway --for-runs` is running there, and what its log says",
+    )
 
 
 def heard_times(said: Mapping[str, Any], now: float) -> HeardTimes:
