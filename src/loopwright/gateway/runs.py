@@ -63,9 +63,8 @@ class Runs:
         async with self._changing:
             # The lease of another process may have lapsed: it will renew the lease, and keeps its sessions.
             other = self._present if self._present is not None and self._present.holder != asking else None
-            for session in self._of_runs():
-                is_asking = asking is not None and session.id.startswith(f"{asking.run}-")
-                if is_asking and not (other is not None and session.id.startswith(other.prefix)):
+            if asking is not None and (other is None or other.holder.run != asking.run):
+                for session in self._opened_by(asking):
                     self._sessions.delete(session)
             if other is not None:
                 return
@@ -117,14 +116,15 @@ class Runs:
             self._lease.release(registration.holder)
 
     def _end_others(self, registration: Registration) -> None:
-        """End the sessions of every other process. What they have recorded is of no use: the rollouts that were not
-        stored are made again. One that was open is kept until the next time, so that late calls get a 410."""
+        """End the sessions of every other process. One that was open is kept until the next time, so that late calls
+        get a 410. One of the same run that has an outcome is kept for the run, which decides what becomes of it. The
+        rest is of no use."""
         for session in self._of_runs():
             if session.id.startswith(registration.prefix):
                 continue
             if session.state is SessionState.OPEN:
                 self._sessions.end(session)
-            else:
+            elif session.outcome is None or not session.id.startswith(f"{registration.holder.run}-"):
                 self._sessions.delete(session)
 
     def _end_strangers(self) -> None:
@@ -134,6 +134,15 @@ class Runs:
             was_answered = len(session.recorder) or (session.running and self._offer.now is not None)
             if session.state is SessionState.OPEN and was_answered:
                 self._sessions.end(session)
+
+    def _opened_by(self, holder: LeaseHolder) -> list[Session]:
+        """The sessions of the run, without those of later processes."""
+        named = ((session, RUN_SESSION.fullmatch(session.id)) for session in self._sessions)
+        return [
+            session
+            for session, name in named
+            if name is not None and name["run"] == holder.run and int(name["lineage"]) <= holder.lineage
+        ]
 
     def _of_runs(self) -> list[Session]:
         return [session for session in self._sessions if RUN_SESSION.fullmatch(session.id)]
