@@ -61,6 +61,8 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
         (("rollout.door.advertise_url=http://0.0.0.0:80",), "'http://0.0.0.0:80' is no address that others can ask"),
         (("rollout.door.advertise_url=http://[::]:80",), "is no address that others can ask"),
         (("rollout.door.advertise_url=gateway",), "rollout.door.advertise_url: 'gateway' is no address"),
+        (("rollout.door.advertise_url=http://host/?a=1",), "is no address to which others can add a path"),
+        (("rollout.door.host='0'",), "rollout.door.advertise_url: missing, and host is 0"),
         (("rollout.door.host=0.0.0.0",), "rollout.door.advertise_url: missing, and host is 0.0.0.0"),
     ],
 )
