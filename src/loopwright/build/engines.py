@@ -23,6 +23,7 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import Launch, embedded
 from loopwright.ports import Learner, Tracker, WeightPublisher
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import TrainerKind
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
 from loopwright.weights.proof import WeightProof
@@ -58,7 +59,7 @@ class Engines:
 
 
 @asynccontextmanager
-async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
+async def embedded_engine(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing."""
     proof = _proof(sampling, learner)
     async with (
@@ -69,7 +70,7 @@ async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIter
 
 
 @asynccontextmanager
-async def disaggregated(
+async def engines_apart(
     sampling: LocalSamplingParts, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
 ) -> AsyncIterator[Engines]:
     """Engines in other processes. One that dies is started again, or waited for if it is not ours. Weights go through
@@ -80,6 +81,9 @@ async def disaggregated(
         launches = _launches(sampling, folder, env)
         async with RolloutController.open(launches, on_death=deaths.saw, prove=prove) as controller:
             shared = SharedMemoryWeights(learner, controller, weights, proof)
+            if sampling.config.trainer.kind is TrainerKind.COLOCATE:
+                # A colocated trainer publishes after it has trained. The engines may have been started with others.
+                await shared.publish(learner.version)
             yield Engines(controller, shared, restarts=lambda: deaths.count)
 
 
@@ -92,8 +96,9 @@ def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
 def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
     match sampling.config.rollout.engine:
         case TorchEngineConfig() as engine:
-            command, capacity = _command(sampling, engine), sampling.capacity
-            return [partial(engine_process, command, env=env, log=folder.engine_log, capacity=capacity)]
+            command, count = _command(sampling, engine), engine.processes(sampling.config.trainer.kind)
+            capacity = sampling.capacity
+            return [partial(engine_process, command, env=env, log=folder.engine_log, capacity=capacity)] * count
         case LoopwrightEngineConfig() as engine:
             return _attached(sampling, engine, folder)
         case VllmEngineConfig() as engine:

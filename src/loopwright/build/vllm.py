@@ -19,6 +19,7 @@ from loopwright.engines.worker import Launch
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import TrainerKind
 
 
 def vllm_launches(
@@ -30,10 +31,11 @@ def vllm_launches(
     from loopwright.engines.vllm.process import VllmServer, cores_of, vllm_process
 
     labels = _labels(folder)
+    sleeps = sampling.config.trainer.kind is TrainerKind.COLOCATE
     if engine.urls:
         key = sampling.loaded.secrets.get(engine.key_env or "")
         check = ModelCheck(_source(sampling), sampling.model, sampling.cache)
-        attachments = [VllmAttachment(url, key, labels, check, engine.wait_seconds) for url in engine.urls]
+        attachments = [VllmAttachment(url, key, labels, check, engine.wait_seconds, sleeps) for url in engine.urls]
         return [partial(attached_vllm, attachment) for attachment in attachments]
     count, available = engine.num_engines or 1, sorted(os.sched_getaffinity(0))
     launches: list[Launch] = []
@@ -52,6 +54,7 @@ def vllm_launches(
             log=folder.engine_log,
             state=state,
             start_seconds=engine.start_seconds,
+            sleeps=sleeps,
         )
         launches.append(partial(vllm_process, server, labels, env=env))
     return launches

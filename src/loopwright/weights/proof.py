@@ -65,15 +65,16 @@ class WeightProof:
     async def __call__(self, name: str, engine: StreamingEngine, version: int) -> None:
         """Raises ProofError if the engine `name` does not serve the weights `version`."""
         if version != self._version:
-            return None
-        failed: ProofError | None = None
-        for number in range(PROMPTS) if self._is_learners else list(self._expected):
+            return
+        numbers = range(PROMPTS) if self._is_learners else tuple(self._expected)
+        for number in numbers:
             try:
-                return await self._try(number, name, engine, version)
-            except ProofError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                await self._try(number, name, engine, version)
+            except ProofError:
+                if number == numbers[-1]:
+                    raise
+            else:
+                return
 
     async def _try(self, number: int, name: str, engine: StreamingEngine, version: int) -> None:
         prompt = self._prompt(number)

@@ -37,6 +37,7 @@ class VllmAttachment:
     labels: VersionLabels
     check: Callable[[str, ModelCard], Awaitable[None]]
     wait_seconds: float
+    sleeps: bool = False
 
 
 @asynccontextmanager
@@ -58,7 +59,9 @@ async def _found(attachment: VllmAttachment, stack: AsyncExitStack) -> VllmEngin
     while True:
         try:
             async with asyncio.timeout_at(deadline), AsyncExitStack() as trying:
-                connecting = VllmEngine.connect(attachment.url, attachment.key, labels=attachment.labels)
+                connecting = VllmEngine.connect(
+                    attachment.url, attachment.key, labels=attachment.labels, sleeps=attachment.sleeps
+                )
                 engine = await trying.enter_async_context(connecting)
                 await attachment.check(attachment.url, await engine.model())
                 stack.push_async_exit(trying.pop_all())

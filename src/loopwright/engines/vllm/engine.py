@@ -73,14 +73,22 @@ class VllmEngine:
     """A `StreamingEngine` over a vLLM server. `connect` makes it.
 
     `labels` name the versions of the run that owns the server's weights. Without them the server is only asked, never
-    updated.
+    updated. One that `sleeps` gives its memory to the learner while it is paused.
     """
 
     def __init__(
-        self, connections: Connections, labels: VersionLabels | None, silence_seconds: float = SILENCE_SECONDS
+        self,
+        connections: Connections,
+        labels: VersionLabels | None,
+        silence_seconds: float = SILENCE_SECONDS,
+        *,
+        sleeps: bool = False,
     ) -> None:
         self._caller = EngineCaller(connections, silence_seconds)
         self._labels = labels
+        self._sleeps = sleeps
+        self._asleep: tuple[str, ...] = ()
+        """What of the server's memory is released."""
         self._version = 0
         self._is_loaded = False
         self._numbers = itertools.count()
@@ -92,12 +100,18 @@ class VllmEngine:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, key: str | None, *, labels: VersionLabels | None = None, silence_seconds: float = SILENCE_SECONDS
+        cls,
+        url: str,
+        key: str | None,
+        *,
+        labels: VersionLabels | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
+        sleeps: bool = False,
     ) -> AsyncIterator[Self]:
         """The server at `url`. With `labels`, it must have our worker extension."""
         connections = Connections(url, key)
         try:
-            engine = cls(connections, labels, silence_seconds)
+            engine = cls(connections, labels, silence_seconds, sleeps=sleeps)
             if labels is not None:
                 await engine._check_extension()
                 await engine._check_logprobs()
@@ -153,9 +167,13 @@ class VllmEngine:
             )
         self._goes_on.clear()
         self._is_server_paused = True
-        await self._caller.text("POST", f"/pause?mode={MODES[mode]}", None, self._caller.patience)
+        await self._told(f"/pause?mode={MODES[mode]}")
         if mode is PauseMode.ABORT:
             await self._cut()
+        if self._sleeps:
+            # Level 1 keeps the weights in the machine's memory: if an update is refused, the old ones still serve.
+            await self._told("/sleep?level=1")
+            self._asleep = ("weights", "kv_cache")
 
     async def resume(self) -> None:
         await self._wake()
@@ -169,6 +187,7 @@ class VllmEngine:
         was_going_on = self._goes_on.is_set()
         if was_going_on:
             await self.pause(PauseMode.ABORT)
+        await self._wake_up("weights")
         description = update_to_json(version, update)
         for said in await self._in_workers("loopwright_load_weights", description):
             match said:
@@ -185,9 +204,7 @@ class VllmEngine:
                 f"{said.get('why', said) if isinstance(said, dict) else said}",
                 remedy="nothing to do: it is replaced",
             )
-        await self._caller.text(
-            "POST", "/update_weight_version", {"new_version": self._labels.of(version)}, self._caller.patience
-        )
+        await self._told("/update_weight_version", {"new_version": self._labels.of(version)})
         self._version, self._is_loaded = version, True
         if was_going_on:
             await self.resume()
@@ -241,9 +258,22 @@ class VllmEngine:
                 call.asking.cancel()
 
     async def _wake(self) -> None:
+        await self._wake_up("weights", "kv_cache")
         if self._is_server_paused:
-            await self._caller.text("POST", "/resume", None, self._caller.patience)
+            await self._told("/resume")
             self._is_server_paused = False
+
+    async def _wake_up(self, *parts: str) -> None:
+        """Give the server back these parts of its memory. Weights come before the cache: while they are loaded, a copy
+        of them needs room."""
+        for part in parts:
+            if part in self._asleep:
+                await self._told(f"/wake_up?tags={part}")
+                self._asleep = tuple(other for other in self._asleep if other != part)
+
+    async def _told(self, path: str, body: Any = None) -> None:
+        """Give a command whose answer says nothing more."""
+        await self._caller.text("POST", path, body, self._caller.patience)
 
     async def _check_extension(self) -> None:
         """Refuse a server that cannot be updated rightly, before anything is trained."""
