@@ -144,13 +144,15 @@ class PreparedCommand:
                 remedy="`loopwright show` has its output; exit codes that are no failure go into its exit_codes",
             )
 
-    async def reward(self) -> Scored | Failed | None:
+    async def reward(self, *, out_of_time: bool = False) -> Scored | Failed | None:
         try:
             match self.how:
                 case None:
                     return None
                 case FileReward(path=path):
                     return await asyncio.to_thread(reward_in_file, self.folders.work, path)
+                case ExitCodeReward() if out_of_time and self._code is None:
+                    return Scored(self.how.late_score)
                 case ExitCodeReward(scores=scores):
                     return reward_of_code(_ended(self._code), scores, "the program")
                 case VerifierReward():
@@ -250,7 +252,7 @@ def model_variables(endpoint: Endpoint) -> dict[str, str]:
 
 def _ended(code: int | None) -> int:
     if code is None:
-        raise VerifierError("the program was ended before its end, so it has no exit code", remedy="give it more time")
+        raise VerifierError("the program was ended by a limit, so it has no exit code", remedy="raise that limit")
     return code
 
 
