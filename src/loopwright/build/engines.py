@@ -119,7 +119,8 @@ def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[st
 
 def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, folder: RunFolder) -> list[Launch]:
     require("serve")
-    from loopwright.engines.http.attached import Attachment, attached_engine
+    from loopwright.engines.attached import Attachment, attached_engine
+    from loopwright.engines.http.client import HttpEngine
 
     holder = lease_holder(folder)
     source = parts.model_source(sampling.loaded, sampling.config.model.path)
@@ -127,4 +128,10 @@ def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, fold
     if not engine.is_proven:
         log.warning("rollout.engine.proof is off: nobody knows which weights the engines serve")
     key = sampling.loaded.secrets.get(engine.key_env or "")
-    return [partial(attached_engine, Attachment(url, key, holder, check, engine.wait_seconds)) for url in engine.urls]
+    return [
+        partial(
+            attached_engine,
+            Attachment(url, partial(HttpEngine.connect, url, key), holder, check, engine.wait_seconds),
+        )
+        for url in engine.urls
+    ]

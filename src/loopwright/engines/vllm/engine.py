@@ -29,8 +29,9 @@ from loopwright.engines.vllm.wire import (
     score_request,
     versions_from_json,
 )
-from loopwright.errors import EngineError, EngineLostError, ModelError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, WeightsError
 from loopwright.ports import OnPart
+from loopwright.serve.lease import LeaseHolder, lease_to_json
 from loopwright.types import (
     IN_PLACE,
     NOTHING_YET,
@@ -91,6 +92,8 @@ class VllmEngine:
         """What of the server's memory is released."""
         self._version = 0
         self._is_loaded = False
+        self._is_leased = False
+        self._holder: LeaseHolder | None = None
         self._numbers = itertools.count()
         self._calls: set[_Call] = set()
         self._goes_on = asyncio.Event()
@@ -127,9 +130,24 @@ class VllmEngine:
         """A server does not count for how long it answers nobody."""
         return 0.0
 
-    async def look(self) -> None:
-        """Raises EngineLostError if the server does not answer."""
-        await self._caller.text("GET", "/health", None, self._caller.little_patience)
+    async def lease(self, holder: LeaseHolder, seconds: float) -> None:
+        """The extension keeps the lease, and refuses the weights of others while it lives. A server that was started
+        again has no lease and not our weights, so it counts as lost."""
+        asked = {**lease_to_json(holder, seconds), "renews": self._is_leased}
+        for said in await self._in_workers("loopwright_lease", asked):
+            match said:
+                case {"status": "held"}:
+                    continue
+                case {"status": "refused", "why": str(why)}:
+                    raise LeaseError(
+                        f"{self._caller.url}: {why}", remedy="wait for that run to end, or use another server"
+                    )
+            raise EngineLostError("the server was started again", remedy="nothing to do: it gets the weights again")
+        self._is_leased, self._holder = True, holder
+
+    async def release(self) -> None:
+        if self._holder is not None:
+            await self._in_workers("loopwright_lease", {**lease_to_json(self._holder, 0.0), "renews": True})
 
     async def model(self) -> ModelCard:
         """Which model is served."""
@@ -188,7 +206,8 @@ class VllmEngine:
         if was_going_on:
             await self.pause(PauseMode.ABORT)
         await self._wake_up("weights")
-        description = update_to_json(version, update)
+        holder = {} if self._holder is None else {"holder": lease_to_json(self._holder, 0.0)}
+        description = {**update_to_json(version, update), **holder}
         for said in await self._in_workers("loopwright_load_weights", description):
             match said:
                 case {"status": "loaded"}:
