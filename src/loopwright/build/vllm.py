@@ -19,22 +19,37 @@ from loopwright.engines.worker import Launch
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import TrainerKind
 
 
 def vllm_launches(
     sampling: LocalSamplingParts, engine: VllmEngineConfig, folder: RunFolder, env: Mapping[str, str]
 ) -> list[Launch]:
     require("serve")
-    from loopwright.engines.vllm.attached import VllmAttachment, attached_vllm
+    from loopwright.engines.attached import Attachment, attached_engine
+    from loopwright.engines.vllm.engine import VllmEngine
     from loopwright.engines.vllm.leftovers import sweep
     from loopwright.engines.vllm.process import VllmServer, cores_of, vllm_process
 
     labels = _labels(folder)
+    sleeps = sampling.config.trainer.kind is TrainerKind.COLOCATE
     if engine.urls:
         key = sampling.loaded.secrets.get(engine.key_env or "")
         check = ModelCheck(_source(sampling), sampling.model, sampling.cache)
-        attachments = [VllmAttachment(url, key, labels, check, engine.wait_seconds) for url in engine.urls]
-        return [partial(attached_vllm, attachment) for attachment in attachments]
+        holder = lease_holder(folder)
+        return [
+            partial(
+                attached_engine,
+                Attachment(
+                    url,
+                    partial(VllmEngine.connect, url, key, labels=labels, sleeps=sleeps),
+                    holder,
+                    check,
+                    engine.wait_seconds,
+                ),
+            )
+            for url in engine.urls
+        ]
     count, available = engine.num_engines or 1, sorted(os.sched_getaffinity(0))
     launches: list[Launch] = []
     for number in range(count):
@@ -52,6 +67,7 @@ def vllm_launches(
             log=folder.engine_log,
             state=state,
             start_seconds=engine.start_seconds,
+            sleeps=sleeps,
         )
         launches.append(partial(vllm_process, server, labels, env=env))
     return launches
