@@ -7,6 +7,7 @@
     ├── ChainError                 token streams that could not have come from one context
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
     │   ├── EngineLostError        an engine cannot be reached: it died, or the connection broke
+    │   ├── ProofError             an engine does not compute what the learner's weights compute
     │   ├── ToolServerError        a server of tools did not start, or died under a rollout
     │   ├── WorkerLostError        a rollout worker cannot be reached, or is silent
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
@@ -86,6 +87,10 @@ class EngineError(LoopwrightError):
 
 class EngineLostError(EngineError):
     """An engine cannot be reached any more. What it had already sent is sound."""
+
+
+class ProofError(EngineError):
+    """An engine computes something else than the learner's weights do (W1). It must not serve."""
 
 
 class InterruptionError(EngineError):

@@ -41,7 +41,7 @@ ANSWERS = ["aeiou", "xyz", "ae", "xe"]
 def attached(url: str, **more: Any) -> dict[str, Any]:
     return {
         "produce": {"kind": "async", "max_staleness": 0},
-        "rollout__engine": {"kind": "loopwright", "urls": [url], "key_env": "ENGINE_KEY", "wait_seconds": 60},
+        "rollout__engine": {"kind": "loopwright", "urls": [url], "key_env": "ENGINE_KEY", "proof": "off"},
         "trainer__kind": "disaggregated",
         "trainer__steps": 2,
         "eval": None,

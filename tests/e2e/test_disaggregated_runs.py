@@ -23,7 +23,7 @@ from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
 from loopwright.errors import RunLockedError, WeightsError
-from loopwright.learn.learner import TorchLearner
+from loopwright.models.weight_files import WeightFileWriter
 from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GroupStatus, WeightFile
@@ -128,16 +128,16 @@ async def test_a_killed_engine_is_survived_and_told(write_config: WriteConfig) -
 async def test_a_deleted_weights_file_is_a_clear_error_and_nothing_is_lost(
     write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = TorchLearner.write_weights
+    finish = WeightFileWriter.finish
 
-    async def write_and_lose(self: TorchLearner, file: Path) -> WeightFile:
-        manifest = await write(self, file)
-        if self.version == 2:
-            os.unlink(file)
+    def finish_and_lose(self: WeightFileWriter) -> WeightFile:
+        manifest = finish(self)
+        if "weights-2" in manifest.path:
+            os.unlink(manifest.path)
         return manifest
 
     file = write_config(**APART, trainer__steps=4, trainer__checkpoint_every=4)
-    monkeypatch.setattr(TorchLearner, "write_weights", write_and_lose)
+    monkeypatch.setattr(WeightFileWriter, "finish", finish_and_lose)
     with pytest.raises(WeightsError, match="weights-2"):
         await run(file)
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from loopwright.core.partial_answer import joined
 from loopwright.engines.worker import Worker
 from loopwright.errors import EngineError, EngineLostError
 from loopwright.ports import OnPart
-from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode
+from loopwright.types import IN_PLACE, NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, ProbeAnswer
 
 PART = 4
 
@@ -63,10 +63,14 @@ class CountingEngine:
         self._require_alive()
         self._frozen = None
 
-    async def load(self, version: int, weights: Any = None) -> None:
+    async def load(self, version: int, update: Any = IN_PLACE) -> None:
         self._require_alive()
-        self.loads.append((version, weights))
+        self.loads.append((version, update))
         self.version = version
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        self._require_alive()
+        return ProbeAnswer((-0.5,) * (len(request.prompt_ids) - 1), NOTHING_YET)
 
     async def _count(self, request: GenerateRequest, on_part: OnPart | None) -> Generation:
         whole, shown = NOTHING_YET, 0

@@ -70,7 +70,7 @@ async def test_while_a_run_holds_it_nobody_else_changes_anything(engine: Countin
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             http.headers["authorization"] = f"Bearer {KEY}"
             for path in ("/weights", "/pause", "/resume"):
-                answer = await http.post(path, json={"version": 9})
+                answer = await http.post(path, json={"version": 9, "in_place": True})
                 assert answer.status_code == 409
                 assert "run run (lineage 0) holds this server" in answer.json()["error"]["message"]
             assert (await http.request("DELETE", "/lease")).status_code == 409

@@ -18,8 +18,8 @@ from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.worker import Worker
 from loopwright.errors import BudgetError
 from loopwright.models.load import load_model
-from loopwright.models.weight_files import write_weights
 from loopwright.testing.tiny import tiny_llama
+from loopwright.testing.weight_file import weight_file
 from loopwright.types import GenerateRequest, Generation, PauseMode, Sampling
 
 pytestmark = pytest.mark.real
@@ -92,7 +92,7 @@ async def test_tokens_before_and_after_an_update_and_a_death_are_exact_for_their
     """T4, T8: each compared with transformers' own numbers under the weights that its stamp names."""
     loaded, plain = load_model(str(deep_folder), cache=deep_folder), PlainModel(deep_folder, 2)
     put(loaded.model, plain.versions[1])
-    file = write_weights(loaded.model, tmp_path / "w.safetensors")
+    file = weight_file(dict(loaded.model.named_parameters()), tmp_path / "w.safetensors")
     processes, request = Processes(deep_folder, tmp_path / "log"), ask(temperature=0.7, seed=5)
     async with RolloutController.open([processes.launch]) as controller:
         call = asyncio.create_task(controller.generate(request))

@@ -25,10 +25,10 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineError, EngineLostError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.models.weight_files import write_weights
 from loopwright.ports import OnPart
 from loopwright.serve.listen import listening
 from loopwright.testing import ScriptedEngine, UnhurriedForward
+from loopwright.testing.weight_file import weight_file
 from loopwright.types import GenerateRequest, Generation, PauseMode, Sampling
 
 BODY = {"token_ids": [0, 1, 2], "sampling_params": {"max_tokens": 3}}
@@ -88,7 +88,7 @@ async def test_pausing_and_versions(http: httpx.AsyncClient, engine: CountingEng
         assert (await http.post(f"/pause?mode={mode}")).status_code == 200
         assert (await http.get("/is_paused")).json() == {"is_paused": True}
         assert (await http.post("/resume")).status_code == 200
-    assert (await http.post("/weights", json={"version": 3})).json() == {"version": 3}
+    assert (await http.post("/weights", json={"version": 3, "in_place": True})).json() == {"version": 3}
     assert (await http.get("/version")).json() == {"version": 3}
     assert engine.version == 3
 
@@ -110,7 +110,8 @@ async def test_requests_are_aborted_by_id(http: httpx.AsyncClient, engine: Count
         ("/pause?mode=nap", b"", "no mode 'nap'"),
         ("/abort_requests", b'{"request_ids": 5}', "request_ids"),
         ("/weights", b'{"version": "new"}', "version"),
-        ("/weights", b'{"version": 1, "manifest": {"path": "x"}, "checksum": "y"}', "tensors"),
+        ("/weights", b'{"version": 1, "file": {"path": "x", "checksum": "y"}}', "tensors"),
+        ("/weights", b'{"version": 1}', "file"),
     ],
 )
 async def test_a_wrong_request_is_told_what_is_wrong(
@@ -413,7 +414,7 @@ async def test_new_weights_are_what_samples_after_them(
     from plain_model import Sample, put
 
     put(loaded.model, plain.versions[1])
-    file = write_weights(loaded.model, tmp_path / "w.safetensors")
+    file = weight_file(dict(loaded.model.named_parameters()), tmp_path / "w.safetensors")
     put(loaded.model, plain.versions[0])
     request = GenerateRequest("a/0", (5, 6, 7), Sampling(max_new_tokens=300, temperature=0.7, seed=3))
     parts: list[Generation] = []
@@ -430,7 +431,7 @@ async def test_new_weights_are_what_samples_after_them(
 async def test_a_deleted_file_is_a_clear_refusal_and_nothing_changes(
     over_http: HttpEngine, loaded: LoadedModel, tmp_path: Path
 ) -> None:
-    file = write_weights(loaded.model, tmp_path / "w.safetensors")
+    file = weight_file(dict(loaded.model.named_parameters()), tmp_path / "w.safetensors")
     os.unlink(file.path)
     before = await over_http.generate(ask(6))
     with pytest.raises(WeightsError, match="nothing was changed"):
@@ -443,9 +444,4 @@ async def test_a_deleted_file_is_a_clear_refusal_and_nothing_changes(
 
 
 def _manifest(path: str) -> dict[str, Any]:
-    return {"manifest": {"path": path, "bytes": 1, "tensors": {}}, "checksum": "crc32:0"}
-
-
-async def test_tensors_are_not_sent(over_http: HttpEngine) -> None:
-    with pytest.raises(EngineError, match="cannot be sent"):
-        await over_http.load(1, {"a": object()})
+    return {"file": {"path": path, "bytes": 1, "tensors": {}, "checksum": "crc32:0"}}

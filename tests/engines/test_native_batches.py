@@ -22,6 +22,7 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.native import step as step_module
 from loopwright.models.native.step import NativeStep
+from loopwright.testing.weight_file import weight_file
 from loopwright.types import GenerateRequest, PauseMode, Sampling
 
 ROWS = 20
@@ -84,19 +85,24 @@ def test_prompts_pack_nothing(world: World) -> None:
     assert not world.packed
 
 
-async def test_after_a_load_that_failed_half_way_all_batches_see_the_same_weights(world: World) -> None:
+async def test_after_a_load_that_failed_half_way_all_batches_see_the_same_weights(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = dict(world.plain.versions[1])
     unfit = next(reversed(weights))
 
     class Unreadable:
         shape = weights[unfit].shape
 
+    file = weight_file(weights, tmp_path / "w")
+    half = {**weights, unfit: Unreadable()}
+    monkeypatch.setattr("loopwright.engines.torch.engine.read_weights", lambda manifest: half)
     with ComputeThread() as compute:
         async with TorchEngine(world.loaded, compute, max_batch=ROWS) as engine:
             await _sample(engine)
             before = world.packed
             with pytest.raises((EngineError, TypeError)):
-                await engine.load(1, {**weights, unfit: Unreadable()})
+                await engine.load(1, file)
             await _sample(engine)
     assert (before, world.packed) == (1, 2)
 

@@ -69,7 +69,10 @@ class Mortal:
     async def resume(self) -> None:
         """Not used."""
 
-    async def load(self, version: int, weights: Any = None) -> None:
+    async def load(self, version: int, update: Any = None) -> None:
+        """Not used."""
+
+    async def probe(self, request: GenerateRequest) -> Any:
         """Not used."""
 
 

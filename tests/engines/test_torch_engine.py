@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
+from loopwright.testing.weight_file import weight_file
 from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, Sampling
 from loopwright.types.sampling import PART_TOKENS
 
@@ -302,11 +304,13 @@ async def test_weights_that_changed_in_place_reach_frozen_requests_exactly(
     check(plain, *zip(requests, generations, strict=True))
 
 
-async def test_weights_by_name_are_copied_between_two_tokens(engine: TorchEngine, plain: PlainModel) -> None:
+async def test_weights_of_a_file_are_copied_between_two_tokens(
+    engine: TorchEngine, plain: PlainModel, tmp_path: Path
+) -> None:
     request = ask("live", max_new_tokens=MANY)
     [task] = start(engine, request)
     await under_way(engine, "live", tokens=10)
-    await engine.load(1, plain.versions[1])
+    await engine.load(1, weight_file(plain.versions[1], tmp_path / "w"))
     generation = await task
     assert generation.versions == tuple(sorted(generation.versions))
     assert set(generation.versions) == {0, 1}
@@ -314,21 +318,23 @@ async def test_weights_by_name_are_copied_between_two_tokens(engine: TorchEngine
 
 
 @pytest.mark.parametrize("fault", ["missing", "misshapen"])
-async def test_weights_that_do_not_fit_change_nothing(engine: TorchEngine, plain: PlainModel, fault: str) -> None:
+async def test_weights_that_do_not_fit_change_nothing(
+    engine: TorchEngine, plain: PlainModel, fault: str, tmp_path: Path
+) -> None:
     weights = dict(plain.versions[1])
     name = "model.norm.weight"
     weights = {**weights, name: weights[name][:3]} if fault == "misshapen" else {**weights}
     if fault == "missing":
         del weights[name]
     with pytest.raises(EngineError, match=name):
-        await engine.load(1, weights)
+        await engine.load(1, weight_file(weights, tmp_path / "w"))
     assert engine.version == 0
     request = ask()
     check(plain, (request, await engine.generate(request)))
 
 
 async def test_a_load_that_fails_takes_its_live_requests_with_it(
-    engine: TorchEngine, plain: PlainModel, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, plain: PlainModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Their keys are gone; tokens from half a cache would look like any others."""
     [task] = start(engine, ask("live", max_new_tokens=LONG))
@@ -337,11 +343,11 @@ async def test_a_load_that_fails_takes_its_live_requests_with_it(
     with monkeypatch.context() as broken:
         broken.setattr(Forward, "_run", out_of_memory)
         with pytest.raises(EngineError, match="out of memory"):
-            await engine.load(1, plain.versions[1])
+            await engine.load(1, weight_file(plain.versions[1], tmp_path / "w"))
     with pytest.raises(EngineError, match="out of memory"):
         await task
     await engine.resume()
-    await engine.load(1, plain.versions[1])
+    await engine.load(1, weight_file(plain.versions[1], tmp_path / "w"))
     request = ask()
     check(plain, (request, await engine.generate(request)))
 
@@ -446,12 +452,14 @@ async def test_an_abort_that_fails_leaves_nobody_waiting(
             check(plain, (request, await engine.generate(request)))
 
 
-async def test_weights_without_sense_fail_loudly_and_better_ones_heal(engine: TorchEngine, plain: PlainModel) -> None:
+async def test_weights_without_sense_fail_loudly_and_better_ones_heal(
+    engine: TorchEngine, plain: PlainModel, tmp_path: Path
+) -> None:
     nan = {name: torch.full_like(weight, float("nan")) for name, weight in plain.versions[0].items()}
-    await engine.load(1, nan)
+    await engine.load(1, weight_file(nan, tmp_path / "nan"))
     with pytest.raises(EngineError):
         await engine.generate(ask())
-    await engine.load(1, plain.versions[1])
+    await engine.load(1, weight_file(plain.versions[1], tmp_path / "w"))
     request = ask()
     check(plain, (request, await engine.generate(request)))
 

@@ -13,14 +13,28 @@ from hypothesis import strategies as st
 from loopwright.engines.http.wire import (
     generation_from_json,
     generation_to_json,
+    probe_from_json,
+    probe_to_json,
     request_from_json,
     request_to_json,
     spans_of,
-    weights_from_json,
-    weights_to_json,
+    update_from_json,
+    update_to_json,
 )
 from loopwright.errors import RefusedError
-from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling, TensorSpec, WeightFile
+from loopwright.types import (
+    IN_PLACE,
+    BroadcastBackend,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    ProbeAnswer,
+    Sampling,
+    TensorSpec,
+    WeightBroadcast,
+    WeightFile,
+    WeightUpdate,
+)
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 names = st.text(max_size=20)
@@ -81,9 +95,22 @@ def test_spans_cover_every_token_once_and_change_with_the_version(versions: list
 tensors = st.dictionaries(names, st.builds(TensorSpec, st.sampled_from(["F32", "BF16"]), ids), max_size=4)
 
 
-@given(st.integers(0, 99), st.none() | st.builds(WeightFile, names, st.integers(0), names, tensors))
-def test_a_manifest_arrives_as_it_was_sent(version: int, file: WeightFile | None) -> None:
-    assert weights_from_json(sent(weights_to_json(version, file))) == (version, file)
+files = st.builds(WeightFile, names, st.integers(0), names, tensors)
+backends = st.sampled_from(BroadcastBackend)
+ports, sizes, seconds = st.integers(1, 65535), st.integers(1, 9), st.floats(1, 99)
+broadcasts = st.builds(WeightBroadcast, files, names, ports, names, sizes, backends, seconds, st.integers(1))
+
+
+@given(st.integers(0, 99), st.just(IN_PLACE) | files | broadcasts)
+def test_an_update_arrives_as_it_was_sent(version: int, update: WeightUpdate) -> None:
+    assert update_from_json(sent(update_to_json(version, update))) == (version, update)
+
+
+@given(st.lists(st.floats(-50, 0), max_size=5))
+def test_a_probe_arrives_as_it_was_answered(logprobs: list[float]) -> None:
+    sampled = Generation((1, 2), (-0.5, -0.25), (3, 3), FinishReason.LENGTH)
+    answer = ProbeAnswer(tuple(logprobs), sampled)
+    assert probe_from_json(sent(probe_to_json(answer))) == answer
 
 
 def test_only_the_prompt_is_needed() -> None:
@@ -136,22 +163,3 @@ def test_a_generation_whose_streams_do_not_align_is_refused(change: dict[str, An
 def test_what_is_no_answer_is_refused(body: Any) -> None:
     with pytest.raises(RefusedError):
         generation_from_json(body)
-
-
-def test_vllm_names_versions_at_the_end_and_its_first_weights_by_a_word() -> None:
-    """The events of a stream of vLLM 0.32."""
-
-    def event(token: int, finish: str | None, spans: Any) -> Any:
-        logprobs = {"content": [{"token_id": token, "logprob": -1.5, "rank": 9, "top_logprobs": []}]}
-        choice = {"index": 0, "finish_reason": finish, "token_ids": [token], "weight_versions": spans}
-        return {"request_id": "generate-tokens-1", "usage": None, "choices": [{**choice, "logprobs": logprobs}]}
-
-    whole = [{"version": "default", "start": 0, "end": 2}]
-    assert generation_from_json(event(7, None, None)) == (Generation((7,), (-1.5,), (0,), FinishReason.ABORT), False)
-    last = Generation((8,), (-1.5,), (0,), FinishReason.LENGTH)
-    assert generation_from_json(event(8, "length", whole), before=1) == (last, True)
-    changed = [{"version": 3, "start": 0, "end": 1}, {"version": 4, "start": 1, "end": 2}]
-    with pytest.raises(RefusedError, match="weight_versions"):
-        generation_from_json(event(8, "length", changed), before=1)
-    with pytest.raises(RefusedError, match="weight_versions"):
-        generation_from_json(event(8, "length", None), before=1)

@@ -15,7 +15,8 @@ from loopwright.errors import CheckpointError
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.master import MasterWeights
 from loopwright.models.load import load_model
-from loopwright.models.weight_files import read_weights, write_weights
+from loopwright.models.weight_files import read_weights
+from loopwright.testing.weight_file import weight_file
 
 LR = 2e-6
 """AdamW moves a weight by about this much: far below what bfloat16 can tell from weights of 0.1."""
@@ -129,7 +130,9 @@ def test_whoever_loads_a_checkpoint_or_an_export_or_is_sent_weights_has_the_same
     for folder in (checkpoint, export):
         assert equal(weights_of(load_model(str(folder), cache=folder, dtype="bfloat16").model), ours)
         assert equal(weights_of(AutoModelForCausalLM.from_pretrained(folder)), ours), "its config.json says so"
-    assert equal(dict(read_weights(write_weights(learner._model, tmp_path / "w.safetensors"))), ours)
+    assert equal(
+        dict(read_weights(weight_file(dict(learner._model.named_parameters()), tmp_path / "w.safetensors"))), ours
+    )
 
 
 def test_a_checkpoint_whose_weights_were_rounded_is_refused(llama_folder: Path, tmp_path: Path) -> None:

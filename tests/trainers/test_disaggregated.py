@@ -14,7 +14,7 @@ import pytest
 
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.errors import BudgetError, CheckpointError, EngineError, LearnerError, RunError, StalledError
-from loopwright.ports import StepReport, Storage
+from loopwright.ports import StepReport, Storage, WeightSink
 from loopwright.produce import Batch
 from loopwright.testing import ScriptedEngine
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
@@ -34,7 +34,6 @@ from loopwright.types import (
     Task,
     Timing,
     TokenChain,
-    WeightFile,
 )
 
 
@@ -145,7 +144,10 @@ class Pupil:
 
     async def export(self, folder: Path) -> None: ...
 
-    async def write_weights(self, file: Path) -> WeightFile:
+    async def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float, ...]:
+        raise NotImplementedError
+
+    async def publish(self, sink: WeightSink) -> None:
         raise NotImplementedError
 
 
@@ -157,11 +159,12 @@ class Wire:
         self.engine = engine
         self.broken_at: int | None = None
 
-    async def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> dict[str, float]:
         if version == self.broken_at:
             raise EngineError("the weights file is gone", remedy="free some shared memory")
         self.log.append(f"publish {version}")
         await self.engine.load(version)
+        return {"engine/0/proof_max": 1e-5}
 
 
 class Examiner:

@@ -12,12 +12,12 @@ from made_up_run import CONFIG, add, answered
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
-from loopwright.ports import StalePolicy
+from loopwright.ports import StalePolicy, WeightSink
 from loopwright.ports.learner import StepReport
 from loopwright.track.jsonl import JsonlTracker
 from loopwright.trainers.replay import RecordedSteps, replay
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import Group, GroupStatus, RolloutKey, WeightFile
+from loopwright.types import Group, GroupStatus, RolloutKey
 
 Told = list[tuple[str, int, int]]
 
@@ -38,7 +38,10 @@ class Listener:
     async def load(self, folder: Path) -> None: ...
     async def export(self, folder: Path) -> None: ...
 
-    async def write_weights(self, file: Path) -> WeightFile:
+    async def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float, ...]:
+        raise NotImplementedError
+
+    async def publish(self, sink: WeightSink) -> None:
         raise NotImplementedError
 
 

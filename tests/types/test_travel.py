@@ -33,6 +33,7 @@ from loopwright.ports.learner import StepReport
 from loopwright.ports.sessions import Endpoint, SessionTimes
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy
 from loopwright.types import (
+    BroadcastBackend,
     ChainStart,
     ContentDelta,
     Episode,
@@ -44,7 +45,9 @@ from loopwright.types import (
     Generation,
     Group,
     GroupStatus,
+    InPlace,
     Parsed,
+    ProbeAnswer,
     ProgramOutput,
     ReasoningDelta,
     RecordedChain,
@@ -68,6 +71,7 @@ from loopwright.types import (
     ToolCallStart,
     Turn,
     Unscored,
+    WeightBroadcast,
     WeightFile,
 )
 
@@ -97,6 +101,8 @@ SAMPLING = Sampling(0.7, 99, 40, 0.9, (2, 3), ("END",), 11)
 ROW = GroupRow("sums", 7, 1, TASK, 3, GroupStatus.CONSUMED, 4, 2)
 MEMBER = MemberRow(2, 1, 1, 2, 3, True)
 
+FILE = WeightFile("weights.safetensors", 96, "c0ffee", {"head": TensorSpec("F32", (2, 3))})
+
 SAMPLES: tuple[Any, ...] = (
     CALL,
     TASK,
@@ -124,12 +130,15 @@ SAMPLES: tuple[Any, ...] = (
     ToolCallArguments(1, '{"a"'),
     ToolCallEnd(1),
     RecordedChain(1, ChainStart.TOOLS, True, 2, MESSAGES, (TOOL,), 3, 40),
-    GenerateRequest("r-1", (5, 6), SAMPLING, True, 1, 7, 2.5),
+    GenerateRequest("r-1", (5, 6), SAMPLING, True, 1, 7, 2.5, "sums/7"),
     Generation((7, 8), (-0.5, -1.25), (3, 4), FinishReason.STOP, (0.5, 1.5)),
     RolloutRequest(Split.EVAL, KEY, TASK, SAMPLING, 60.0, ROLLOUT),
     Turn((5, 6), (7, 8), (-0.5, -1.25), (3, 4), FinishReason.LENGTH),
     TensorSpec("F32", (2, 3)),
-    WeightFile("weights.safetensors", 96, "c0ffee", {"head": TensorSpec("F32", (2, 3))}),
+    FILE,
+    WeightBroadcast(FILE, "127.0.0.1", 9, "update-3", 2, BroadcastBackend.GLOO, 60.0, 2**26),
+    InPlace(),
+    ProbeAnswer((-0.5,), Generation((7,), (-0.5,), (3,), FinishReason.LENGTH)),
     Reply("19", FinishReason.STOP, "easy", (CALL,), 12),
     StartedGroup(ROW, (ROLLOUT,), {2: 1}),
     StepReport(4, {"loss": 0.25}),

@@ -5,32 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from teacher import Teacher
 
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import WeightsError
 from loopwright.models.compute import ComputeThread
-from loopwright.models.load import LoadedModel, load_model
-from loopwright.models.weight_files import read_weights, write_weights
+from loopwright.models.load import load_model
+from loopwright.models.weight_files import WeightFileWriter, read_weights
+from loopwright.testing.weight_file import weight_file
 from loopwright.types import GenerateRequest, Sampling, WeightFile
+from loopwright.weights.proof import WeightProof
 from loopwright.weights.shared_memory import SharedMemoryWeights
-
-
-class Teacher:
-    """As much of a learner as publishing needs: each step moves all of its weights."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.model = loaded.model
-
-    def step(self) -> None:
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.mul_(1.01)
-
-    async def write_weights(self, file: Path) -> WeightFile:
-        return write_weights(self.model, file)
 
 
 @pytest.fixture
@@ -54,10 +43,14 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def publisher(teacher: Any, engine: TorchEngine, folder: Path) -> SharedMemoryWeights:
+    return SharedMemoryWeights(teacher, engine, folder, WeightProof(teacher, 300))
+
+
 async def test_what_the_learner_has_is_what_the_engine_gets(
     teacher: Teacher, engine: TorchEngine, tmp_path: Path
 ) -> None:
-    weights = SharedMemoryWeights(teacher, engine, tmp_path)  # type: ignore[arg-type]
+    weights = publisher(teacher, engine, tmp_path)
     for version in (1, 2):
         teacher.step()
         await weights.publish(version)
@@ -85,7 +78,7 @@ async def test_a_file_that_is_gone_cut_or_damaged_changes_nothing(
     teacher: Teacher, engine: TorchEngine, tmp_path: Path, harm: Callable[[Path], None], words: str
 ) -> None:
     teacher.step()
-    manifest = await teacher.write_weights(tmp_path / "w.safetensors")
+    manifest = weight_file(dict(teacher.model.named_parameters()), tmp_path / "w.safetensors")
     harm(Path(manifest.path))
     before = parameters(engine)
     with pytest.raises(WeightsError, match=words):
@@ -95,41 +88,37 @@ async def test_a_file_that_is_gone_cut_or_damaged_changes_nothing(
 
 
 async def test_a_failed_update_leaves_the_old_file_for_engines_that_start_again(
-    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Careless(Teacher):
-        async def write_weights(self, file: Path) -> WeightFile:
-            manifest = await super().write_weights(file)
-            if file.name == "weights-2.safetensors":
-                damage(file)
-            return manifest
-
-    teacher.__class__ = Careless
-    weights = SharedMemoryWeights(teacher, engine, tmp_path)  # type: ignore[arg-type]
+    weights = publisher(teacher, engine, tmp_path)
     await weights.publish(1)
+    finish = WeightFileWriter.finish
+
+    def damaged(self: WeightFileWriter) -> WeightFile:
+        manifest = finish(self)
+        damage(Path(manifest.path))
+        return manifest
+
+    monkeypatch.setattr(WeightFileWriter, "finish", damaged)
     with pytest.raises(WeightsError):
         await weights.publish(2)
     assert (tmp_path / "weights-1.safetensors").exists()
     assert engine.version == 1
 
 
-def test_a_full_disk_is_a_clear_error_and_leaves_no_half_file(teacher: Teacher, tmp_path: Path) -> None:
-    def full(tensors: object, file: Path) -> None:
-        file.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    import loopwright.models.weight_files as module
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "save_file", full)
-        with pytest.raises(WeightsError, match="No space left on device") as caught:
-            write_weights(teacher.model, tmp_path / "w.safetensors")
+async def test_a_full_disk_is_a_clear_error_and_leaves_no_half_file(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    (tmp_path / ".weights-1.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises(WeightsError, match="No space left on device") as caught:
+        await publisher(teacher, engine, tmp_path).publish(1)
     assert "free some space" in caught.value.remedy
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == []
+    assert engine.version == 0
 
 
 def test_a_manifest_says_what_is_in_the_file(teacher: Teacher, tmp_path: Path) -> None:
-    manifest = write_weights(teacher.model, tmp_path / "w.safetensors")
+    manifest = weight_file(dict(teacher.model.named_parameters()), tmp_path / "w.safetensors")
     shapes = {name: tuple(p.shape) for name, p in teacher.model.named_parameters()}
     assert {name: spec.shape for name, spec in manifest.tensors.items()} == shapes
     assert {spec.dtype for spec in manifest.tensors.values()} == {"F32"}

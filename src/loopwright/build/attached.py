@@ -19,14 +19,17 @@ log = logging.getLogger("loopwright")
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
     """Compares the model of an engine with the run's: `source` is its folder or name. The weights need no check: the
-    run loads its own, and an engine refuses weights that do not fit its model."""
+    run loads its own, and proves them if the engine `is_proven`."""
 
     source: str
     model: ModelSpec
     cache: Path
+    is_proven: bool = True
 
     async def __call__(self, url: str, card: ModelCard) -> None:
-        """Raises ModelError if context length or vocabulary differ."""
+        """Raises ModelError if context length or vocabulary differ, or if nobody can prove which weights it has."""
+        if card.computes != self.is_proven:
+            raise _cannot_be_proven(url) if self.is_proven else _must_be_proven(url)
         if card.max_context != self.model.max_context:
             raise ModelError(
                 f"the engine at {url} has a context of {card.max_context:,} tokens, and the run's model "
@@ -48,6 +51,20 @@ class ModelCheck:
 
     def _found(self, source: str) -> str:
         return str(smollm2_folder(self.cache)) if source == SMOLLM2 else source
+
+
+def _cannot_be_proven(url: str) -> ModelError:
+    return ModelError(
+        f"the engine at {url} computes nothing: nobody can prove that it serves the learner's weights",
+        remedy="if that is meant, as with scripted answers, set rollout.engine.proof to off",
+    )
+
+
+def _must_be_proven(url: str) -> ModelError:
+    return ModelError(
+        f"rollout.engine.proof is off, but the engine at {url} computes",
+        remedy="remove rollout.engine.proof: only engines with scripted answers go without a proof",
+    )
 
 
 def _same_source(one: str, other: str) -> bool:

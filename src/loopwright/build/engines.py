@@ -13,16 +13,19 @@ from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig
+from loopwright.build.vllm import vllm_launches
+from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
+from loopwright.engines.pool import Prove, unproven
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import Launch, embedded
 from loopwright.ports import Learner, Tracker, WeightPublisher
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
+from loopwright.weights.proof import WeightProof
 from loopwright.weights.shared_memory import SharedMemoryWeights
 
 log = logging.getLogger("loopwright")
@@ -57,11 +60,12 @@ class Engines:
 @asynccontextmanager
 async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing."""
+    proof = _proof(sampling, learner)
     async with (
         sampling.embedded_engine(learner.version) as engine,
-        RolloutController.open([embedded(engine)]) as controller,
+        RolloutController.open([embedded(engine)], prove=proof) as controller,
     ):
-        yield Engines(controller, SharedWeights(controller), engine)
+        yield Engines(controller, SharedWeights(controller, proof), engine)
 
 
 @asynccontextmanager
@@ -70,12 +74,19 @@ async def disaggregated(
 ) -> AsyncIterator[Engines]:
     """Engines in other processes. One that dies is started again, or waited for if it is not ours. Weights go through
     shared memory."""
-    deaths = Deaths(learner, tracker)
+    deaths, proof = Deaths(learner, tracker), _proof(sampling, learner)
+    prove: Prove = proof if sampling.config.rollout.engine.is_proven else unproven
     with weights_folder(folder.path) as weights:
         launches = _launches(sampling, folder, env)
-        async with RolloutController.open(launches, on_death=deaths.saw) as controller:
-            shared = SharedMemoryWeights(learner, controller, weights)
+        async with RolloutController.open(launches, on_death=deaths.saw, prove=prove) as controller:
+            shared = SharedMemoryWeights(learner, controller, weights, proof)
             yield Engines(controller, shared, restarts=lambda: deaths.count)
+
+
+def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
+    config = sampling.config
+    vocabulary = sampling.model.model.config.vocab_size
+    return WeightProof(learner, vocabulary, temperature=config.rollout.temperature, dtype=config.model.dtype)
 
 
 def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
@@ -84,6 +95,8 @@ def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str,
             return [partial(engine_process, _command(sampling, engine), env=env, log=folder.engine_log)]
         case LoopwrightEngineConfig() as engine:
             return _attached(sampling, engine, folder)
+        case VllmEngineConfig() as engine:
+            return vllm_launches(sampling, engine, folder, env)
 
 
 def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:
@@ -105,6 +118,8 @@ def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, fold
 
     holder = lease_holder(folder)
     source = parts.model_source(sampling.loaded, sampling.config.model.path)
-    check = ModelCheck(source, sampling.model, sampling.cache)
+    check = ModelCheck(source, sampling.model, sampling.cache, engine.is_proven)
+    if not engine.is_proven:
+        log.warning("rollout.engine.proof is off: nobody knows which weights the engines serve")
     key = sampling.loaded.secrets.get(engine.key_env or "")
     return [partial(attached_engine, Attachment(url, key, holder, check, engine.wait_seconds)) for url in engine.urls]

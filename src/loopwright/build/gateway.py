@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from loopwright.gateway.offer import Served
     from loopwright.gateway.registration import RunModel
     from loopwright.gateway.server import Address, Gateway
+    from loopwright.gateway.takeover import Unfinished
 
 DOOR_SECONDS = 30.0
 """How long a gateway tries to reach the door of a run that registers."""
@@ -56,9 +57,15 @@ async def served_policies(
 
 
 def policies_elsewhere(
-    loaded: Loaded, model: ModelSpec, door: Door, holder: LeaseHolder
+    loaded: Loaded,
+    model: ModelSpec,
+    door: Door,
+    holder: LeaseHolder,
+    unfinished: Unfinished,
+    redact: Redactor,
 ) -> AbstractAsyncContextManager[PolicyMaker]:
-    """Register the run with the gateway that its config names, and give policies that are sessions there."""
+    """Register the run with the gateway that its config names, and give policies that are sessions there. What its
+    earlier process has completed there for the `unfinished` groups is taken over."""
     from loopwright.gateway.client import GatewayAddress
     from loopwright.gateway.registration import Registration, RunModel
     from loopwright.gateway.remote_policy import open_remote_policies
@@ -78,7 +85,7 @@ def policies_elsewhere(
         thinking=config.gateway.thinking,
     )
     address = GatewayAddress(config.gateway.url or "", key)
-    return open_remote_policies(address, Registration(holder, secrets.token_hex(4), brought))
+    return open_remote_policies(address, Registration(holder, secrets.token_hex(4), brought), unfinished, redact=redact)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from loopwright.build import parts
 from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, colocated, disaggregated
 from loopwright.build.gateway import policies_elsewhere
-from loopwright.build.lease_holder import lease_holder
+from loopwright.build.lease_holder import lease_holder, unfinished_groups
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.running import Run, RunOpening
 from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
@@ -91,7 +91,8 @@ async def _open(
             door = await stack.enter_async_context(open_door(wanted, engines.engine, card))
             stack.enter_context(told_in(folder, door))
             if _has_gateway_elsewhere(sampling):
-                elsewhere = policies_elsewhere(loaded, sampling.model, door, lease_holder(folder))
+                unfinished = unfinished_groups(folder, resume_state.plans)
+                elsewhere = policies_elsewhere(loaded, sampling.model, door, lease_holder(folder), unfinished, redact)
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(

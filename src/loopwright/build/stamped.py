@@ -6,12 +6,10 @@ back, and would be lost when the session resumes after a kill.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from loopwright.ports import OnPart, StreamingEngine
-from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import IN_PLACE, GenerateRequest, Generation, PauseMode, ProbeAnswer, WeightUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,11 @@ class Stamped:
     async def resume(self) -> None:
         await self.engine.resume()
 
-    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
-        await self.engine.load(version, weights)
+    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
+        await self.engine.load(version, update)
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        return await self.engine.probe(request)
 
     def _stamp(self, generation: Generation) -> Generation:
         return replace(generation, versions=(self.version,) * len(generation.ids))

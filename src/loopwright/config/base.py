@@ -17,6 +17,8 @@ T = TypeVar("T")
 FromYaml = Annotated[T, Field(strict=False)]
 
 # YAML reads a bare `off` as false. Where `off` is one of the choices, the word is meant.
+OnOrOff = BeforeValidator(lambda value: {True: "on", False: "off"}[value] if isinstance(value, bool) else value)
+"""YAML reads `on` and `off` as booleans."""
 OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 Positive = Annotated[float, Field(gt=0)]

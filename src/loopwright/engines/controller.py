@@ -10,20 +10,28 @@ its restart budget (R4).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
 from loopwright.core.partial_answer import PartialAnswer
-from loopwright.engines.pool import MAX_RESTARTS, Pool
+from loopwright.engines.pool import MAX_RESTARTS, Pool, Prove, unproven
 from loopwright.engines.routing import Router
 from loopwright.engines.stopwatch import Stopwatch
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
-from loopwright.errors import EngineLostError
+from loopwright.errors import EngineError, EngineLostError
 from loopwright.ports import OnPart
-from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import (
+    IN_PLACE,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    PauseMode,
+    ProbeAnswer,
+    WeightUpdate,
+)
 
 MAX_BREAKS = 3
 """How often one answer may lose its engine. After that the request itself may be the cause."""
@@ -67,12 +75,13 @@ class RolloutController:
         *,
         max_restarts: int = MAX_RESTARTS,
         on_death: Callable[[str], object] = lambda words: None,
+        prove: Prove = unproven,
     ) -> AsyncIterator[Self]:
         """Start the engines of a pool, and yield the controller when they serve. Leaving ends them.
 
-        `on_death` gets the last words of each engine that is lost.
+        `on_death` gets the last words of each engine that is lost. `prove` is asked after every update.
         """
-        async with Pool(launches, max_restarts=max_restarts, on_death=on_death).open() as pool:
+        async with Pool(launches, max_restarts=max_restarts, on_death=on_death, prove=prove).open() as pool:
             yield cls(pool)
 
     @property
@@ -133,9 +142,17 @@ class RolloutController:
         await self._pool.each(lambda engine: engine.resume())
         self._pool.changed.notify()
 
-    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
-        """Load weights into all engines. An engine that is away loads the same weights before it serves again."""
-        await self._pool.load(version, weights)
+    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
+        """Load weights into all engines, and prove that they have them. An engine that is away loads the same weights
+        before it serves again."""
+        await self._pool.load(version, update)
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        """The answer of an engine that serves."""
+        for member in self._pool.running:
+            if member.engine is not None:
+                return await member.engine.probe(request)
+        raise EngineError("no engine of the pool is running", remedy="wait until one was started again")
 
     async def _answer(self, call: _Call) -> Generation:
         breaks = 0

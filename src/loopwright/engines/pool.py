@@ -1,36 +1,59 @@
 """Keeps several engines alive and on the current weights.
 
-The invariant: a running engine has the weights that were loaded last. Weights go to all engines, and an engine that
-starts later gets them before it serves. If no engine can be kept alive any more, all waiting callers get the reason.
+The invariant: a running engine was proven to have the weights that were loaded last (W1). Weights go to all engines,
+and an engine that starts later gets them before it serves. An update ends with each engine on the new version or
+counted as lost (W2). If no engine can be kept alive any more, all waiting callers get the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Self
 
 from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
-from loopwright.errors import BudgetError, EngineLostError
+from loopwright.errors import BudgetError, EngineLostError, LoopwrightError
 from loopwright.ports import StreamingEngine
-from loopwright.types import WeightFile
+from loopwright.types import IN_PLACE, WeightUpdate
 
 MAX_RESTARTS = 3
+LOAD_SECONDS = 600.0
+"""How long an engine may take to load an update and to be proven."""
+
+Prove = Callable[[str, StreamingEngine, int], Awaitable[None]]
+"""Raises if the engine of that name does not serve the weights of that version."""
+
+
+async def unproven(name: str, engine: StreamingEngine, version: int) -> None:
+    """For engines that compute nothing."""
 
 
 class Pool:
     """The engines that `launches` start, supervised. `on_death` gets the last words of each engine that is lost."""
 
-    def __init__(self, launches: Sequence[Launch], *, max_restarts: int, on_death: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        *,
+        max_restarts: int,
+        on_death: Callable[[str], object],
+        prove: Prove,
+        load_seconds: float = LOAD_SECONDS,
+    ) -> None:
         self.changed = WakeUp()
-        self._members = [Supervised(launch, self._join, on_death, max_restarts=max_restarts) for launch in launches]
+        self._prove = prove
+        self._load_seconds = load_seconds
+        self._members = [
+            Supervised(str(number), launch, self._join, on_death, max_restarts=max_restarts)
+            for number, launch in enumerate(launches)
+        ]
         self._keepers: list[asyncio.Task[None]] = []
         self._loading = asyncio.Lock()
-        self._weights: Mapping[str, Any] | WeightFile | None = None
+        self._update: WeightUpdate = IN_PLACE
         self._version: int | None = None
 
     @asynccontextmanager
@@ -56,10 +79,43 @@ class Pool:
     def running(self) -> list[Supervised]:
         return [member for member in self._members if member.engine is not None]
 
-    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None) -> None:
+    async def load(self, version: int, update: WeightUpdate) -> None:
+        """Give all engines new weights, and prove that they have them. An engine that fails is lost, and replaced.
+
+        Raises only if no engine took the update and one of them refused it. The pool keeps its version then.
+        """
         async with self._loading:
-            await self.each(lambda engine: engine.load(version, weights))
-            self._version, self._weights = version, weights
+            running = [(member, member.engine) for member in self._members if member.engine is not None]
+            refusals = await together(self._loaded(member, engine, version, update) for member, engine in running)
+            refused = [(*asked, refusal) for asked, refusal in zip(running, refusals, strict=True) if refusal]
+            if refused and len(refused) == len(self.running):
+                raise refused[0][2]
+            self._version, self._update = version, update
+            for member, engine, refusal in refused:
+                member.lose(engine, refusal.message)
+
+    async def _loaded(
+        self, member: Supervised, engine: StreamingEngine, version: int, update: WeightUpdate
+    ) -> LoopwrightError | None:
+        """Update one engine. Gives the error if the engine refused the update or did not pass its proof."""
+        try:
+            await self._updated(member, engine, version, update)
+        except EngineLostError as lost:
+            member.lose(engine, lost.message)
+        except LoopwrightError as refusal:
+            return refusal
+        return None
+
+    async def _updated(self, member: Supervised, engine: StreamingEngine, version: int, update: WeightUpdate) -> None:
+        try:
+            async with asyncio.timeout(self._load_seconds):
+                await engine.load(version, update)
+                await self._prove(member.name, engine, version)
+        except TimeoutError:
+            raise EngineLostError(
+                f"engine {member.name} did not load the weights of version {version} within {self._load_seconds:g} s",
+                remedy="see its log",
+            ) from None
 
     async def each(self, command: Callable[[StreamingEngine], Awaitable[None]]) -> None:
         """Run a command on every engine. An engine that is lost meanwhile is replaced by one that does not need it."""
@@ -84,8 +140,8 @@ class Pool:
         async with self._loading:
             if self._version is None:
                 self._version = engine.version
-            elif engine.version != self._version or self._weights is not None:
-                await engine.load(self._version, self._weights)
+            elif engine.version != self._version or self._update != IN_PLACE:
+                await self._updated(member, engine, self._version, self._update)
             member.engine = engine
         self.changed.notify()
 

@@ -8,15 +8,13 @@ engine at the same address, but not for long, because the caller has a deadline 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 from loopwright.core.partial_answer import PartialAnswer
 from loopwright.engines.controller import MAX_BREAKS
 from loopwright.engines.stopwatch import Stopwatch
 from loopwright.errors import EngineLostError
 from loopwright.ports import OnPart, StreamingEngine
-from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import IN_PLACE, GenerateRequest, Generation, PauseMode, ProbeAnswer, WeightUpdate
 
 WAIT_SECONDS = 60.0
 """How long a call waits for a lost engine. Clients ask again after 120 s of silence."""
@@ -59,8 +57,11 @@ class RestartableEngine:
     async def resume(self) -> None:
         await self._engine.resume()
 
-    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
-        await self._engine.load(version, weights)
+    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
+        await self._engine.load(version, update)
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        return await self._engine.probe(request)
 
     async def _go_on(self, heard: PartialAnswer | None, request: GenerateRequest, lost: EngineLostError) -> Generation:
         """Ask until an engine answers. The waiting time starts again with every token, but only a few times: an answer

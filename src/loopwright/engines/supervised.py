@@ -25,12 +25,14 @@ class Supervised:
 
     def __init__(
         self,
+        name: str,
         launch: Launch,
         join: Callable[[Supervised, StreamingEngine], Awaitable[None]],
         on_death: Callable[[str], object],
         *,
         max_restarts: int,
     ) -> None:
+        self.name = name
         self.engine: StreamingEngine | None = None
         self.busy = 0
         self._launch = launch
@@ -40,6 +42,7 @@ class Supervised:
         self._deaths = 0
         self._served = False
         self._lost = asyncio.Event()
+        self._why = ""
 
     async def keep(self) -> None:
         """Keep an engine running until this is cancelled. Raises when the budget is used up."""
@@ -59,10 +62,10 @@ class Supervised:
     def answered(self) -> None:
         self._deaths = 0
 
-    def lose(self, engine: StreamingEngine) -> None:
-        """Record that `engine` cannot be reached. It is ended, if it still runs, and replaced."""
+    def lose(self, engine: StreamingEngine, why: str = "") -> None:
+        """Record that `engine` cannot be used any more. It is ended, if it still runs, and replaced."""
         if engine is self.engine:
-            self.engine = None
+            self.engine, self._why = None, why
             self._lost.set()
 
     async def _live(self) -> str:
@@ -83,7 +86,7 @@ class Supervised:
         try:
             await asyncio.wait((dying, losing), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((dying,), timeout=LAST_WORDS_SECONDS)
-            return str(dying.result()) if dying.done() else "it did not answer any more"
+            return str(dying.result()) if dying.done() else self._why or "it did not answer any more"
         finally:
             dying.cancel()
             losing.cancel()

@@ -83,9 +83,13 @@ class GatewayClient:
             ) from error
 
     async def leave(self) -> None:
-        """The run has ended. This is tried once: a gateway that is away has no registration any more."""
+        """The run has ended. A gateway that is away has no registration any more."""
+        await self.tell("DELETE", "/run")
+
+    async def tell(self, method: str, path: str, body: Any = None) -> None:
+        """Tell the gateway something, once. A gateway that is away need not know it."""
         with suppress(_AwayError):
-            await self._asked("DELETE", "/run", None, REQUEST_SECONDS)
+            await self._asked(method, path, body, REQUEST_SECONDS)
 
     async def ask(
         self, method: str, path: str | Callable[[], str], body: Any = None, *, seconds: float = REQUEST_SECONDS

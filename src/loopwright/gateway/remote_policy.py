@@ -5,8 +5,8 @@ lease, registers again with a gateway that was started again, and tells how long
 answers the clock of a rollout stands still. So an agent is not charged for a gateway that is away, and its time ends up
 to two seconds late.
 
-A session is deleted when its rollout is stored, at the version that was read. What is left when the run ends is deleted
-then, and what a killed run leaves is deleted when it registers again.
+A session is deleted when its rollout is stored, at the version that was read. Until then the gateway also keeps the
+outcome of the rollout, so that a killed run does not lose it (`takeover.py`). What is left at the run's end is deleted.
 """
 
 from __future__ import annotations
@@ -19,24 +19,29 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
+from loopwright.core.redaction import Redactor, without_secrets
 from loopwright.errors import EngineLostError, LeaseError, LoopwrightError, RunError
 from loopwright.gateway.client import GatewayAddress, GatewayClient
 from loopwright.gateway.management import base_urls
 from loopwright.gateway.offer import name_of
+from loopwright.gateway.outcome import drift_from_json, outcome_to_json
 from loopwright.gateway.policy import LONGEST_PAUSE_SECONDS
 from loopwright.gateway.record import SessionRecord, record_from_json, stop_after
 from loopwright.gateway.registration import Registration
+from loopwright.gateway.takeover import NOTHING, EarlierSessions, Unfinished, label_of, take_over
 from loopwright.ports import Endpoint, Reply, SessionTimes
 from loopwright.types import (
     Episode,
     EpisodeDrift,
     Message,
     RecordedChain,
+    Rollout,
     RolloutKey,
     RolloutRequest,
     Split,
     StopReason,
-    TokenDiff,
     Tool,
 )
 
@@ -60,8 +65,12 @@ class HeardTimes:
 class RemoteSessionPolicies:
     """A `PolicyMaker` over a gateway in another process. `open_remote_policies` makes it."""
 
-    def __init__(self, client: GatewayClient, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self, client: GatewayClient, beat_seconds: float = BEAT_SECONDS, redact: Redactor | None = None
+    ) -> None:
         self.client = client
+        self.redact = redact or Redactor()
+        self.earlier = EarlierSessions()
         self._beat_seconds = beat_seconds
         self._now = asyncio.get_running_loop().time
         self._heard_at = self._now()
@@ -78,6 +87,16 @@ class RemoteSessionPolicies:
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> RemoteSessionPolicy:
         return RemoteSessionPolicy(self, request)
+
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        return key.attempt if split is Split.EVAL else self.earlier.first_attempt(key)
+
+    def completed(self, request: RolloutRequest) -> Rollout | None:
+        kept = None if request.split is Split.EVAL else self.earlier.pop(request.key)
+        if kept is None:
+            return None
+        self.read(request, kept.id, kept.version)
+        return kept.outcome.rollout(request)
 
     def stored(self, split: Split, key: RolloutKey) -> None:
         for session in self._unstored.pop((split, key), ()):
@@ -124,17 +143,24 @@ class RemoteSessionPolicies:
 
 @asynccontextmanager
 async def open_remote_policies(
-    address: GatewayAddress, registration: Registration, *, beat_seconds: float = BEAT_SECONDS
+    address: GatewayAddress,
+    registration: Registration,
+    unfinished: Unfinished = NOTHING,
+    *,
+    redact: Redactor | None = None,
+    beat_seconds: float = BEAT_SECONDS,
 ) -> AsyncIterator[RemoteSessionPolicies]:
-    """Register the run with a gateway, and give policies that are sessions there. Raises LeaseError if another run
-    holds it, and EngineLostError if it does not answer in time."""
+    """Register the run with a gateway, and give policies that are sessions there. What an earlier process of the run
+    has completed for its `unfinished` groups is taken over. Raises LeaseError if another run holds the gateway, and
+    EngineLostError if it does not answer in time."""
     import httpx
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
         client = GatewayClient(http, address, registration)
-        policies = RemoteSessionPolicies(client, beat_seconds)
+        policies = RemoteSessionPolicies(client, beat_seconds, redact)
         await policies.beat()
+        policies.earlier = await take_over(client, unfinished)
         tasks = [asyncio.create_task(policies.keep_beating()), asyncio.create_task(policies.keep_deleting())]
         try:
             yield policies
@@ -156,6 +182,7 @@ class _OpenSession:
     clock: float
     own_seconds_at_first_call: float | None = None
     record: SessionRecord | None = None
+    version: str = ""
     drift: EpisodeDrift | None = None
     ended: tuple[float, SessionTimes] | None = None
     """When it ended, and the rollout's times by then."""
@@ -254,6 +281,17 @@ class RemoteSessionPolicy:
     async def drift(self) -> EpisodeDrift | None:
         return self._session.drift if self._session else None
 
+    async def keep(self, rollout: Rollout) -> None:
+        session, record = self._session, self._record
+        if session is None or record is None or self._request.split is Split.EVAL:
+            return
+        outcome = outcome_to_json(without_secrets(rollout, self._gateway.redact), record.transcript)
+        if outcome is not None:
+            # Only a run that is killed before the rollout is stored needs it: without it, the rollout is made again. So
+            # is one with messages of its agent's own that JSON cannot hold.
+            with suppress(LoopwrightError, orjson.JSONEncodeError):
+                await self._client.tell("PUT", f"/sessions/{session.id}/outcome?version={session.version}", outcome)
+
     @property
     def _record(self) -> SessionRecord | None:
         return self._session.record if self._session else None
@@ -273,6 +311,7 @@ class RemoteSessionPolicy:
             "max_tokens": max_tokens,
             "ttl_seconds": LONGEST_PAUSE_SECONDS,
             "seed": sampling.seed,
+            "label": label_of(self._request.split, self._request.key),
         }
         # Every try has an id of its own: the answer to the try before may have been lost.
         return await self._client.ask("POST", lambda: f"/sessions/{self._new_id()}", body)
@@ -289,6 +328,7 @@ class RemoteSessionPolicy:
         ended = await self._client.ask("POST", f"/sessions/{session.id}/complete")
         session.ended = self._now(), _counted(session, heard_times(ended, ended["now"]), self._gateway.clock_now())
         session.drift, version = _drift(ended["drift"]), str(ended["version"])
+        session.version = version
         try:
             said = await self._client.ask("GET", f"/sessions/{session.id}/record?version={version}")
         except LeaseError as error:  # its record is at another version, which the gateway answers in the same way
@@ -322,6 +362,4 @@ def _counted(session: _OpenSession, heard: HeardTimes, clock: float) -> SessionT
 
 
 def _drift(said: Mapping[str, Any]) -> EpisodeDrift:
-    first = said["first"]
-    diff = first and TokenDiff(first["place"], tuple(first["before"]), tuple(first["recorded"]), tuple(first["naive"]))
-    return EpisodeDrift(said["recorded"], said["lost"], said["invented"], diff)
+    return drift_from_json({**said, "tokens": said["recorded"]})

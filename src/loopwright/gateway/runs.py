@@ -103,14 +103,15 @@ class Runs:
         await earlier.aclose()
 
     def _end_others(self, registration: Registration) -> None:
-        """End the sessions of every other process. What they have recorded is of no use: the rollouts that were not
-        stored are made again. One that was open is kept until the next time, so that late calls get a 410."""
+        """End the sessions of every other process. One that was open is kept until the next time, so that late calls
+        get a 410. One of the same run that has an outcome is kept for the run, which decides what becomes of it. The
+        rest is of no use."""
         for session in self._of_runs():
             if session.id.startswith(registration.prefix):
                 continue
             if session.state is SessionState.OPEN:
                 self._sessions.end(session)
-            else:
+            elif session.outcome is None or not session.id.startswith(f"{registration.holder.run}-"):
                 self._sessions.delete(session)
 
     def _of_runs(self) -> list[Session]:

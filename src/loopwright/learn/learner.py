@@ -28,14 +28,15 @@ from loopwright.learn.losses import TokenBatch
 from loopwright.learn.master import MasterWeights
 from loopwright.learn.meter import StepMeter
 from loopwright.learn.objective import rollout_loss
+from loopwright.learn.publishing import stream_weights
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.samples import Credit, Sample, Tensors, credit_of, samples_of, scores_of, tensors_of
 from loopwright.learn.sft import Example
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.models.weight_files import write_weights
+from loopwright.ports import WeightSink
 from loopwright.ports.learner import StepReport
-from loopwright.types import Group, WeightFile
+from loopwright.types import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,11 @@ class TorchLearner:
     async def load(self, folder: Path) -> None:
         self._version = await self._compute.run(self._load, folder)
 
-    async def write_weights(self, file: Path) -> WeightFile:
-        return await self._compute.run(write_weights, self._model, file)
+    async def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float, ...]:
+        return await self._compute.run(self._logprobs, ids, temperature)
+
+    async def publish(self, sink: WeightSink) -> None:
+        await self._compute.run(stream_weights, dict(self._model.named_parameters()), sink)
 
     async def export(self, folder: Path) -> None:
         await self._compute.run(self._export, folder)
@@ -100,6 +104,13 @@ class TorchLearner:
         # With these two files the checkpoint is also a model folder that transformers can load.
         self._model.config.save_pretrained(folder)
         self._loaded.tokenizer.save_pretrained(folder)
+
+    @torch.no_grad()
+    def _logprobs(self, ids: Sequence[int], temperature: float) -> tuple[float, ...]:
+        example = Example.of(ids[:1], ids[1:])
+        rows = [_row(0, example)]
+        tensors = tensors_of(rows, [example], self._model.device)
+        return tuple(packed_logprobs(self._body, rows, tensors, temperature)[0].tolist())
 
     def _export(self, folder: Path) -> None:
         self._model.save_pretrained(folder)

@@ -12,7 +12,7 @@ from loopwright.ports.sampler import Sampler, TaskSource
 from loopwright.ports.sessions import Endpoint, ServedPolicy, SessionTimes
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy, Storage
 from loopwright.ports.tracker import Tracker
-from loopwright.ports.weights import WeightPublisher
+from loopwright.ports.weights import WeightPublisher, WeightSink
 from loopwright.ports.worker import RolloutWorker
 from loopwright.types import PauseMode
 
@@ -53,4 +53,5 @@ __all__ = [
     "TaskSource",
     "Tracker",
     "WeightPublisher",
+    "WeightSink",
 ]

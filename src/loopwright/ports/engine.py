@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from loopwright.types import GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import IN_PLACE, GenerateRequest, Generation, PauseMode, ProbeAnswer, WeightUpdate
 
 OnPart = Callable[[Generation], object]
 """Receives tokens while they are sampled, each once and in order. Each part is a generation with `finish = abort`."""
@@ -44,14 +44,17 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
+    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         """Switch to new weights at a token boundary.
 
-        `weights` are tensors by name, or a file of them. If they do not fit the model, the engine keeps its present
-        weights. None means that the engine's parameters were changed in place, because the learner owns them. Live
-        sequences continue; their cached keys and values are recomputed, so every later logprob is exact for the
-        stamped version.
+        If they do not fit the model, the engine keeps its present weights. Live sequences continue; their cached keys
+        and values are recomputed, so every later logprob is exact for the stamped version.
         """
+        ...
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        """Score the request's prompt, and sample after it as for every request. It is answered while the engine is
+        paused, and live sequences stand still meanwhile."""
         ...
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from loopwright.types import Group, WeightFile
+from loopwright.ports.weights import WeightSink
+from loopwright.types import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,12 @@ class Learner(Protocol):
 
     async def load(self, folder: Path) -> None: ...
 
-    async def write_weights(self, file: Path) -> WeightFile:
-        """Write the weights of `version` for engines to load. The file appears complete, or not at all."""
+    async def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float, ...]:
+        """The logprob of each token but the first under the present weights."""
+        ...
+
+    async def publish(self, sink: WeightSink) -> None:
+        """Give the present weights to `sink`, bucket by bucket, in the learner's own thread."""
         ...
 
     async def export(self, folder: Path) -> None:

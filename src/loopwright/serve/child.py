@@ -51,12 +51,12 @@ class Child:
                 remedy=f"see {self._log}; a large model may need more time",
             ) from None
 
-    async def stop(self) -> None:
+    async def stop(self, grace_seconds: float) -> None:
         """Ask it to end (SIGTERM), and kill it after a while."""
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(GRACE_SECONDS):
+                async with asyncio.timeout(grace_seconds):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
@@ -87,9 +87,15 @@ class Child:
 
 @asynccontextmanager
 async def child_process(
-    command: Sequence[str], *, env: Mapping[str, str], log: Path, ready_seconds: float
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    ready_seconds: float,
+    grace_seconds: float = GRACE_SECONDS,
 ) -> AsyncIterator[Child]:
-    """Start a program and wait until it is ready. It is stopped when the context ends."""
+    """Start a program and wait until it is ready. When the context ends, it is asked to end, and killed if it takes
+    longer than `grace_seconds`."""
     with log.open("ab") as words:
         log_start = words.tell()
         process = await asyncio.create_subprocess_exec(
@@ -105,4 +111,4 @@ async def child_process(
         await child.become_ready(ready_seconds)
         yield child
     finally:
-        await child.stop()
+        await child.stop(grace_seconds)

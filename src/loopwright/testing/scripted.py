@@ -7,15 +7,14 @@ new requests, and an abort that returns what was "sampled" so far.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from loopwright.errors import EngineError
 from loopwright.ports import OnPart, PauseMode
 from loopwright.testing.chars import encode_chars
-from loopwright.types import FinishReason, GenerateRequest, Generation, WeightFile
+from loopwright.types import IN_PLACE, FinishReason, GenerateRequest, Generation, ProbeAnswer, WeightUpdate
 
 Answer = str | Sequence[int]
 """The exact ids, or a text that the engine encodes."""
@@ -99,8 +98,16 @@ class ScriptedEngine:
         self._thawed.set()
         self._running.set()
 
-    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
+    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         self._version = version
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        """Every token has the same logprob, so this proves nothing."""
+        ids, tokens = self._answer(0, request), request.sampling.max_new_tokens
+        sampled = Generation(
+            ids[:tokens], (LOGPROB,) * len(ids[:tokens]), (self._version,) * len(ids[:tokens]), FinishReason.LENGTH
+        )
+        return ProbeAnswer((LOGPROB,) * (len(request.prompt_ids) - 1), sampled)
 
     def expect(self, callers: int) -> None:
         self.expected.append(callers)

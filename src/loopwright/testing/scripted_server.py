@@ -26,7 +26,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ async def serve_scripted(
     engine: ScriptedEngine, card: ModelCard, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None
 ) -> AsyncIterator[str]:
     """Serve the engine, and give its URL. `card` names the model whose tokenizer the run has."""
-    async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
+    async with listening(
+        engine_app(engine, card=replace(card, computes=False)), host=host, port=port, key=key
+    ) as bound:
         yield f"http://{host}:{bound}"
 
 
@@ -105,7 +107,7 @@ def read_script(file: Path) -> tuple[ScriptedEngine, ModelCard]:
     folder = file.parent / model
     source = str(folder.resolve()) if folder.is_dir() else model
     engine = text_engine(answer, load_tokenizer(source), seconds=float(script.get("seconds", 0.0)))
-    return engine, ModelCard(source, _context(script, folder))
+    return engine, ModelCard(source, _context(script, folder), computes=False)
 
 
 def _reply(said: Any) -> ScriptedReply:
@@ -146,7 +148,9 @@ async def _serve(script: Path, host: str, port: int, key: str | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
+    async with listening(
+        engine_app(engine, card=replace(card, computes=False)), host=host, port=port, key=key
+    ) as bound:
         print(json.dumps({"host": host, "port": bound, "pid": os.getpid()}), flush=True)
         await stop.wait()
 

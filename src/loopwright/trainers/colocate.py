@@ -153,14 +153,15 @@ class ColocateTrainer:
             report = await self._learner.step(batch.groups)
         trained = time.monotonic()
         with self._tracker.span("sync", step=step):
-            await self._weights.publish(report.version)
+            published = await self._weights.publish(report.version)
             await self._engine.resume()
         await self._manager.consume(batch.groups, step)
         self._next_draws = self._manager.next_draws
         self._is_mid_step = False
         self._owes_evaluation = self._intervals.evaluates(step)
         times = {"time/train": trained - started, "time/sync": time.monotonic() - trained}
-        metrics = {**batch.metrics, **{f"learner/{name}": value for name, value in report.metrics.items()}, **times}
+        learned = {f"learner/{name}": value for name, value in report.metrics.items()}
+        metrics = {**batch.metrics, **learned, **published, **times}
         self._tracker.log(step, metrics)
         return metrics
 

@@ -75,6 +75,7 @@ class DisaggregatedTrainer:
         self._restarts = restarts
         self._restarts_before = 0
         self._sync_seconds = 0.0
+        self._sync_metrics: Mapping[str, float] = {}
         self._production = AsyncExitStack()
         self._is_begun = False
         self._is_paused = True
@@ -242,9 +243,10 @@ class DisaggregatedTrainer:
             "time/sync": sync,
             "time/idle_share": 1 - train / (wait + train + sync),
             "engine/restarts": float(restarts - self._restarts_before),
+            **self._sync_metrics,
         }
         self._tracker.log(step, metrics)
-        self._sync_seconds, self._restarts_before = 0.0, restarts
+        self._sync_seconds, self._sync_metrics, self._restarts_before = 0.0, {}, restarts
         return metrics
 
     async def _sync(self) -> Mapping[str, float] | None:
@@ -280,7 +282,7 @@ class DisaggregatedTrainer:
 
     async def _publish(self) -> None:
         version = self._learner.version
-        await self._watchdog.wait(
+        self._sync_metrics = await self._watchdog.wait(
             f"the engines to load the weights of version {version}", self._weights.publish(version)
         )
         self._published = version

@@ -15,6 +15,7 @@ from loopwright.types.choices import (
     ProduceKind,
     ProgramInput,
     Schedule,
+    ServerKind,
     Stale,
     SyncKind,
     TailBatch,
@@ -42,14 +43,31 @@ from loopwright.types.recorded_chain import RecordedChain
 from loopwright.types.reward import Failed, FailureCause, Reward, Scored, Unscored
 from loopwright.types.rollout import Episode, Rollout, RolloutKey, StopReason, Timing
 from loopwright.types.rollout_request import RolloutRequest, Split
-from loopwright.types.sampling import NOTHING_YET, FinishReason, GenerateRequest, Generation, Sampling
+from loopwright.types.sampling import (
+    NOTHING_YET,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    ProbeAnswer,
+    Sampling,
+)
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import ChainStart, TokenChain, Turn
-from loopwright.types.weights import TensorSpec, WeightFile
+from loopwright.types.weights import (
+    IN_PLACE,
+    BroadcastBackend,
+    InPlace,
+    TensorSpec,
+    WeightBroadcast,
+    WeightFile,
+    WeightUpdate,
+)
 
 __all__ = [
+    "IN_PLACE",
     "NOTHING_YET",
     "Aggregate",
+    "BroadcastBackend",
     "BufferKind",
     "ChainStart",
     "ContentDelta",
@@ -65,6 +83,7 @@ __all__ = [
     "Group",
     "GroupStatus",
     "ImportanceKind",
+    "InPlace",
     "Isolation",
     "KlKind",
     "Level",
@@ -73,6 +92,7 @@ __all__ = [
     "OnAgentError",
     "Parsed",
     "PauseMode",
+    "ProbeAnswer",
     "ProduceKind",
     "ProgramInput",
     "ProgramOutput",
@@ -85,6 +105,7 @@ __all__ = [
     "Sampling",
     "Schedule",
     "Scored",
+    "ServerKind",
     "Split",
     "Stale",
     "StopReason",
@@ -106,6 +127,8 @@ __all__ = [
     "TrainerKind",
     "Turn",
     "Unscored",
+    "WeightBroadcast",
     "WeightFile",
+    "WeightUpdate",
     "parsed_of",
 ]

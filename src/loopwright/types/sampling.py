@@ -61,7 +61,8 @@ class GenerateRequest:
     beginning of this answer, sampled by an earlier call; a stop string may begin in them. `part_tokens`: how many
     tokens are reported at a time while the answer is sampled. `seconds`: the caller's remaining time; None means no
     limit. The side that holds the engines counts it, but not while the call is held, and ends the call with
-    OutOfTimeError.
+    OutOfTimeError. `affinity`: requests with the same text begin with the same tokens, as those of a group do, so one
+    engine should answer them all. Empty means that nothing is known.
     """
 
     id: str
@@ -71,12 +72,20 @@ class GenerateRequest:
     sampled_before: int = 0
     part_tokens: int = PART_TOKENS
     seconds: float | None = None
+    affinity: str = ""
 
     def within(self, seconds: float) -> GenerateRequest:
         """The request with so many seconds left for it; infinitely many are no limit."""
         limit = None if seconds == math.inf else max(0.0, seconds)
         return GenerateRequest(
-            self.id, self.prompt_ids, self.sampling, self.resumable, self.sampled_before, self.part_tokens, limit
+            self.id,
+            self.prompt_ids,
+            self.sampling,
+            self.resumable,
+            self.sampled_before,
+            self.part_tokens,
+            limit,
+            self.affinity,
         )
 
     def after(self, part: Generation) -> GenerateRequest:
@@ -109,6 +118,15 @@ class Generation:
     def since(self, count: int) -> Generation:
         """The part after the first `count` tokens."""
         return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish, self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """What an engine computes for a prompt: the logprob at temperature 1 of each prompt token but the first, and tokens
+    that it sampled after the prompt as it does for every request."""
+
+    prompt_logprobs: tuple[float, ...]
+    sampled: Generation
 
 
 NOTHING_YET = Generation((), (), (), FinishReason.ABORT)

@@ -1,28 +1,43 @@
-"""Learner and engines in separate processes on one machine. Weights travel through a file in shared memory.
+"""Learner and engines in separate processes. Weights travel through a file in shared memory.
 
-The file of the engines' present version stays until they have a newer one, because an engine that is started again
-loads it. If an update fails, the engines keep their weights, and this file stays.
+The file of the engines' present version stays until they were proven to have a newer one, because an engine that is
+started again loads it. If an update fails, the engines keep their weights, and this file stays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from loopwright.models.weight_files import WeightFileWriter
 from loopwright.ports import Engine, Learner
+from loopwright.types import WeightFile
+from loopwright.weights.proof import WeightProof
 
 
 class SharedMemoryWeights:
     """Writes the learner's weights to `folder`, and has the engines load them."""
 
-    def __init__(self, learner: Learner, engine: Engine, folder: Path) -> None:
+    def __init__(self, learner: Learner, engine: Engine, folder: Path, proof: WeightProof) -> None:
         self._learner = learner
         self._engine = engine
         self._folder = folder
+        self._proof = proof
 
-    async def publish(self, version: int) -> None:
-        file = self._folder / f"weights-{version}.safetensors"
-        manifest = await self._learner.write_weights(file)
-        await self._engine.load(version, manifest)
+    async def publish(self, version: int) -> Mapping[str, float]:
+        written = await self._written(self._folder / f"weights-{version}.safetensors")
+        async with self._proof.of(version) as differences:
+            await self._engine.load(version, written)
         for old in self._folder.iterdir():
-            if old != file:
+            if str(old) != written.path:
                 old.unlink()
+        return differences
+
+    async def _written(self, file: Path) -> WeightFile:
+        writer = WeightFileWriter(file)
+        try:
+            await self._learner.publish(writer)
+            return writer.finish()
+        except BaseException:
+            writer.discard()
+            raise

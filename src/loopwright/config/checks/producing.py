@@ -149,6 +149,15 @@ def _in_flight(config: RunConfig) -> Iterator[Problem]:
             "use drain or abort",
             also=(("trainer", "kind"),),
         )
+    engine = config.rollout.engine
+    if not _is_sync(config, produce) and produce.in_flight is PauseMode.KEEP and not engine.keeps_requests:
+        yield Problem(
+            ("produce", "in_flight"),
+            f"is keep, but rollout.engine.kind is {engine.kind}: its requests would go on before the new weights are "
+            "proven",
+            "use abort or drain",
+            also=(("rollout", "engine", "kind"),),
+        )
 
 
 def _retries(config: RunConfig) -> Iterator[Problem]:

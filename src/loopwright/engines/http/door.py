@@ -21,7 +21,7 @@ from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.engines.http.server import app_of, generating_routes
 from loopwright.engines.http.streaming import Beat
-from loopwright.engines.http.wire import state_to_json
+from loopwright.engines.http.wire import PROBE, state_to_json
 from loopwright.engines.timed import TimedClient
 from loopwright.errors import RefusedError
 from loopwright.ports import OnPart
@@ -30,7 +30,7 @@ from loopwright.types import GenerateRequest, Generation
 
 BEAT_SECONDS = 1.0
 """How often a call without new tokens is told the held seconds: a caller's limit is exact to about this."""
-MANAGING = ("/pause", "/resume", "/is_paused", "/weights", LEASE)
+MANAGING = ("/pause", "/resume", "/is_paused", "/weights", PROBE, LEASE)
 PREFIX = "door/"
 """Requests of the door have names of their own, so that nobody outside can abort the run's own requests."""
 

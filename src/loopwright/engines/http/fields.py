@@ -7,6 +7,7 @@ from typing import Any
 from loopwright.errors import RefusedError
 
 WHOLE = frozenset({int})
+NUMBERS = frozenset({int, float})
 
 
 class Fields:
@@ -55,6 +56,12 @@ class Fields:
         if isinstance(value, list | tuple) and WHOLE.issuperset(map(type, value)):
             return tuple(value)
         raise self._malformed(name, value, "a list of whole numbers")
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        value = self._get(name, None)
+        if isinstance(value, list | tuple) and NUMBERS.issuperset(map(type, value)):
+            return tuple(map(float, value))
+        raise self._malformed(name, value, "a list of numbers")
 
     def strings(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         value = self._get(name, default)

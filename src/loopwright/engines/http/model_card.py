@@ -13,23 +13,27 @@ MODELS = "/v1/models"
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """`source` is a folder or a name; `max_context` counts tokens."""
+    """`source` is a folder or a name; `max_context` counts tokens. An engine with scripted answers does not
+    `compute`: nobody can prove which weights it has."""
 
     source: str
     max_context: int
+    computes: bool = True
 
 
 def cards_to_json(cards: Sequence[ModelCard]) -> Mapping[str, Any]:
-    listed = [
-        {"id": card.source, "object": "model", "root": card.source, "max_model_len": card.max_context} for card in cards
-    ]
-    return {"object": "list", "data": listed}
+    return {"object": "list", "data": [_card_to_json(card) for card in cards]}
+
+
+def _card_to_json(card: ModelCard) -> Mapping[str, Any]:
+    listed = {"id": card.source, "object": "model", "root": card.source, "max_model_len": card.max_context}
+    return listed if card.computes else {**listed, "computes": False}
 
 
 def card_from_json(body: Any) -> ModelCard:
     match body:
-        case {"data": [{"root": str(source), "max_model_len": int(max_context)}, *_]}:
-            return ModelCard(source, max_context)
+        case {"data": [{"root": str(source), "max_model_len": int(max_context), **others}, *_]}:
+            return ModelCard(source, max_context, others.get("computes") is not False)
     raise EngineError(
         f"the engine does not say which model it serves: {str(body)[:200]}",
         remedy="name the model, whose tokenizer is needed, with --model",

@@ -30,10 +30,12 @@ from loopwright.engines.http.streaming import (
 )
 from loopwright.engines.http.wire import (
     GENERATE,
+    PROBE,
     held_error_to_json,
+    probe_to_json,
     request_from_json,
     state_to_json,
-    weights_from_json,
+    update_from_json,
 )
 from loopwright.errors import LoopwrightError, OutOfTimeError, RefusedError, WeightsError
 from loopwright.ports import StreamingEngine
@@ -63,6 +65,7 @@ def engine_app(
             Route("/resume", routes.resume, methods=["POST"]),
             Route("/is_paused", routes.is_paused),
             Route("/weights", routes.weights, methods=["POST"]),
+            Route(PROBE, routes.probe, methods=["POST"]),
             Route(LEASE, routes.take_lease, methods=["POST"]),
             Route(LEASE, routes.release_lease, methods=["DELETE"]),
         ]
@@ -167,10 +170,15 @@ class _ManagingRoutes:
         return JSONResponse({"is_paused": self._paused})
 
     async def weights(self, request: Request) -> Response:
-        version, file = weights_from_json(await _json(request))
+        version, update = update_from_json(await _json(request))
         self._check_lease(request)
-        await self._engine.load(version, file)
+        await self._engine.load(version, update)
         return JSONResponse({"version": version})
+
+    async def probe(self, request: Request) -> Response:
+        asked = request_from_json(await _json(request))
+        self._check_lease(request)
+        return JSONResponse(probe_to_json(await self._engine.probe(asked)))
 
     async def take_lease(self, request: Request) -> Response:
         holder, seconds = lease_from_json(await _json(request))

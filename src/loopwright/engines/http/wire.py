@@ -7,28 +7,41 @@ of tokens. A value that does not fit the protocol is refused, and the error name
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from loopwright.engines.http.fields import Fields, malformed
-from loopwright.errors import ConfigError, LoopwrightError, RefusedError
+from loopwright.engines.http.fields import NUMBERS, Fields, malformed
+from loopwright.errors import ConfigError, EngineError, LoopwrightError, RefusedError
 from loopwright.serve.errors import error_body
-from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling, TensorSpec, WeightFile
+from loopwright.types import (
+    IN_PLACE,
+    BroadcastBackend,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    InPlace,
+    ProbeAnswer,
+    Sampling,
+    TensorSpec,
+    WeightBroadcast,
+    WeightFile,
+    WeightUpdate,
+)
 from loopwright.types.sampling import PART_TOKENS
 
 GENERATE = "/inference/v1/generate"
+PROBE = "/probe"
 HELD = "held"
 HELD_SECONDS = "held_seconds"
-FIRST_WEIGHTS = "default"
-"""vLLM's name for the weights that it was started with."""
 FINISHES = tuple(FinishReason)
-NUMBERS = frozenset({int, float})
 
 Json = Mapping[str, Any]
 
 
-def request_to_json(request: GenerateRequest, *, seeded: bool = True) -> Json:
+def request_to_json(request: GenerateRequest) -> Json:
     sampling = request.sampling
     return {
         "request_id": request.id,
@@ -38,7 +51,7 @@ def request_to_json(request: GenerateRequest, *, seeded: bool = True) -> Json:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
-            "seed": sampling.seed if seeded else None,
+            "seed": sampling.seed,
             "stop": sampling.stop,
             "stop_token_ids": sampling.stop_token_ids,
             "logprobs": 1,
@@ -47,6 +60,7 @@ def request_to_json(request: GenerateRequest, *, seeded: bool = True) -> Json:
         "part_tokens": request.part_tokens,
         "resumable": request.resumable,
         "seconds": request.seconds,
+        "affinity": request.affinity,
     }
 
 
@@ -81,6 +95,7 @@ def request_from_json(body: Any) -> GenerateRequest:
         resumable=fields.boolean("resumable", False),
         sampled_before=before,
         part_tokens=part,
+        affinity=fields.string("affinity", ""),
     )
     return request.within(seconds)
 
@@ -103,9 +118,18 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
     return body if generation.held is None else {**body, HELD: generation.held}
 
 
-def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, bool]:
-    """The answer or part, and whether the answer has ended. A part has `finish = abort`, and comes after `before`
-    earlier tokens."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer or a part of one, as vLLM's route and ours write it. `finish` is None if the answer goes on. `spans`
+    are the versions of its tokens, as each side names them."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason | None
+    spans: Any
+
+
+def choice_from_json(body: Any) -> Choice:
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list) or len(choices) != 1:
         raise malformed("the answer", "choices", choices, "a list of one choice")
@@ -114,14 +138,29 @@ def generation_from_json(body: Any, *, before: int = 0) -> tuple[Generation, boo
     content = choice.mapping("logprobs").get("content")
     if not isinstance(content, list) or len(content) != len(ids):
         raise malformed("the choice", "logprobs", content, f"{len(ids)} entries, one for each token")
-    logprobs = _logprobs(content)
     finish = choices[0].get("finish_reason")
     if finish is not None and finish not in FINISHES:
         raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
-    spans = choices[0].get("weight_versions")
-    versions = (0,) * len(ids) if spans is None and finish is None else _versions(spans, len(ids), before)
-    ended = FinishReason(finish or FinishReason.ABORT)
-    return Generation(ids, logprobs, versions, ended, held_from_json(body)), finish is not None
+    ended = None if finish is None else FinishReason(finish)
+    return Choice(ids, _logprobs(content), ended, choices[0].get("weight_versions"))
+
+
+def generation_from_json(body: Any) -> tuple[Generation, bool]:
+    """The answer or part, and whether the answer has ended. A part has `finish = abort`."""
+    choice = choice_from_json(body)
+    versions = _versions(choice.spans, len(choice.ids))
+    finish = choice.finish or FinishReason.ABORT
+    sampled = Generation(choice.ids, choice.logprobs, versions, finish, held_from_json(body))
+    return sampled, choice.finish is not None
+
+
+@contextmanager
+def answer_read() -> Iterator[None]:
+    """What is refused in the block is the engine's answer, not the caller's request."""
+    try:
+        yield
+    except RefusedError as error:
+        raise EngineError(f"the engine's answer cannot be read: {error.message}", remedy=error.remedy) from error
 
 
 def held_from_json(body: Json) -> tuple[float, float] | None:
@@ -165,42 +204,80 @@ def spans_of(versions: Sequence[int]) -> Sequence[Json]:
     return spans
 
 
-def weights_to_json(version: int, file: WeightFile | None) -> Json:
-    if file is None:
-        return {"version": version}
+def probe_to_json(answer: ProbeAnswer) -> Json:
+    return {"prompt_logprobs": answer.prompt_logprobs, "sampled": generation_to_json(answer.sampled)}
+
+
+def probe_from_json(body: Any) -> ProbeAnswer:
+    fields = Fields(body, "the answer")
+    sampled, _ = generation_from_json(fields.mapping("sampled"))
+    return ProbeAnswer(fields.numbers("prompt_logprobs"), sampled)
+
+
+def update_to_json(version: int, update: WeightUpdate) -> Json:
+    match update:
+        case InPlace():
+            return {"version": version, "in_place": True}
+        case WeightFile():
+            return {"version": version, "file": file_to_json(update)}
+        case WeightBroadcast():
+            return {"version": version, "file": file_to_json(update.file), "broadcast": broadcast_to_json(update)}
+
+
+def file_to_json(file: WeightFile) -> Json:
     tensors = {name: {"dtype": spec.dtype, "shape": spec.shape} for name, spec in file.tensors.items()}
-    manifest = {"path": file.path, "bytes": file.bytes, "tensors": tensors}
-    return {"version": version, "manifest": manifest, "checksum": file.checksum}
+    return {"path": file.path, "bytes": file.bytes, "checksum": file.checksum, "tensors": tensors}
 
 
-def weights_from_json(body: Any) -> tuple[int, WeightFile | None]:
-    """The version, and the file with its weights. None if the engine's parameters were changed in place."""
+def broadcast_to_json(update: WeightBroadcast) -> Json:
+    names = ("host", "port", "name", "size", "backend", "seconds", "bucket_bytes")
+    return {name: getattr(update, name) for name in names}
+
+
+def update_from_json(body: Any) -> tuple[int, WeightUpdate]:
+    """The version, and how its weights come."""
     fields = Fields(body, "the body")
     version = fields.integer("version")
-    if "manifest" not in body:
-        return version, None
-    manifest = Fields(fields.mapping("manifest"), "the manifest")
+    if body.get("in_place") is True:
+        return version, IN_PLACE
+    file = _file_from_json(Fields(fields.mapping("file"), "the file"))
+    return version, _broadcast_from_json(file, fields.mapping("broadcast")) if "broadcast" in body else file
+
+
+def _file_from_json(file: Fields) -> WeightFile:
     tensors = {
         name: TensorSpec(tensor.string("dtype"), tensor.integers("shape"))
-        for name, described in manifest.mapping("tensors").items()
+        for name, described in file.mapping("tensors").items()
         for tensor in [Fields(described, f"tensor {name!r}")]
     }
-    path, size = manifest.string("path"), manifest.integer("bytes")
-    return version, WeightFile(path, size, fields.string("checksum"), tensors)
+    return WeightFile(file.string("path"), file.integer("bytes"), file.string("checksum"), tensors)
 
 
-def _versions(spans: Any, tokens: int, before: int) -> tuple[int, ...]:
-    """The version of each token. Our engine sends the versions with every part. vLLM sends them at the end, for the
-    whole answer; until then its weights are assumed to be those that it was started with."""
+def _broadcast_from_json(file: WeightFile, body: Json) -> WeightBroadcast:
+    fields = Fields(body, "the broadcast")
+    backend = fields.string("backend")
+    if backend not in tuple(BroadcastBackend):
+        raise malformed("the broadcast", "backend", backend, "one of " + ", ".join(BroadcastBackend))
+    return WeightBroadcast(
+        file,
+        fields.string("host"),
+        fields.integer("port"),
+        fields.string("name"),
+        fields.integer("size"),
+        BroadcastBackend(backend),
+        fields.number("seconds"),
+        fields.integer("bucket_bytes"),
+    )
+
+
+def _versions(spans: Any, tokens: int) -> tuple[int, ...]:
+    """The version of each token."""
     versions: list[int] = []
     for span in spans if isinstance(spans, list) else ():
         fields = Fields(span, "weight_versions")
         if fields.integer("start") != len(versions):
             break
-        version = 0 if span.get("version") == FIRST_WEIGHTS else fields.integer("version")
-        versions += [version] * (fields.integer("end") - len(versions))
-    if len(versions) == before + tokens and not any(versions[:before]):
-        return tuple(versions[before:])
+        versions += [fields.integer("version")] * (fields.integer("end") - len(versions))
     if len(versions) != tokens:
         raise malformed("the choice", "weight_versions", spans, f"spans that cover {tokens} tokens")
     return tuple(versions)

@@ -18,14 +18,23 @@ from loopwright.engines.torch.next_token import NextToken
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.engines.torch.stopping import Stopping
 from loopwright.models.load import LoadedModel
-from loopwright.types import FinishReason, GenerateRequest
+from loopwright.types import FinishReason, GenerateRequest, ProbeAnswer
 
 
 class EngineBatch:
     """All requests of one engine."""
 
-    def __init__(self, loaded: LoadedModel, *, max_batch: int, cache_tokens: int = 0, version: int = 0) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        max_batch: int,
+        cache_tokens: int = 0,
+        version: int = 0,
+        forward: Forward | None = None,
+    ) -> None:
         self.version = version
+        self._loaded = loaded
         self.waiting: list[Sequence] = []
         self.live: list[Sequence] = []
         device: torch.device = loaded.model.device
@@ -40,7 +49,7 @@ class EngineBatch:
         """The requests that were the last to end before the batch became idle. They keep their rows until the next
         request comes. Only then are their keys and values copied into the cache, because new weights, which make them
         useless, often come first."""
-        self._forward = Forward(loaded, cache_tokens=cache_tokens)
+        self._forward = forward or Forward(loaded, cache_tokens=cache_tokens)
 
     @property
     def idle(self) -> bool:
@@ -120,6 +129,18 @@ class EngineBatch:
             self._release(self._ended.pop())
         with self._device:
             self._forward.recompute(self._prefixes.values(), self.live)
+
+    @torch.inference_mode()
+    def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        """Score a prompt, and sample after it by the same steps as for every request. It has a batch and a cache of its
+        own, so live sequences stand still, and it is computed with the copy of the weights that they use."""
+        with self._device:
+            scored = self._forward.score(request.prompt_ids)
+        beside = EngineBatch(self._loaded, max_batch=1, version=self.version, forward=self._forward.beside())
+        sequence = beside.submit(request)
+        while sequence.finish is None:
+            beside.step()
+        return ProbeAnswer(tuple(scored.tolist()), sequence.generation())
 
     def rest(self) -> None:
         """Free memory that can be filled again quickly. To be called when no request is expected for a while."""

@@ -25,7 +25,18 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.models.weight_files import read_weights
 from loopwright.ports import OnPart
-from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, WeightFile
+from loopwright.types import (
+    IN_PLACE,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    InPlace,
+    PauseMode,
+    ProbeAnswer,
+    WeightBroadcast,
+    WeightFile,
+    WeightUpdate,
+)
 
 SILENCE_SECONDS = 1.0
 """After this time, also report small batches of new tokens. Otherwise a slow model would seem to stand still."""
@@ -122,9 +133,9 @@ class TorchEngine:
 
         await self._do(resume)
 
-    async def load(self, version: int, weights: Mapping[str, Any] | WeightFile | None = None) -> None:
+    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         self._require_open()
-        tensors = await self._compute.run(read_weights, weights) if isinstance(weights, WeightFile) else weights
+        tensors = await self._received(update)
         parameters = dict(self._model.named_parameters())
         if tensors is not None:
             _check_weights(parameters, tensors)
@@ -137,6 +148,27 @@ class TorchEngine:
             self._batch.reload(version)
 
         await self._do(load)
+
+    async def _received(self, update: WeightUpdate) -> Mapping[str, Any] | None:
+        """The new tensors by name, whole and verified. None if the parameters were changed in place."""
+        match update:
+            case InPlace():
+                return None
+            case WeightFile():
+                return await self._compute.run(read_weights, update)
+            case WeightBroadcast():
+                # Not in the compute thread: tokens are sampled while the weights arrive.
+                from loopwright.models.broadcast import receive_weights
+
+                return await asyncio.to_thread(receive_weights, update)
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        self._check(request)
+        self._require_open()
+        try:
+            return await self._compute.run(self._batch.probe, request)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise _failed(error) from error
 
     def expect(self, callers: int) -> None:
         def expect() -> None:

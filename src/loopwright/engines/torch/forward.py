@@ -43,11 +43,25 @@ class Forward:
     """Runs the model. Rows of the cache belong to prefixes and sequences, and are freed with `release`."""
 
     def __init__(self, loaded: LoadedModel, *, cache_tokens: int) -> None:
+        self._loaded = loaded
         self._model = loaded.forward
         self._layers = loaded.model.config.num_hidden_layers
         self._prompts = Prompts(self._layers, cache_tokens)
         self._is_without_room = False
         self.forget()
+
+    def beside(self) -> Forward:
+        """A forward pass with a cache of its own, and with the same weights and their copy."""
+        other = Forward(self._loaded, cache_tokens=0)
+        self._pack()
+        other._native = self._native
+        return other
+
+    def score(self, ids: Seq[int]) -> torch.Tensor:
+        """The logprobs of all tokens but the first at temperature 1, computed in one pass as a prompt is."""
+        plan = ChunkPlan([Chunk(0, len(ids))])
+        logits = self._model.logits(tensor_of(ids), torch.arange(len(ids)), plan, None)
+        return logits[:-1].float().log_softmax(-1).gather(1, tensor_of(ids)[1:, None])[:, 0]
 
     def forget(self) -> None:
         """Start with an empty cache. After a failure the cache may hold wrong values, even NaN."""

@@ -1,0 +1,34 @@
+"""Streams a model's weights to whoever wants them, in buckets of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from loopwright.models.weight_files import spec_of
+from loopwright.ports import WeightSink
+
+BUCKET_BYTES = 2**26
+"""How large a bucket is at most, unless one tensor is larger. A learner of several ranks gathers a bucket at a time, so
+this much memory is needed besides the shards."""
+
+
+def stream_weights(tensors: Mapping[str, torch.Tensor], sink: WeightSink) -> None:
+    """Give all tensors to `sink`."""
+    sink.begin({name: spec_of(tensor) for name, tensor in tensors.items()})
+    for bucket in _buckets(tensors):
+        sink.take(bucket)
+
+
+def _buckets(tensors: Mapping[str, torch.Tensor]) -> Iterator[Mapping[str, torch.Tensor]]:
+    bucket: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if bucket and size + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = tensor.detach()
+        size += tensor.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,208 @@
+"""W1: an engine serves only if it computes what the learner's weights compute."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from teacher import Teacher
+
+from loopwright.engines.torch.engine import TorchEngine
+from loopwright.errors import EngineError, ProofError
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import load_model
+from loopwright.testing.weight_file import weight_file
+from loopwright.types import GenerateRequest, PauseMode, ProbeAnswer, Sampling
+from loopwright.weights.proof import WeightProof
+
+VOCABULARY = 300
+
+
+@pytest.fixture
+def teacher(tiny_llama_folder: Path) -> Teacher:
+    return Teacher(load_model(str(tiny_llama_folder), cache=tiny_llama_folder))
+
+
+@pytest.fixture
+async def engine(tiny_llama_folder: Path) -> AsyncIterator[TorchEngine]:
+    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
+    with ComputeThread() as compute:
+        async with TorchEngine(loaded, compute) as engine:
+            yield engine
+
+
+def proof_of(teacher: Any, **options: Any) -> WeightProof:
+    return WeightProof(teacher, VOCABULARY, **options)
+
+
+async def handed_over(
+    teacher: Teacher, engine: TorchEngine, folder: Path, change: Callable[[dict[str, torch.Tensor]], Any] = dict
+) -> None:
+    """Step the teacher, and load its weights into the engine, after `change`."""
+    teacher.step()
+    tensors = {name: tensor.detach().clone() for name, tensor in teacher.model.named_parameters()}
+    change(tensors)
+    await engine.load(teacher.version, weight_file(tensors, folder / f"w-{teacher.version}"))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_the_right_weights_pass_and_their_difference_is_a_metric(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path, temperature: float
+) -> None:
+    proof = proof_of(teacher, temperature=temperature)
+    async with proof.of(1) as metrics:
+        await handed_over(teacher, engine, tmp_path)
+        await proof("0", engine, 1)
+    assert metrics.keys() == {"engine/0/proof_max"}
+    assert 0 < metrics["engine/0/proof_max"] < 5e-5
+
+
+def one_layer_is_old(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.0.mlp.up_proj.weight"].div_(1.01)
+
+
+def one_row_is_off(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.1.self_attn.v_proj.weight"][0].mul_(1.2)
+
+
+def one_is_nan(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.norm.weight"][0] = float("nan")
+
+
+@pytest.mark.parametrize("change", [one_layer_is_old, one_row_is_off])
+async def test_wrong_weights_are_named_by_engine_version_and_token(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path, change: Callable[..., None]
+) -> None:
+    proof = proof_of(teacher)
+    async with proof.of(1):
+        await handed_over(teacher, engine, tmp_path, change)
+        with pytest.raises(ProofError, match="engine 3 does not serve the weights of version 1") as caught:
+            await proof("3", engine, 1)
+    assert caught.value.facts["place"] >= 1
+
+
+async def test_weights_that_compute_nothing_are_an_error(teacher: Teacher, engine: TorchEngine, tmp_path: Path) -> None:
+    proof = proof_of(teacher)
+    async with proof.of(1):
+        await handed_over(teacher, engine, tmp_path, one_is_nan)
+        with pytest.raises(EngineError):
+            await proof("3", engine, 1)
+
+
+async def test_an_update_that_was_only_said_to_be_done_is_caught(teacher: Teacher, engine: TorchEngine) -> None:
+    proof = proof_of(teacher)
+    teacher.step()
+    async with proof.of(1):
+        await engine.load(1)
+        with pytest.raises(ProofError):
+            await proof("0", engine, 1)
+
+
+class Otherwise:
+    """An engine that answers a probe in another way than it computes."""
+
+    def __init__(self, engine: TorchEngine, change: Callable[[ProbeAnswer], ProbeAnswer]) -> None:
+        self._engine = engine
+        self._change = change
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        return self._change(await self._engine.probe(request))
+
+
+def sampled_off(answer: ProbeAnswer) -> ProbeAnswer:
+    logprobs = tuple(logprob - 0.001 for logprob in answer.sampled.logprobs)
+    return replace(answer, sampled=replace(answer.sampled, logprobs=logprobs))
+
+
+def prompt_off(answer: ProbeAnswer) -> ProbeAnswer:
+    return replace(answer, prompt_logprobs=(*answer.prompt_logprobs[:-1], answer.prompt_logprobs[-1] + 0.001))
+
+
+def one_missing(answer: ProbeAnswer) -> ProbeAnswer:
+    return replace(answer, prompt_logprobs=answer.prompt_logprobs[:-1])
+
+
+def not_a_number(answer: ProbeAnswer) -> ProbeAnswer:
+    return replace(answer, prompt_logprobs=(float("nan"), *answer.prompt_logprobs[1:]))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("change", [sampled_off, prompt_off, one_missing, not_a_number])
+async def test_each_part_of_the_answer_is_compared(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path, change: Callable[[ProbeAnswer], ProbeAnswer], late: bool
+) -> None:
+    """What is sampled by stale keys, or by an old head, is off while the prompt's logprobs are right."""
+    proof = proof_of(teacher)
+    async with proof.of(1):
+        await handed_over(teacher, engine, tmp_path)
+        if not late:
+            with pytest.raises(ProofError):
+                await proof("0", Otherwise(engine, change), 1)  # type: ignore[arg-type]
+    if late:
+        teacher.step()
+        await proof("0", engine, 1)
+        with pytest.raises(ProofError):
+            await proof("0", Otherwise(engine, change), 1)  # type: ignore[arg-type]
+
+
+async def test_an_engine_that_comes_back_late_is_proven_though_the_learner_has_moved_on(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    proof = proof_of(teacher, temperature=0.7)
+    async with proof.of(1):
+        await handed_over(teacher, engine, tmp_path)
+    before = weight_file(dict(teacher.model.named_parameters()), tmp_path / "before")
+    teacher.step()
+    await proof("0", engine, 1)
+    await engine.load(1, weight_file(dict(teacher.model.named_parameters()), tmp_path / "newer"))
+    with pytest.raises(ProofError, match="version 1"):
+        await proof("0", engine, 1)
+    await engine.load(1, before)
+    await proof("0", engine, 1)
+
+
+async def test_a_paused_engine_is_proven_while_its_live_sequences_stand_still(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    heard: list[Any] = []
+    request = GenerateRequest("live", (5, 6, 7), Sampling(max_new_tokens=200), part_tokens=1)
+    live = asyncio.create_task(engine.generate(request, heard.append))
+    async with asyncio.timeout(20):
+        while len(heard) < 3:
+            await asyncio.sleep(0.001)
+        await engine.pause(PauseMode.KEEP)
+        sampled = len(heard)
+        proof = proof_of(teacher)
+        async with proof.of(1):
+            await handed_over(teacher, engine, tmp_path)
+            await proof("0", engine, 1)
+        assert len(heard) == sampled
+        await engine.resume()
+        generation = await live
+    assert set(generation.versions) == {0, 1}
+    scored = await teacher.logprobs((*request.prompt_ids, *generation.ids))
+    expected = scored[len(request.prompt_ids) - 1 :]
+    new = generation.versions.index(1)
+    assert generation.logprobs[new:] == pytest.approx(expected[new:], abs=1e-4)
+
+
+async def test_each_version_has_a_prompt_of_its_own(teacher: Teacher) -> None:
+    asked: list[Any] = []
+
+    class Listening:
+        async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+            asked.append(request.prompt_ids)
+            raise ProofError("heard", remedy="none")
+
+    proof = proof_of(teacher)
+    for version in (1, 2):
+        async with proof.of(version):
+            with pytest.raises(ProofError):
+                await proof("0", Listening(), version)  # type: ignore[arg-type]
+    assert asked[0] != asked[1]
+    assert all(0 <= token < VOCABULARY for prompt in asked for token in prompt)
