@@ -25,8 +25,11 @@ LAST_WORDS_BYTES = 2000
 class Child:
     """A running process. `ready` is the line that it printed when it was ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path, log_start: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, log: Path, log_start: int, grace_seconds: float = GRACE_SECONDS
+    ) -> None:
         self._process = process
+        self._grace_seconds = grace_seconds
         self._log = log
         self._log_start = log_start
         self.ready: Mapping[str, Any] = {}
@@ -51,12 +54,12 @@ class Child:
                 remedy=f"see {self._log}; a large model may need more time",
             ) from None
 
-    async def stop(self, grace_seconds: float) -> None:
+    async def stop(self) -> None:
         """Ask it to end (SIGTERM), and kill it after a while."""
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(grace_seconds):
+                async with asyncio.timeout(self._grace_seconds):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
@@ -94,8 +97,8 @@ async def child_process(
     ready_seconds: float,
     grace_seconds: float = GRACE_SECONDS,
 ) -> AsyncIterator[Child]:
-    """Start a program and wait until it is ready. When the context ends, it is asked to end, and killed if it takes
-    longer than `grace_seconds`."""
+    """Start a program and wait until it is ready. When the context ends it is asked to end, and killed if it has not
+    done so within `grace_seconds`."""
     with log.open("ab") as words:
         log_start = words.tell()
         process = await asyncio.create_subprocess_exec(
@@ -106,9 +109,9 @@ async def child_process(
             env=dict(env),
             start_new_session=True,
         )
-    child = Child(process, log, log_start)
+    child = Child(process, log, log_start, grace_seconds)
     try:
         await child.become_ready(ready_seconds)
         yield child
     finally:
-        await child.stop(grace_seconds)
+        await child.stop()
