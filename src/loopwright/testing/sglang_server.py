@@ -48,7 +48,8 @@ QUICK = Times(abort_again=0.01, look_for_caller=0.05, abort_after_stream=0.1, he
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the server is started, by SGLang's own names. `max_total_tokens` is the room of its cache."""
+    """How the server is started, by SGLang's own names. `max_total_tokens` is the room of its cache.
+    `return_original_logprob` is SGLANG_RETURN_ORIGINAL_LOGPROB: logprobs before temperature."""
 
     api_key: str | None = None
     admin_api_key: str | None = None
@@ -58,6 +59,8 @@ class Options:
     enable_memory_saver: bool = False
     max_running_requests: int = 256
     max_total_tokens: int = 1 << 20
+    return_original_logprob: bool = False
+    dp_size: int = 1
 
 
 class SglangServer:
@@ -106,7 +109,8 @@ async def serve_sglang(
             faults,
             incremental=options.incremental_streaming_output,
         )
-        scheduler = Scheduler(model, tree, tokenizer, compute, sizes, frontend.tell, faults)
+        raw = options.return_original_logprob
+        scheduler = Scheduler(model, tree, tokenizer, compute, sizes, frontend.tell, faults, raw_logprobs=raw)
         updates = Updates(scheduler, faults, memory_saver=options.enable_memory_saver)
         frontend.connect(scheduler, updates)
         info = {
@@ -118,7 +122,7 @@ async def serve_sglang(
             "incremental_streaming_output": options.incremental_streaming_output,
             "max_running_requests": sizes.running,
             "tp_size": 1,
-            "dp_size": 1,
+            "dp_size": options.dp_size,
         }
         routes = Routes(frontend, scheduler, updates, faults, info)
         keys = Keys(routes.app(), options.api_key, options.admin_api_key, faults)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
+LOADING = Lock()
+"""transformers changes functions of torch while it loads a model. Two threads that load would leave them changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,10 @@ class KvModel:
     """The model of a folder. `weights` counts the updates that it has got."""
 
     def __init__(self, folder: str) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-        ).eval()
+        with LOADING:
+            self._model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+            ).eval()
         self.config = self._model.config
         self.weights = 0
 

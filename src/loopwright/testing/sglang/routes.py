@@ -59,6 +59,7 @@ class Routes:
             Route("/get_weights_by_name", self._tensor, methods=["GET", "POST"]),
             Route("/model_info", self._model_info),
             Route("/server_info", self._server_info),
+            Route("/v1/models", self._models),
             Route("/v1/loads", self._loads),
             Route("/health", self._health),
             Route("/health_generate", self._health),
@@ -221,6 +222,11 @@ class Routes:
                 "architectures": config.architectures,
             }
         )
+
+    async def _models(self, request: Request) -> Response:
+        name, context = self._frontend.model_path, self._scheduler.sizes.context
+        card = {"id": name, "object": "model", "owned_by": "sglang", "root": name, "max_model_len": context}
+        return JSONResponse({"object": "list", "data": [card]})
 
     async def _server_info(self, request: Request) -> Response:
         sizes = self._scheduler.sizes

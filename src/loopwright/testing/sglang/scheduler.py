@@ -50,6 +50,8 @@ class Scheduler:
         sizes: Sizes,
         tell: Tell,
         faults: Faults,
+        *,
+        raw_logprobs: bool = False,
     ) -> None:
         self.model, self.tree, self.sizes = model, tree, sizes
         self.compute = compute
@@ -60,6 +62,7 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._tell = tell
         self._faults = faults
+        self._raw_logprobs = raw_logprobs
         self._random = torch.Generator().manual_seed(0)
         self._inbox: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._came = asyncio.Event()
@@ -172,7 +175,7 @@ class Scheduler:
 
     def _compute(self, batch: list[Sequence]) -> None:
         for sequence in batch:
-            sequence.step(self.model, self.tree, self._random)
+            sequence.step(self.model, self.tree, self._random, raw=self._raw_logprobs)
 
     def _check_flush(self) -> None:
         if self._flush is None:

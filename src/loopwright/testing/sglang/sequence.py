@@ -67,14 +67,15 @@ class Sequence:
         given, prompt = self.ask.logprob_start_len, len(self.ask.ids)
         return prompt if given == -1 or not self.ask.return_logprob else given
 
-    def step(self, model: KvModel, tree: RadixTree, random: torch.Generator) -> None:
-        """Compute the next token: from all tokens, or from the last one if the others are in the context."""
+    def step(self, model: KvModel, tree: RadixTree, random: torch.Generator, *, raw: bool) -> None:
+        """Compute the next token: from all tokens, or from the last one if the others are in the context. `raw`: its
+        logprob is that of temperature 1."""
         logits = (
             self._prefill(model, tree) if self.context is None else model.extend(self.context, self.output_ids[-1:])
         )
         token = pick(logits[-1], self.ask.sampling, random)
         self.output_ids.append(token)
-        self.rows.append(row(logits[-1], self.ask.sampling.temperature, token, self.ask))
+        self.rows.append(row(logits[-1], 1.0 if raw else self.ask.sampling.temperature, token, self.ask))
 
     def _prefill(self, model: KvModel, tree: RadixTree) -> torch.Tensor:
         ids = [*self.ask.ids, *self.output_ids]
