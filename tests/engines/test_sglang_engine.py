@@ -180,7 +180,7 @@ async def test_an_update_that_was_not_done_is_caught_by_the_proof(
         await prove(plain, engine, 1)
 
 
-@pytest.mark.parametrize("fault", ["refuse_updates", "refuse_flush", "die_in_update"])
+@pytest.mark.parametrize("fault", ["refuse_updates", "refuse_flush", "keep_label", "die_in_update"])
 async def test_a_server_that_fails_in_an_update_is_lost(
     served: tuple[SglangServer, SglangEngine], files: list[WeightFile], fault: str
 ) -> None:

@@ -193,9 +193,9 @@ class Frontend:
                 success, message = await self._scheduler.do(lambda: order(body))
         if success and how == "disk":
             self.model_path = body["model_path"]
-        if success and body.get("weight_version") is not None:
-            self.label = body["weight_version"]
-            message += f" Weight version updated to {self.label}."
+        if success and (label := body.get("weight_version")) is not None:
+            self.label = self.label if self._faults.keep_label else label
+            message += f" Weight version updated to {label}."
         return success, message
 
     async def flush(self, seconds: float) -> str:
