@@ -4,6 +4,7 @@ itself. Further ones change what it does."""
 
 from __future__ import annotations
 
+import _multiprocessing  # type: ignore[import-not-found]
 import json
 import mmap
 import os
@@ -11,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -75,7 +77,8 @@ if __name__ == "__main__":
     FOLDER, HOW = Path(sys.argv[2]), sys.argv[3:]
     if "dies" in HOW:
         sys.exit("no memory for the KV cache")
-    mapped, opened = new_file("psm_"), new_file("sem.")
+    mapped, opened, semaphore = new_file("psm_"), new_file("sem."), f"lw-{secrets.token_hex(6)}"
+    held = _multiprocessing.SemLock(1, 1, 1, f"/{semaphore}", False)
     with open(mapped, "r+b") as file:
         memory = mmap.mmap(file.fileno(), 4096)
     server = Server(("127.0.0.1", int(sys.argv[1])), Handler)
@@ -86,7 +89,9 @@ if __name__ == "__main__":
         "orphan": orphan(),
         "nameless orphan": orphan(env={}),
     }
-    said = {"server": os.getpid(), "processes": processes, "files": [mapped, opened]}
+    (Path(tempfile.gettempdir()) / "socket").touch()
+    files = [mapped, opened, f"/dev/shm/sem.{semaphore}"]
+    said = {"server": os.getpid(), "processes": processes, "files": files, "folder": tempfile.gettempdir()}
     (FOLDER / "draft").write_text(json.dumps(said))
     (FOLDER / "draft").rename(FOLDER / "said")
     signal.signal(signal.SIGTERM, lambda *_: None if "stuck" in HOW else end(server))
@@ -96,5 +101,5 @@ if __name__ == "__main__":
     if "clean" in HOW:
         for pid in processes.values():
             os.kill(pid, signal.SIGKILL)
-        os.unlink(mapped)
-        os.unlink(opened)
+        for name in files:
+            os.unlink(name)

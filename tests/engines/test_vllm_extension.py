@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 import loopwright.engines.vllm
-from loopwright.models.weight_files import write_weights
+from loopwright.testing.weight_file import weight_file
 
 EXTENSION = Path(loopwright.engines.vllm.__file__).parent / "extension" / "loopwright_vllm.py"
 distributed: Any = torch.distributed
@@ -86,12 +86,12 @@ class Model(torch.nn.Module):
 def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    write_weights(Model(), folder / "model.safetensors")
+    weight_file(dict(Model().named_parameters()), folder / "model.safetensors")
     return folder
 
 
 def manifest(model: torch.nn.Module, folder: Path) -> dict[str, Any]:
-    return asdict(write_weights(model, folder / "weights.safetensors"))
+    return asdict(weight_file(dict(model.named_parameters()), folder / "weights.safetensors"))
 
 
 def load(worker: Worker, update: Any) -> dict[str, Any]:

@@ -72,7 +72,9 @@ class Guarded:
         return [self.said["server"], *self.said["processes"].values()]
 
     def gone(self) -> bool:
-        return not any(map(lives, self.pids)) and not any(map(os.path.exists, self.said["files"]))
+        return not any(map(lives, self.pids)) and not any(
+            map(os.path.exists, [*self.said["files"], self.said["folder"]])
+        )
 
     def cleared(self) -> None:
         eventually(self.gone, f"left: {[pid for pid in self.pids if lives(pid)]}, {self.said}")
@@ -105,6 +107,7 @@ def test_it_says_the_port_when_the_server_is_healthy(guarded: Guarded) -> None:
     guard = guarded.start()
     said = ready(guard)
     assert said == {"port": said["port"], "pid": guarded.said["server"]}
+    assert guarded.said["folder"] == json.loads(guarded.state.read_text())["folder"]
     connection = http.client.HTTPConnection("127.0.0.1", said["port"], timeout=SECONDS)
     connection.request("GET", "/health")
     assert connection.getresponse().status == http.client.OK
@@ -156,7 +159,7 @@ def test_sigterm_with_a_request_in_flight(tmp_path: Path) -> None:
 def test_a_killed_guard_is_swept_up_after(guarded: Guarded, tmp_path: Path) -> None:
     guard = guarded.start()
     ready(guard)
-    eventually(lambda: len(json.loads(guarded.state.read_text())["files"]) == 2, "the files are not in the state file")
+    eventually(lambda: len(json.loads(guarded.state.read_text())["files"]) == 3, "the files are not in the state file")
     guard.kill()
     guard.communicate()
     assert all(map(lives, guarded.pids))
@@ -258,7 +261,7 @@ def test_what_is_not_the_servers_stays(guarded: Guarded, tmp_path: Path) -> None
         with open(shared, "r+b") as file, mmap.mmap(file.fileno(), 4096):
             guard.communicate(timeout=SECONDS)
             assert os.path.exists(shared)
-            assert not os.path.exists(guarded.said["files"][1])
+            assert not any(map(os.path.exists, guarded.said["files"][1:]))
         assert mine.exists()
         assert other.poll() is None
     finally:

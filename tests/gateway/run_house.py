@@ -13,7 +13,6 @@ from gateway_house import KEY, MAX_CONTEXT, RecordingEngine, odd_ids, renderer
 
 from loopwright.agents.callable import CallableLoop
 from loopwright.agents.worker import AgentSetup, LocalWorker
-from loopwright.errors import LoopwrightError
 from loopwright.gateway.client import GatewayAddress
 from loopwright.gateway.offer import Served
 from loopwright.gateway.registration import (
@@ -55,7 +54,7 @@ class Door:
     def __init__(self) -> None:
         self.engine = RecordingEngine(lambda request: "Hello.", encode=odd_ids)
         self.held = 0.0
-        self.error: LoopwrightError | None = None
+        self.error: Exception | None = None
 
     @asynccontextmanager
     async def connect(self, model: RunModel) -> AsyncIterator[tuple[Served, Callable[[], float]]]:

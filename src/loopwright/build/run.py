@@ -92,7 +92,10 @@ async def _open(
             stack.enter_context(told_in(folder, door))
             if _has_gateway_elsewhere(sampling):
                 unfinished = unfinished_groups(folder, resume_state.plans)
-                elsewhere = policies_elsewhere(loaded, sampling.model, door, lease_holder(folder), unfinished, redact)
+                held = engines.engine.held_seconds
+                elsewhere = policies_elsewhere(
+                    loaded, sampling.model, door, lease_holder(folder), unfinished, held=held, redact=redact
+                )
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(

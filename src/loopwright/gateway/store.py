@@ -253,6 +253,7 @@ class SqliteStore:
 
     def delete(self, session_id: str) -> None:
         self._removed = True
+        self._delivered = [turn for turn in self._delivered if turn[0] != session_id]
         with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
             db.execute("DELETE FROM delivered WHERE session = ?", (session_id,))

@@ -4,7 +4,7 @@
 
 The guard picks the port, waits until the server is healthy, and then prints `{"port": …, "pid": …}`. Its standard input
 is a pipe from its supervisor. When the pipe ends, on SIGTERM, or when the server's first process dies, it ends every
-process of the server and removes their shared memory (`leftovers.py`). That takes END_SECONDS at most. Its last line on
+process of the server and removes its files (`leftovers.py`). That takes END_SECONDS at most. Its last line on
 standard error says how the server ended.
 
 The guard is small, imports no torch, and outlives its supervisor: it is what cleans up if that one is killed.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import getpass
 import http.client
 import json
 import os
@@ -22,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -175,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, VARIABLE: left.mark},
+                env=_environment(left),
                 start_new_session=True,
             )
         except OSError as error:
@@ -199,6 +201,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if not any(PORT in part for part in options.command):
         parser.error(f"COMMAND has no {PORT}")
     return options
+
+
+def _environment(left: Leftovers) -> dict[str, str]:
+    """The guard's own, with the mark and a folder for temporary files. What torch has compiled stays where it was, or
+    every start would compile it again."""
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    return {"TORCHINDUCTOR_CACHE_DIR": compiled, **os.environ, "TMPDIR": str(left.folder), VARIABLE: left.mark}
 
 
 def _adopt_orphans() -> None:

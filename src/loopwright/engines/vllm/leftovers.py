@@ -1,12 +1,12 @@
-"""What a server has on this machine besides its answers: its processes, and its files in shared memory.
+"""What a server has on this machine: its processes, its files in shared memory, and a folder for its temporary files.
 
-vLLM's processes outlive one another, and a process that is killed leaves its shared memory behind. So the guard writes
-what it sees of them to a state file, and ends all of it with the server. If the guard itself was killed, `sweep` does
-so from the state file.
+vLLM's processes outlive one another, a process that is killed leaves its shared memory behind, and sockets stay after
+every end. So the guard writes what it sees of them to a state file, and ends all of it with the server. If the guard
+itself was killed, `sweep` does so from the state file.
 
 Nothing is ended or removed that is not the server's own. A process is its own if it carries the server's mark, or was
 seen with it (the same number and start time), or was started by one of these. A file is its own if one of these
-processes had it open, it is still the same file, and no other process has it open.
+processes had it open, it is still the same file, and no other process has it open. The folder is named by the mark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -44,9 +46,7 @@ class SharedFile:
 
     @classmethod
     def at(cls, path: str) -> SharedFile | None:
-        """The server's file of this path, or None if it is gone, of another kind or of another user."""
-        if not path.startswith(SHARED_MEMORY) or not os.path.basename(path).startswith(NAMES):
-            return None
+        """The file of this path, or None if it is gone or of another user."""
         try:
             found = os.lstat(path)
         except OSError:
@@ -57,8 +57,11 @@ class SharedFile:
 class Leftovers:
     """The processes and files of one server. `look` sees them, and keeps the state file up to date."""
 
-    def __init__(self, state: Path, mark: str, guard: tuple[int, str], known: list[tuple[int, str]]) -> None:
+    def __init__(
+        self, state: Path, mark: str, folder: Path, guard: tuple[int, str], known: list[tuple[int, str]]
+    ) -> None:
         self.mark = mark
+        self.folder = folder
         self.guard = guard
         self._state = state
         self._known = set(known)
@@ -69,8 +72,11 @@ class Leftovers:
     @classmethod
     def of_new_server(cls, state: Path) -> Leftovers:
         """For the guard, before it starts a server."""
-        made = cls(state, secrets.token_hex(16), (os.getpid(), started_at(os.getpid()) or "0"), [])
+        mark = secrets.token_hex(8)
+        folder = Path(tempfile.gettempdir(), f"loopwright-vllm-{mark}")
+        made = cls(state, mark, folder, (os.getpid(), started_at(os.getpid()) or "0"), [])
         made._write()
+        folder.mkdir(mode=0o700)
         return made
 
     @classmethod
@@ -83,7 +89,8 @@ class Leftovers:
         if said["boot"] != _boot():
             return None
         pid, started = said["guard"]
-        made = cls(state, said["mark"], (pid, started), [(one, when) for one, when in said["processes"]])
+        known = [(one, when) for one, when in said["processes"]]
+        made = cls(state, said["mark"], Path(said["folder"]), (pid, started), known)
         made._files = {SharedFile(*file) for file in said["files"]}
         return made
 
@@ -91,7 +98,7 @@ class Leftovers:
         """The server's living processes. What is new is written to the state file."""
         living = [one for one in self._table.of(self.mark) if (one.pid, one.started) != self.guard]
         known = {(one.pid, one.started) for one in living}
-        files = self._files | {file for one in living for file in _shared_files(one.pid)}
+        files = self._files | {file for one in living for file in shared_files(one.pid)}
         if (known, files) != (self._known, self._files):
             self._known, self._files = known, files
             self._write()
@@ -109,11 +116,12 @@ class Leftovers:
             time.sleep(LOOK_AGAIN_SECONDS)
         if not living:
             self._remove_files()
+            shutil.rmtree(self.folder, ignore_errors=True)
             self._state.unlink(missing_ok=True)
         return len(killed)
 
     def _remove_files(self) -> None:
-        used = {file for pid in pids() for file in _shared_files(pid)} if self._files else set()
+        used = {file for pid in pids() for file in shared_files(pid)} if self._files else set()
         for file in self._files - used:
             if SharedFile.at(file.path) == file:
                 with suppress(FileNotFoundError):
@@ -123,6 +131,7 @@ class Leftovers:
         """The file is always whole."""
         said = {
             "mark": self.mark,
+            "folder": str(self.folder),
             "boot": _boot(),
             "guard": self.guard,
             "processes": sorted(self._known),
@@ -167,15 +176,31 @@ def _boot() -> str:
     return BOOT.read_text().strip() if BOOT.exists() else ""
 
 
-def _shared_files(pid: int) -> Iterator[SharedFile]:
-    """The files that a process has mapped or open, if they are of a kind that a server makes."""
-    paths = set[str]()
+def shared_files(pid: int) -> set[SharedFile]:
+    """The files that a process has mapped or open, if they are of a kind that a server makes.
+
+    They are known by their inodes: glibc maps a semaphore under another name than the one that it then gets.
+    """
+    try:
+        device = os.stat(SHARED_MEMORY).st_dev
+    except OSError:
+        return set()
+    if not (inodes := set(_open_inodes(pid, device))):
+        return set()
+    paths = [os.path.join(SHARED_MEMORY, name) for name in os.listdir(SHARED_MEMORY) if name.startswith(NAMES)]
+    return {file for path in paths if (file := SharedFile.at(path)) is not None and file.inode in inodes}
+
+
+def _open_inodes(pid: int, device: int) -> Iterator[int]:
+    """Of the files in shared memory that a process has mapped or open."""
     for line in read_proc(pid, "maps").splitlines():
         if SHARED_MEMORY.encode() in line:
-            paths.add(line.split(None, 5)[-1].decode(errors="replace"))
+            _, _, _, where, inode, _ = line.split(None, 5)
+            major, minor = where.split(b":")
+            if os.makedev(int(major, 16), int(minor, 16)) == device:
+                yield int(inode)
     with suppress(OSError):
         for descriptor in os.listdir(f"{PROC}/{pid}/fd"):
             with suppress(OSError):
-                paths.add(os.readlink(f"{PROC}/{pid}/fd/{descriptor}"))
-    # A path that ends with " (deleted)" is no file any more, and is not found.
-    yield from (file for path in paths if (file := SharedFile.at(path)) is not None)
+                if os.readlink(link := f"{PROC}/{pid}/fd/{descriptor}").startswith(SHARED_MEMORY):
+                    yield os.stat(link).st_ino

@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopwright.engines.vllm.guard import END_SECONDS
-
 from loopwright.core.environment import child_environment
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.engine import EXTENSION, VllmEngine
+from loopwright.engines.vllm.guard import END_SECONDS
 from loopwright.engines.worker import Worker
 from loopwright.serve.child import child_process
 
