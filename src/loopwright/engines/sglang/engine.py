@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -44,6 +44,7 @@ from loopwright.types import (
     PauseMode,
     ProbeAnswer,
     Sampling,
+    TensorSpec,
     WeightFile,
     WeightUpdate,
 )
@@ -95,6 +96,7 @@ class SglangEngine:
         self._labels = labels
         self._version = 0
         self._is_loaded = False
+        self._tensors: Mapping[str, TensorSpec] | None = None
         self._is_incremental = False
         self._calls: set[_Call] = set()
         self._goes_on = asyncio.Event()
@@ -186,11 +188,12 @@ class SglangEngine:
         was_going_on = self._goes_on.is_set()
         if was_going_on or not self._is_server_paused:
             await self.pause(PauseMode.ABORT)
+        self._check_tensors(version, update)
         label = self._labels.of(version)
         async with folder_of(update) as folder:
             await self._update(version, {"model_path": str(folder), "flush_cache": False, "weight_version": label})
         await self._flush()
-        self._version, self._is_loaded = version, True
+        self._version, self._is_loaded, self._tensors = version, True, update.tensors
         if was_going_on:
             await self.resume()
 
@@ -284,6 +287,17 @@ class SglangEngine:
     async def _ended_calls(self, seconds: float | None) -> None:
         if asking := [call.asking for call in self._calls if call.asking is not None]:
             await asyncio.wait(asking, timeout=seconds)
+
+    def _check_tensors(self, version: int, file: WeightFile) -> None:
+        """SGLang keeps the old weights of a tensor that is missing, and dies of one with another shape. So every update
+        must have the tensors of the one before. That the first has the right ones is for the proof to find out."""
+        if self._tensors is not None and self._tensors != file.tensors:
+            changed = {*self._tensors.items()} ^ {*file.tensors.items()}
+            raise WeightsError(
+                f"the weights of version {version} have not the tensors of the version before: "
+                f"{min(name for name, _ in changed)!r} differs; nothing was changed",
+                remedy="publish all weights of the model that is trained",
+            )
 
     async def _update(self, version: int, body: Any) -> None:
         try:

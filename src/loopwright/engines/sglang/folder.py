@@ -15,8 +15,8 @@ from loopwright.types import WeightFile
 
 @asynccontextmanager
 async def folder_of(file: WeightFile) -> AsyncIterator[Path]:
-    """A folder with a link to the file, beside it. Raises WeightsError if the file is gone or has another size: SGLang
-    dies of a damaged one."""
+    """A folder beside the file, with a link to it. Raises WeightsError if the file is gone or damaged: SGLang checks
+    nothing, and dies of a damaged one."""
     folder = await asyncio.to_thread(_linked, file)
     try:
         yield folder
@@ -25,19 +25,17 @@ async def folder_of(file: WeightFile) -> AsyncIterator[Path]:
 
 
 def _linked(file: WeightFile) -> Path:
-    path = Path(file.path)
+    # It imports torch, which a process that only samples does not need.
+    from loopwright.models.weight_files import check_weights
+
+    check_weights(file)
+    path = Path(file.path).absolute()
     try:
-        size = path.stat().st_size
-        if size != file.bytes:
-            raise WeightsError(
-                f"{path} has {size:,} bytes instead of {file.bytes:,}; nothing was changed",
-                remedy="publish the weights again; nothing but the run may touch this folder while it is running",
-            )
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=path.parent))
-        (folder / "model.safetensors").symlink_to(path.absolute())
+        (folder / "model.safetensors").symlink_to(path)
     except OSError as error:
         raise WeightsError(
             f"the weights in {path} cannot be shown to a server: {error}; nothing was changed",
-            remedy="publish the weights again; nothing but the run may touch this folder while it is running",
+            remedy=f"make room in {path.parent}",
         ) from error
     return folder
