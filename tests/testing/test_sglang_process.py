@@ -17,7 +17,7 @@ import pytest
 import torch
 from sglang_scene import CLOSE, PROMPT, Truth, asking
 
-from loopwright.testing.sglang.groups import Group
+from loopwright.testing.sglang.groups import WeightGroup
 
 pytestmark = pytest.mark.real
 
@@ -58,7 +58,7 @@ async def test_weights_can_be_broadcast_and_a_wrong_shape_is_told(tiny_llama_fol
             "backend": "gloo",
         }
         joining = asyncio.ensure_future(client.post("/init_weights_update_group", json=join))
-        group = await asyncio.to_thread(Group, "127.0.0.1", port, 0, 2, "weight_update_group", "gloo")
+        group = await asyncio.to_thread(WeightGroup, "127.0.0.1", port, 0, 2, "weight_update_group", "gloo")
         assert (await joining).json() == {"success": True, "message": "Succeeded to initialize custom process group."}
 
         async def broadcast(tensors: dict[str, torch.Tensor], **fields: Any) -> httpx.Response:

@@ -107,8 +107,8 @@ class WeightFileWriter:
         )
 
 
-def check_weights(manifest: WeightFile) -> None:
-    """Raises WeightsError if the file is gone or damaged."""
+def read_weights(manifest: WeightFile) -> Mapping[str, torch.Tensor]:
+    """Verify the file, and return its tensors."""
     file = Path(manifest.path)
     try:
         size = file.stat().st_size
@@ -116,15 +116,7 @@ def check_weights(manifest: WeightFile) -> None:
             raise _unfit(manifest, f"it has {size:,} bytes instead of {manifest.bytes:,}")
         if (found := _checksum(file)) != manifest.checksum:
             raise _unfit(manifest, f"its checksum is {found} instead of {manifest.checksum}")
-    except OSError as error:
-        raise _unfit(manifest, str(error)) from error
-
-
-def read_weights(manifest: WeightFile) -> Mapping[str, torch.Tensor]:
-    """Verify the file, and return its tensors."""
-    check_weights(manifest)
-    try:
-        tensors: dict[str, torch.Tensor] = load_file(manifest.path)
+        tensors: dict[str, torch.Tensor] = load_file(file)
     except (OSError, SafetensorError) as error:
         raise _unfit(manifest, str(error)) from error
     if {name: spec_of(tensor) for name, tensor in tensors.items()} != dict(manifest.tensors):

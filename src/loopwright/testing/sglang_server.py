@@ -39,7 +39,7 @@ from loopwright.testing.sglang.keys import Keys
 from loopwright.testing.sglang.model import KvModel
 from loopwright.testing.sglang.radix import RadixTree
 from loopwright.testing.sglang.routes import Routes
-from loopwright.testing.sglang.scheduler import Scheduler, Sizes
+from loopwright.testing.sglang.scheduler import Scheduler, ServerSizes
 from loopwright.testing.sglang.updates import Updates
 
 QUICK = Times(abort_again=0.01, look_for_caller=0.05, abort_after_stream=0.1, health=0.01, health_limit=1.0)
@@ -99,7 +99,9 @@ async def serve_sglang(
     with ComputeThread() as compute:
         model = await compute.run(KvModel, path)
         tokenizer = load_tokenizer(path)
-        sizes = Sizes(model.config.max_position_embeddings, options.max_total_tokens, options.max_running_requests)
+        sizes = ServerSizes(
+            model.config.max_position_embeddings, options.max_total_tokens, options.max_running_requests
+        )
         tree = RadixTree(enabled=not options.disable_radix_cache)
         frontend = Frontend(
             tokenizer,

@@ -27,10 +27,10 @@ from loopwright.engines.http.wire import answer_read
 from loopwright.engines.sglang.folder import folder_of
 from loopwright.engines.sglang.wire import (
     GENERATE,
-    part_from_json,
-    prompt_logprobs_from_json,
+    part_from_sglang,
+    prompt_logprobs_from_sglang,
     request_to_sglang,
-    score_request,
+    score_to_sglang,
 )
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.errors import EngineError, EngineLostError, LoopwrightError, ModelError, WeightsError
@@ -203,10 +203,10 @@ class SglangEngine:
         if self._is_server_paused is not False:
             await self._continue()
         call = _Call(request, self._version)
-        body = score_request(request, uuid.uuid4().hex, self._extra_key())
+        body = score_to_sglang(request, uuid.uuid4().hex, self._extra_key())
         scored = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
-            prompt_logprobs, label = prompt_logprobs_from_json(scored, request.prompt_ids)
+            prompt_logprobs, label = prompt_logprobs_from_sglang(scored, request.prompt_ids)
         self._check_label(label, call)
         return ProbeAnswer(prompt_logprobs, await self._asked(call, lambda part: None))
 
@@ -232,7 +232,7 @@ class SglangEngine:
                 if not is_event:
                     continue
                 with answer_read():
-                    part = part_from_json(said, call.ids, incremental=self._is_incremental)
+                    part = part_from_sglang(said, call.ids, incremental=self._is_incremental)
                 version = self._check_label(part.label, call)
                 finish = part.finish or FinishReason.ABORT
                 sampled = Generation(part.ids, part.logprobs, (version,) * len(part.ids), finish)

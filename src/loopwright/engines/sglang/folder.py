@@ -26,9 +26,9 @@ async def folder_of(file: WeightFile) -> AsyncIterator[Path]:
 
 def _linked(file: WeightFile) -> Path:
     # It imports torch, which a process that only samples does not need.
-    from loopwright.models.weight_files import check_weights
+    from loopwright.models.weight_files import read_weights
 
-    check_weights(file)
+    read_weights(file)
     path = Path(file.path).absolute()
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}-", dir=path.parent))

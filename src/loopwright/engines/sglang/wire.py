@@ -51,7 +51,7 @@ def request_to_sglang(request: GenerateRequest, name: str, extra_key: str | None
     }
 
 
-def score_request(request: GenerateRequest, name: str, extra_key: str | None) -> Mapping[str, Any]:
+def score_to_sglang(request: GenerateRequest, name: str, extra_key: str | None) -> Mapping[str, Any]:
     """Asks for the logprobs of the prompt, which are those of temperature 1. At least one token is sampled after it."""
     return {
         "rid": name,
@@ -63,7 +63,7 @@ def score_request(request: GenerateRequest, name: str, extra_key: str | None) ->
     }
 
 
-def part_from_json(body: Any, known: Sequence[int], *, incremental: bool) -> SglangPart:
+def part_from_sglang(body: Any, known: Sequence[int], *, incremental: bool) -> SglangPart:
     """The tokens of an event after the `known` ones. Each event repeats the whole answer, unless streams are
     `incremental`."""
     answer = Fields(body, "the answer")
@@ -84,7 +84,7 @@ def part_from_json(body: Any, known: Sequence[int], *, incremental: bool) -> Sgl
     return SglangPart(ids, logprobs, Fields(meta, "meta_info").string("weight_version"), finish, matched)
 
 
-def prompt_logprobs_from_json(body: Any, prompt: Sequence[int]) -> tuple[tuple[float, ...], str]:
+def prompt_logprobs_from_sglang(body: Any, prompt: Sequence[int]) -> tuple[tuple[float, ...], str]:
     """The logprob of each prompt token but the first, and the label of the weights."""
     meta = Fields(body, "the answer").mapping("meta_info")
     entries = meta.get("input_token_logprobs")

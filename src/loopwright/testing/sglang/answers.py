@@ -6,25 +6,25 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from loopwright.testing.sglang.asks import Ask
-from loopwright.testing.sglang.sample import Row
+from loopwright.testing.sglang.asks import GenerateAsk
+from loopwright.testing.sglang.sample import TokenLogprobs
 from loopwright.testing.sglang.sequence import Output, TakenFromQueue
 
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Answer:
+class ToldAnswer:
     """What the frontend knows of a request. The label is that of the moment when an answer is built, not of the moment
     when its tokens were sampled."""
 
-    ask: Ask
+    ask: GenerateAsk
     tokenizer: Any
     incremental: bool
     began: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    input_rows: list[Row] = field(default_factory=list)
+    rows: list[TokenLogprobs] = field(default_factory=list)
+    input_rows: list[TokenLogprobs] = field(default_factory=list)
     shown: int = 0
 
     def after(self, output: Output, label: str) -> Json:

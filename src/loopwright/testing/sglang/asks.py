@@ -93,7 +93,7 @@ class SamplingParams:
 
 
 @dataclass(slots=True)
-class Ask:
+class GenerateAsk:
     """One request: `ids` in, `sampling` how."""
 
     rid: str
@@ -115,7 +115,7 @@ class Ask:
         return self.extra_key, self.cache_salt
 
 
-PLAIN = {one.name for one in fields(Ask)} - {"rid", "ids", "sampling", "asked"}
+PLAIN = {one.name for one in fields(GenerateAsk)} - {"rid", "ids", "sampling", "asked"}
 KINDS: Mapping[str, type | tuple[type, ...]] = {
     "return_logprob": bool,
     "logprob_start_len": int,
@@ -129,7 +129,7 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 NOT_ANSWERED = ("return_routed_experts", "return_sampling_mask", "lora_path", "session_id", "return_hidden_states")
 
 
-def asks_from_json(body: Any, encode: Any) -> tuple[list[Ask], bool]:
+def asks_from_json(body: Any, encode: Any) -> tuple[list[GenerateAsk], bool]:
     """The requests of a body, and whether they are a batch. Unknown fields are ignored."""
     if not isinstance(body, dict):
         raise SchemaError("the body is no JSON object")
@@ -147,7 +147,7 @@ def asks_from_json(body: Any, encode: Any) -> tuple[list[Ask], bool]:
         raise SchemaError("sampling_params: not an object")
     names = _names(body.get("rid"), len(rows), is_batch)
     made = [
-        Ask(rid, list(ids), SamplingParams(**(given or {})), asked=body, **plain)
+        GenerateAsk(rid, list(ids), SamplingParams(**(given or {})), asked=body, **plain)
         for rid, ids in zip(names, rows, strict=True)
     ]
     return made, is_batch

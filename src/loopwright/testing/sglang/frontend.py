@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field
 from typing import Any
 
-from loopwright.testing.sglang.answers import Answer, Json
-from loopwright.testing.sglang.asks import Ask, RefusedValueError, SamplingParams
+from loopwright.testing.sglang.answers import Json, ToldAnswer
+from loopwright.testing.sglang.asks import GenerateAsk, RefusedValueError, SamplingParams
 from loopwright.testing.sglang.faults import Faults
 from loopwright.testing.sglang.scheduler import Scheduler
 from loopwright.testing.sglang.sequence import Output, TakenFromQueue
@@ -78,7 +78,7 @@ class ReadWriteLock:
 
 @dataclass(slots=True)
 class _State:
-    answer: Answer
+    answer: ToldAnswer
     came: asyncio.Event = field(default_factory=asyncio.Event)
     told: list[Json] = field(default_factory=list)
     finished: bool = False
@@ -129,14 +129,14 @@ class Frontend:
         state.told.append(_with_faults(told, self._faults))
         state.came.set()
 
-    def register(self, asks: list[Ask]) -> None:
+    def register(self, asks: list[GenerateAsk]) -> None:
         """Note the names of requests, as soon as they are there."""
         for ask in asks:
             if ask.rid in self._states:
                 raise RefusedValueError(f"Duplicate request ID detected: {ask.rid}")
-            self._states[ask.rid] = _State(Answer(ask, self.tokenizer, self._incremental))
+            self._states[ask.rid] = _State(ToldAnswer(ask, self.tokenizer, self._incremental))
 
-    async def generate(self, ask: Ask, gone: Gone) -> AsyncIterator[Json]:
+    async def generate(self, ask: GenerateAsk, gone: Gone) -> AsyncIterator[Json]:
         """The answers to a registered request: one, or those of a stream."""
         state = self._states[ask.rid]
         try:
@@ -219,7 +219,9 @@ class Frontend:
             asking.cancel()
 
     async def _ask_one(self) -> None:
-        ask = Ask(f"HEALTH_CHECK_{id(asyncio.current_task())}", [0], SamplingParams(max_new_tokens=1, temperature=0.0))
+        ask = GenerateAsk(
+            f"HEALTH_CHECK_{id(asyncio.current_task())}", [0], SamplingParams(max_new_tokens=1, temperature=0.0)
+        )
         self.register([ask])
         async for _ in self.generate(ask, _never):
             pass
@@ -250,7 +252,7 @@ class Frontend:
             self.abort(state.answer.ask.rid, abort_all=False)
             raise RefusedValueError("Request is disconnected from the client side.")
 
-    def _check(self, ask: Ask) -> None:
+    def _check(self, ask: GenerateAsk) -> None:
         tokens, new, context = len(ask.ids), ask.sampling.max_new_tokens, self._scheduler.sizes.context
         if tokens >= context:
             raise RefusedValueError(

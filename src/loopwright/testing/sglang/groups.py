@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 TIMEOUT_SECONDS = 300
 
 
-class Group:
+class WeightGroup:
     """Joins the group; this blocks until all ranks are there. Keys in the store are those of `init_process_group`."""
 
     def __init__(self, address: str, port: int, rank: int, size: int, name: str, backend: str) -> None:

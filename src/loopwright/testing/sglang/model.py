@@ -29,7 +29,7 @@ class Cell:
     weights: int
 
 
-class Context:
+class KvContext:
     """The keys and values of a sequence, beginning with cells of a cached prefix."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
@@ -58,7 +58,7 @@ class KvModel:
         self.weights = 0
 
     @torch.no_grad()
-    def extend(self, context: Context, ids: Sequence[int]) -> torch.Tensor:
+    def extend(self, context: KvContext, ids: Sequence[int]) -> torch.Tensor:
         """Append `ids` to the context. Returns the logits after each of them, [tokens, vocabulary]."""
         logits: torch.Tensor = self._model(torch.tensor([list(ids)]), past_key_values=context.cache).logits[0]
         context.weights += [self.weights] * len(ids)

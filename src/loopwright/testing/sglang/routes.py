@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from loopwright.testing.sglang.asks import Ask, RefusedValueError, SchemaError, asks_from_json
+from loopwright.testing.sglang.asks import GenerateAsk, RefusedValueError, SchemaError, asks_from_json
 from loopwright.testing.sglang.faults import Faults
 from loopwright.testing.sglang.frontend import Frontend
 from loopwright.testing.sglang.scheduler import Scheduler
@@ -92,12 +92,12 @@ class Routes:
     def _encode(self, text: str) -> list[int]:
         return list(self._frontend.tokenizer.encode(text))
 
-    async def _one(self, ask: Ask, request: Request) -> Any:
+    async def _one(self, ask: GenerateAsk, request: Request) -> Any:
         async for answer in self._frontend.generate(ask, request.is_disconnected):
             return answer
         raise RuntimeError("a request has no answer")
 
-    async def _stream(self, asks: list[Ask], is_batch: bool, request: Request) -> AsyncIterator[bytes]:
+    async def _stream(self, asks: list[GenerateAsk], is_batch: bool, request: Request) -> AsyncIterator[bytes]:
         try:
             self._frontend.register(asks)
             if is_batch:
@@ -111,10 +111,10 @@ class Routes:
             yield _event({"error": said})
         yield b"data: [DONE]\n\n"
 
-    async def _merged(self, asks: list[Ask], request: Request) -> AsyncIterator[bytes]:
+    async def _merged(self, asks: list[GenerateAsk], request: Request) -> AsyncIterator[bytes]:
         came: asyncio.Queue[Any] = asyncio.Queue()
 
-        async def read(index: int, ask: Ask) -> None:
+        async def read(index: int, ask: GenerateAsk) -> None:
             async for answer in self._frontend.generate(ask, request.is_disconnected):
                 came.put_nowait({**answer, "index": index})
 
@@ -125,7 +125,7 @@ class Routes:
                 yield _event(answer)
             await ending
 
-    async def _abort_later(self, asks: list[Ask]) -> None:
+    async def _abort_later(self, asks: list[GenerateAsk]) -> None:
         await asyncio.sleep(self._frontend.times.abort_after_stream)
         for ask in asks:
             self._frontend.abort(ask.rid, abort_all=False)

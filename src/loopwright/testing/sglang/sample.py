@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loopwright.testing.sglang.asks import Ask, SamplingParams
+from loopwright.testing.sglang.asks import GenerateAsk, SamplingParams
 
 LOWEST = -3.4e38
 Triple = list[Any]
@@ -15,7 +15,7 @@ Triple = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenLogprobs:
     """The logprobs that a request asks for at one position."""
 
     token: Triple
@@ -34,10 +34,10 @@ def pick(logits: torch.Tensor, sampling: SamplingParams, random: torch.Generator
     return int(order[torch.multinomial(ordered, 1, generator=random)])
 
 
-def row(logits: torch.Tensor, temperature: float, token: int, ask: Ask) -> Row:
+def row(logits: torch.Tensor, temperature: float, token: int, ask: GenerateAsk) -> TokenLogprobs:
     logprobs = (logits / temperature).log_softmax(-1)
     top = logprobs.topk(ask.top_logprobs_num) if ask.top_logprobs_num > 0 else None
-    return Row(
+    return TokenLogprobs(
         [_value(logprobs[token]), token, None],
         [[_value(v), int(i), None] for v, i in zip(*top, strict=True)] if top else [],
         [[_value(logprobs[one]), one, None] for one in ask.token_ids_logprob or ()],

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from loopwright.models.compute import ComputeThread
-from loopwright.testing.sglang.asks import Ask
+from loopwright.testing.sglang.asks import GenerateAsk
 from loopwright.testing.sglang.faults import AskedToDieError, Faults
 from loopwright.testing.sglang.model import KvModel
 from loopwright.testing.sglang.radix import RadixTree
-from loopwright.testing.sglang.sequence import ABORTED, Output, Sequence, TakenFromQueue
+from loopwright.testing.sglang.sequence import ABORTED, Output, SampledRequest, TakenFromQueue
 
 Tell = Callable[[Output | TakenFromQueue], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ServerSizes:
     """How much the server holds. `context` counts prompt and answer; `tokens` are those of its cache."""
 
     context: int
@@ -47,7 +47,7 @@ class Scheduler:
         tree: RadixTree,
         tokenizer: Any,
         compute: ComputeThread,
-        sizes: Sizes,
+        sizes: ServerSizes,
         tell: Tell,
         faults: Faults,
         *,
@@ -55,8 +55,8 @@ class Scheduler:
     ) -> None:
         self.model, self.tree, self.sizes = model, tree, sizes
         self.compute = compute
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: list[SampledRequest] = []
+        self.running: list[SampledRequest] = []
         self.paused = False
         self.sampled = 0
         self._tokenizer = tokenizer
@@ -93,10 +93,10 @@ class Scheduler:
 
     # Orders
 
-    def add(self, ask: Ask) -> None:
+    def add(self, ask: GenerateAsk) -> None:
         room = min(self.sizes.context - 1, self.sizes.tokens) - len(ask.ids) - 1
         wanted = ask.sampling.max_new_tokens
-        self.waiting.append(Sequence(ask, max(0, room if wanted is None else min(wanted, room))))
+        self.waiting.append(SampledRequest(ask, max(0, room if wanted is None else min(wanted, room))))
 
     def abort(self, rid: str, abort_all: bool) -> None:
         """Every request whose id begins with `rid`."""
@@ -173,7 +173,7 @@ class Scheduler:
             if (news := sequence.news()) is not None:
                 self._tell(news)
 
-    def _compute(self, batch: list[Sequence]) -> None:
+    def _compute(self, batch: list[SampledRequest]) -> None:
         for sequence in batch:
             sequence.step(self.model, self.tree, self._random, raw=self._raw_logprobs)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from loopwright.testing.sglang.asks import Ask
-from loopwright.testing.sglang.model import Context, KvModel
+from loopwright.testing.sglang.asks import GenerateAsk
+from loopwright.testing.sglang.model import KvContext, KvModel
 from loopwright.testing.sglang.radix import RadixTree
-from loopwright.testing.sglang.sample import Row, pick, row
+from loopwright.testing.sglang.sample import TokenLogprobs, pick, row
 
 UNARY_INTERVAL = 50
 """A request that is not streamed reports its tokens only so often, and at its end."""
@@ -28,8 +28,8 @@ class Output:
 
     rid: str
     ids: list[int]
-    rows: list[Row]
-    input_rows: list[Row] | None
+    rows: list[TokenLogprobs]
+    input_rows: list[TokenLogprobs] | None
     finish: Finish | None
     prompt_tokens: int
     cached_tokens: int
@@ -44,15 +44,15 @@ class TakenFromQueue:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class SampledRequest:
     """`limit`: the new tokens that it may have."""
 
-    ask: Ask
+    ask: GenerateAsk
     limit: int
     output_ids: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    input_rows: list[Row] | None = None
-    context: Context | None = None
+    rows: list[TokenLogprobs] = field(default_factory=list)
+    input_rows: list[TokenLogprobs] | None = None
+    context: KvContext | None = None
     cached_tokens: int = 0
     retractions: int = 0
     to_finish: Finish | None = None
@@ -83,13 +83,15 @@ class Sequence:
         most = len(ids) - 1 if not self.ask.return_logprob else min(len(ids) - 1, self.start)
         cells = tree.match(self.ask.key, ids[:most])
         self.cached_tokens += len(cells)
-        self.context = Context(cells)
+        self.context = KvContext(cells)
         logits = model.extend(self.context, ids[len(cells) :])
         if self.ask.return_logprob and self.input_rows is None:
             after = logits[self.start - len(cells) : -1]
             # Logprobs of the prompt are those of temperature 1, and the first token that is told has none.
             told = [row(at, 1.0, ids[self.start + 1 + i], self.ask) for i, at in enumerate(after)]
-            self.input_rows = [Row([None, token, None], [], []) for token in ids[self.start : self.start + 1]] + told
+            self.input_rows = [
+                TokenLogprobs([None, token, None], [], []) for token in ids[self.start : self.start + 1]
+            ] + told
         tree.insert(self.ask.key, ids, self.context.cells())
         return logits
 

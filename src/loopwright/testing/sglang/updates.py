@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from loopwright.testing.sglang.faults import AskedToDieError, Faults
-from loopwright.testing.sglang.groups import Group
+from loopwright.testing.sglang.groups import WeightGroup
 from loopwright.testing.sglang.model import read_tensors, tensors_in
 from loopwright.testing.sglang.pickles import read_pickles
 from loopwright.testing.sglang.scheduler import Scheduler
@@ -30,7 +30,7 @@ class Updates:
         self._scheduler = scheduler
         self._faults = faults
         self._memory_saver = memory_saver
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, WeightGroup] = {}
         self._released: set[str] = set()
 
     async def from_disk(self, body: Mapping[str, Any]) -> Result:
@@ -49,7 +49,7 @@ class Updates:
     async def from_distributed(self, body: Mapping[str, Any]) -> Result:
         name = body.get("group_name", "weight_update_group")
         if name not in self._groups:
-            raise AssertionError(f"Group {name} not in {list(self._groups)}.")
+            raise AssertionError(f"WeightGroup {name} not in {list(self._groups)}.")
         try:
             tensors = await asyncio.to_thread(
                 self._groups[name].receive, body["names"], body["dtypes"], body["shapes"], body.get("load_format")
@@ -64,7 +64,7 @@ class Updates:
     async def init_group(self, body: Mapping[str, Any]) -> Result:
         try:
             group = await asyncio.to_thread(
-                Group,
+                WeightGroup,
                 body["master_address"],
                 body["master_port"],
                 body["rank_offset"],
