@@ -50,7 +50,12 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((attached("http://127.0.0.1:1"),), "rollout.engine.kind: is loopwright, but trainer.kind is colocate"),
+        (
+            (*APART, "rollout.engine.num_engines=0"),
+            "num_engines: is 0, but trainer.kind is disaggregated",
+        ),
+        (("trainer.deterministic=true", VLLM), "is on, but rollout.engine.kind is vllm"),
+        (("trainer.deterministic=true", "rollout.engine.num_engines=1"), "is on, but rollout.engine.num_engines is 1"),
         ((*APART, "rollout.engine=loopwright"), "rollout.engine.urls: missing"),
         ((*APART, attached()), "rollout.engine.urls: "),
         ((*APART, attached("127.0.0.1:8000")), "rollout.engine.urls.0: '127.0.0.1:8000' is no address"),
@@ -58,7 +63,6 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
         ((*APART, attached("http://me:pw@localhost")), "name that as key_env"),
         ((*APART, attached("http://localhost:1", "http://localhost:1/")), "rollout.engine.urls.1"),
         (("rollout.engine={kind: vlm}",), "unknown kind 'vlm'"),
-        (("rollout.engine={kind: vllm}",), "rollout.engine.kind: is vllm, but trainer.kind is colocate"),
         ((*APART, "rollout.engine={kind: vllm, num_engines: 0}"), "rollout.engine.num_engines"),
         (
             (*APART, "rollout.engine={kind: vllm, num_engines: 2, urls: ['http://localhost:1']}"),
@@ -66,7 +70,6 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
         ),
         ((*APART, "rollout.engine={kind: vllm, urls: ['http://10.0.0.7:1']}"), "is on another machine"),
         ((*APART, "rollout.engine={kind: sglang}"), "rollout.engine.urls"),
-        (("rollout.engine={kind: sglang, urls: ['http://localhost:1']}",), "is sglang, but trainer.kind is colocate"),
         (
             (*APART, "rollout.engine={kind: sglang, urls: ['http://localhost:1']}", "produce.in_flight=keep"),
             "produce.in_flight: is keep, but rollout.engine.kind is sglang",
@@ -85,6 +88,24 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
 )
 def test_mistakes_are_reported_with_their_place(problems: Any, overrides: tuple[str, ...], words: str) -> None:
     assert words in problems(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes"),
+    [
+        ((), 0),
+        (APART, 1),
+        ((*APART, "rollout.engine.num_engines=3"), 3),
+        (("rollout.engine.num_engines=1",), 1),
+        ((VLLM,), 1),
+        ((*APART, attached("http://localhost:1", "http://localhost:2")), 2),
+    ],
+)
+def test_an_engine_is_in_the_learners_process_only_if_they_take_turns(
+    load_text: LoadText, minimal: str, overrides: tuple[str, ...], processes: int
+) -> None:
+    config = load_text(minimal, *overrides).config
+    assert config.rollout.engine.processes(config.trainer.kind) == processes
 
 
 def test_servers_are_started_unless_they_are_named(load_text: LoadText, minimal: str) -> None:

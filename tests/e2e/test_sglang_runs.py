@@ -89,3 +89,11 @@ async def test_a_resumed_run_goes_on_with_the_same_server(write_config: WriteCon
         folder = await train(write_config(**on_servers(server.url, trainer__steps=4)))
     assert StoredRun(folder.rollouts).steps() == (1, 2, 3, 4)
     assert audit(folder.rollouts).is_clean
+
+
+async def test_a_colocated_run_trains_on_a_server(write_config: WriteConfig, tiny_model: Path) -> None:
+    async with serve_sglang(tiny_model, Options(api_key=KEY)) as server:
+        settings = on_servers(server.url, produce={"kind": "sync"}, trainer__kind="colocate", trainer__steps=2)
+        folder = await train(write_config(**settings))
+    assert StoredRun(folder.rollouts).steps() == (1, 2)
+    assert audit(folder.rollouts).is_clean

@@ -15,13 +15,15 @@ from loopwright.engines.controller import RolloutController
 from loopwright.engines.sglang.engine import SglangEngine
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Worker
-from loopwright.errors import EngineError, EngineLostError, ModelError, ProofError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, ProofError, WeightsError
+from loopwright.serve.lease import LeaseHolder
 from loopwright.testing.sglang_server import Options, SglangServer, serve_sglang
 from loopwright.testing.weight_file import weight_file
 from loopwright.types import IN_PLACE, FinishReason, GenerateRequest, Generation, PauseMode, Sampling, WeightFile
 from loopwright.weights.proof import WeightProof
 
 LABELS = VersionLabels("run", 0)
+HOLDER = LeaseHolder("run", 0)
 PROMPT = tuple(range(5, 45))
 LONG = 900
 
@@ -275,7 +277,7 @@ async def test_what_is_served_and_whether_it_is_there(tiny_llama_folder: Path, f
         card = await engine.model()
         assert (card.source, card.max_context) == (str(tiny_llama_folder), 1024)
         await engine.pause(PauseMode.ABORT)
-        await engine.look()
+        await engine.lease(HOLDER, 60)
         async with SglangEngine.connect(server.url, None) as reader:
             assert reader.version == 1
             await reader.resume()
@@ -285,7 +287,25 @@ async def test_what_is_served_and_whether_it_is_there(tiny_llama_folder: Path, f
         with pytest.raises(EngineLostError):
             await engine.generate(ask())
         with pytest.raises(EngineLostError):
-            await engine.look()
+            await engine.lease(HOLDER, 60)
+
+
+async def test_a_server_that_another_run_updates_or_that_was_started_again_is_noticed(
+    tiny_llama_folder: Path, files: list[WeightFile]
+) -> None:
+    async with pair(tiny_llama_folder) as (server, engine):
+        await engine.lease(HOLDER, 60)
+        await engine.load(1, files[1])
+        await engine.lease(HOLDER, 60)
+        async with SglangEngine.connect(server.url, None, labels=VersionLabels("other", 0)) as other:
+            await other.load(1, files[2])
+        with pytest.raises(LeaseError, match="'other:0:1', which are not of run run"):
+            await engine.lease(HOLDER, 60)
+        port = server.port
+        # As if nobody had touched it since it was started.
+        await engine._caller.command("POST", "/update_weight_version", {"new_version": "default"})
+        with pytest.raises(EngineLostError, match=f"{port} was started again"):
+            await engine.lease(HOLDER, 60)
 
 
 async def test_a_prompt_at_the_end_of_the_context_has_no_room(served: tuple[SglangServer, SglangEngine]) -> None:

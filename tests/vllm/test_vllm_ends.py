@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from loopwright.engines.vllm.leftovers import sweep
 from loopwright.models.smollm2 import smollm2_folder
-from loopwright.models.weight_files import write_weights
 from loopwright.testing.tiny import tiny_llama
+from loopwright.testing.weight_file import weight_file
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -73,7 +73,7 @@ def test_weights_that_are_not_tied_are_loaded(tmp_path: Path) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1 + 0.1 * torch.randn(parameter.shape, generator=random))
-        file = asdict(write_weights(model, tmp_path / "weights.safetensors"))
+        file = asdict(weight_file(dict(model.named_parameters()), tmp_path / "weights.safetensors"))
         assert not server.call("loopwright_about", "{}")["tied"]
         assert server.call("loopwright_load_weights", {"file": file})["status"] == "loaded"
         assert server.scores(ids) == pytest.approx(logprobs(model, ids), abs=CLOSE)

@@ -20,7 +20,7 @@ from guarded_vllm import PROMPT, GuardedVllm, guarded_vllm, logprobs, nothing_le
 from transformers import AutoModelForCausalLM
 
 from loopwright.models.smollm2 import smollm2_folder
-from loopwright.models.weight_files import write_weights
+from loopwright.testing.weight_file import weight_file
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -73,7 +73,7 @@ def step(model: Any, seed: int) -> None:
 
 
 def manifest(model: Any, folder: Path) -> dict[str, Any]:
-    return asdict(write_weights(model, folder / "weights.safetensors"))
+    return asdict(weight_file(dict(model.named_parameters()), folder / "weights.safetensors"))
 
 
 def test_it_serves_the_checkpoint_and_says_what_it_is(

@@ -7,25 +7,45 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from loopwright.build.attached import ModelCheck
+from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.build.servers import served_source, server_launches, version_labels
+from loopwright.build.servers import served_source, version_labels
 from loopwright.config import VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.worker import Launch
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import TrainerKind
 
 
 def vllm_launches(
     sampling: LocalSamplingParts, engine: VllmEngineConfig, folder: RunFolder, env: Mapping[str, str]
 ) -> list[Launch]:
     require("serve")
+    from loopwright.engines.attached import Attachment, attached_engine
     from loopwright.engines.vllm.engine import VllmEngine
     from loopwright.engines.vllm.leftovers import sweep
     from loopwright.engines.vllm.process import VllmServer, cores_of, vllm_process
 
     labels = version_labels(folder)
+    sleeps = sampling.config.trainer.kind is TrainerKind.COLOCATE
     if engine.urls:
-        return server_launches(sampling, engine, VllmEngine.connect, labels)
+        key = sampling.loaded.secrets.get(engine.key_env or "")
+        check = ModelCheck(served_source(sampling), sampling.model, sampling.cache)
+        holder = lease_holder(folder)
+        return [
+            partial(
+                attached_engine,
+                Attachment(
+                    url,
+                    partial(VllmEngine.connect, url, key, labels=labels, sleeps=sleeps),
+                    holder,
+                    check,
+                    engine.wait_seconds,
+                ),
+            )
+            for url in engine.urls
+        ]
     count, available = engine.num_engines or 1, sorted(os.sched_getaffinity(0))
     launches: list[Launch] = []
     for number in range(count):
@@ -43,6 +63,7 @@ def vllm_launches(
             log=folder.engine_log,
             state=state,
             start_seconds=engine.start_seconds,
+            sleeps=sleeps,
         )
         launches.append(partial(vllm_process, server, labels, env=env))
     return launches

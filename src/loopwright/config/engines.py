@@ -16,6 +16,7 @@ from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positi
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem
+from loopwright.types import TrainerKind
 
 
 class EngineKind(Section):
@@ -25,11 +26,6 @@ class EngineKind(Section):
     def embedded(self) -> TorchEngineConfig:
         """The settings of an engine in this process, which `loopwright eval` and `rollout` use."""
         return TorchEngineConfig()
-
-    @property
-    def runs_apart(self) -> bool:
-        """Whether it runs beside the learner, and never in its process."""
-        return True
 
     @property
     def is_proven(self) -> bool:
@@ -48,10 +44,12 @@ class EngineKind(Section):
 
 
 class TorchEngineConfig(EngineKind):
-    """The embedded engine. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
-    is for the engine's own process in a disaggregated run. `native` False decodes with torch only."""
+    """The embedded engine. `num_engines` of them run in processes of their own; 0 means one in the learner's process,
+    on its own parameters. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
+    is for an engine in its own process. `native` False decodes with torch only."""
 
     kind: Literal["torch"] = "torch"
+    num_engines: CountOrZero | None = None
     max_batch: Count = 64
     cache_tokens: CountOrZero = 32_768
     native: bool = True
@@ -61,9 +59,10 @@ class TorchEngineConfig(EngineKind):
     def embedded(self) -> TorchEngineConfig:
         return self
 
-    @property
-    def runs_apart(self) -> bool:
-        return False
+    def processes(self, trainer: TrainerKind) -> int:
+        """How many engines run outside of the learner's process. 0: one in it, on the learner's own parameters."""
+        by_default = 0 if trainer is TrainerKind.COLOCATE else 1
+        return by_default if self.num_engines is None else self.num_engines
 
 
 class ServerConfig(EngineKind):
@@ -83,6 +82,9 @@ class ServerConfig(EngineKind):
     max_batch: Count = 64
     args: FromYaml[tuple[str, ...]] = ()
     env: dict[str, str] = Field(default_factory=dict)
+
+    def processes(self, trainer: TrainerKind) -> int:
+        return len(self.urls) or self.num_engines or 1
 
     @property
     def keeps_requests(self) -> bool:
@@ -126,6 +128,9 @@ class SglangEngineConfig(EngineKind):
     key_env: Text | None = None
     wait_seconds: Positive = 300.0
 
+    def processes(self, trainer: TrainerKind) -> int:
+        return len(self.urls)
+
     @property
     def keeps_requests(self) -> bool:
         return False
@@ -152,6 +157,9 @@ class LoopwrightEngineConfig(EngineKind):
     @property
     def is_proven(self) -> bool:
         return self.proof == "on"
+
+    def processes(self, trainer: TrainerKind) -> int:
+        return len(self.urls)
 
     def needs(self) -> Iterator[Need]:
         if self.key_env is not None:

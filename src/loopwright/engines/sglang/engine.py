@@ -22,6 +22,7 @@ from typing import Any, Self
 from loopwright.core.partial_answer import PartialAnswer, joined
 from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller
 from loopwright.engines.http.connection import Connections, Patience
+from loopwright.engines.http.fields import Fields
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import answer_read
 from loopwright.engines.sglang.folder import folder_of
@@ -33,8 +34,9 @@ from loopwright.engines.sglang.wire import (
     score_to_sglang,
 )
 from loopwright.engines.version_labels import VersionLabels
-from loopwright.errors import EngineError, EngineLostError, LoopwrightError, ModelError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, ModelError, WeightsError
 from loopwright.ports import OnPart
+from loopwright.serve.lease import LeaseHolder
 from loopwright.types import (
     IN_PLACE,
     NOTHING_YET,
@@ -60,6 +62,8 @@ TAKE_BACK_TRIES = 4
 """How often an abort is sent for a call that was cancelled: the first may come before the request itself."""
 UNCHANGED = ("Failed to get weights iterator", "Failed to get model loader")
 """What SGLang says when it has not touched its weights. Its other way back reads the new weights again."""
+LABEL_PARTS = 3
+"""Run, lineage and version. What a server is called when it is started has fewer."""
 HEADROOM = 8
 """How many tokens the check of temperatures has as prompt and as answer."""
 RAW = 1e-3
@@ -96,6 +100,8 @@ class SglangEngine:
         self._labels = labels
         self._version = 0
         self._is_loaded = False
+        self._own_labels: set[str] = set()
+        """The labels of the weights that were loaded last, and of those before: they change while an update is out."""
         self._tensors: Mapping[str, TensorSpec] | None = None
         self._is_incremental = False
         self._calls: set[_Call] = set()
@@ -127,9 +133,24 @@ class SglangEngine:
         """A server does not count for how long it answers nobody."""
         return 0.0
 
-    async def look(self) -> None:
-        """Raises EngineLostError if the server does not answer. A paused server does not answer /health."""
-        await self._caller.text("GET", "/model_info", None, self._caller.little_patience)
+    async def lease(self, holder: LeaseHolder, seconds: float) -> None:
+        """SGLang has no place for a lease. So this only sees whether the server is there and has our weights. It asks
+        no /health, because a paused server does not answer it.
+
+        Raises LeaseError if another run has updated the server, and EngineLostError if it was started again.
+        """
+        label = await self._label(self._caller.little_patience)
+        if not self._is_loaded or label in self._own_labels:
+            return
+        if label.count(":") < LABEL_PARTS - 1:
+            raise self._broken("was started again")
+        raise LeaseError(
+            f"the server at {self._caller.url} has the weights {label!r}, which are not of {holder}",
+            remedy="wait for the other run to end, or use another server",
+        )
+
+    async def release(self) -> None:
+        """There is nothing to give back."""
 
     async def model(self) -> ModelCard:
         """Which model is served. After an update, the server's model path is that of the new weights."""
@@ -190,6 +211,7 @@ class SglangEngine:
             await self.pause(PauseMode.ABORT)
         self._check_tensors(version, update)
         label = self._labels.of(version)
+        self._own_labels = {label, self._labels.of(self._version)}
         async with folder_of(update) as folder:
             await self._update(version, {"model_path": str(folder), "flush_cache": False, "weight_version": label})
         await self._flush()
@@ -312,8 +334,7 @@ class SglangEngine:
                     remedy="start the server on this machine, as a user who may read the run's files",
                 ) from error
             raise self._broken(f"did not load the weights of version {version}: {error.message}") from error
-        told = await self._caller.command("GET", "/model_info")
-        label = told.get("weight_version") if isinstance(told, dict) else None
+        label = await self._label(self._caller.patience)
         if not (isinstance(said, dict) and said.get("success")) or label != body["weight_version"]:
             raise self._broken(f"did not take the weights of version {version}: it says {said}, and has {label!r}")
 
@@ -325,6 +346,11 @@ class SglangEngine:
         except EngineError as error:
             raise self._broken(f"did not flush its cache after an update: {error.message}") from error
 
+    async def _label(self, patience: Patience) -> str:
+        told = await self._caller.asked("GET", "/model_info", None, patience)
+        with answer_read():
+            return Fields(told, "the model's description").string("weight_version")
+
     def _broken(self, what: str) -> EngineLostError:
         return EngineLostError(f"the server at {self._caller.url} {what}", remedy="nothing to do: it is replaced")
 
@@ -335,8 +361,7 @@ class SglangEngine:
             raise EngineError(f"the server at {self._caller.url} is no SGLang server", remedy="correct its address")
         self._is_incremental = bool(options.get("incremental_streaming_output") or options.get("stream_output"))
         if self._labels is None:
-            told = await self._caller.command("GET", "/model_info")
-            number = str(told.get("weight_version")).rpartition(":")[2]
+            number = (await self._label(self._caller.patience)).rpartition(":")[2]
             self._version = int(number) if number.isdigit() else 0
         elif options.get("dp_size", 1) != 1 and not options.get("enable_dp_attention"):
             raise ModelError(

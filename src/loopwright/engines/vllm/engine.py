@@ -29,8 +29,9 @@ from loopwright.engines.vllm.wire import (
     score_request,
     versions_from_json,
 )
-from loopwright.errors import EngineError, EngineLostError, ModelError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, WeightsError
 from loopwright.ports import OnPart
+from loopwright.serve.lease import LeaseHolder, lease_to_json
 from loopwright.types import (
     IN_PLACE,
     NOTHING_YET,
@@ -73,16 +74,26 @@ class VllmEngine:
     """A `StreamingEngine` over a vLLM server. `connect` makes it.
 
     `labels` name the versions of the run that owns the server's weights. Without them the server is only asked, never
-    updated.
+    updated. One that `sleeps` gives its memory to the learner while it is paused.
     """
 
     def __init__(
-        self, connections: Connections, labels: VersionLabels | None, silence_seconds: float = SILENCE_SECONDS
+        self,
+        connections: Connections,
+        labels: VersionLabels | None,
+        silence_seconds: float = SILENCE_SECONDS,
+        *,
+        sleeps: bool = False,
     ) -> None:
         self._caller = EngineCaller(connections, silence_seconds)
         self._labels = labels
+        self._sleeps = sleeps
+        self._asleep: tuple[str, ...] = ()
+        """What of the server's memory is released."""
         self._version = 0
         self._is_loaded = False
+        self._is_leased = False
+        self._holder: LeaseHolder | None = None
         self._numbers = itertools.count()
         self._calls: set[_Call] = set()
         self._goes_on = asyncio.Event()
@@ -92,12 +103,18 @@ class VllmEngine:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, key: str | None, *, labels: VersionLabels | None = None, silence_seconds: float = SILENCE_SECONDS
+        cls,
+        url: str,
+        key: str | None,
+        *,
+        labels: VersionLabels | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
+        sleeps: bool = False,
     ) -> AsyncIterator[Self]:
         """The server at `url`. With `labels`, it must have our worker extension."""
         connections = Connections(url, key)
         try:
-            engine = cls(connections, labels, silence_seconds)
+            engine = cls(connections, labels, silence_seconds, sleeps=sleeps)
             if labels is not None:
                 await engine._check_extension()
                 await engine._check_logprobs()
@@ -113,9 +130,24 @@ class VllmEngine:
         """A server does not count for how long it answers nobody."""
         return 0.0
 
-    async def look(self) -> None:
-        """Raises EngineLostError if the server does not answer."""
-        await self._caller.text("GET", "/health", None, self._caller.little_patience)
+    async def lease(self, holder: LeaseHolder, seconds: float) -> None:
+        """The extension keeps the lease, and refuses the weights of others while it lives. A server that was started
+        again has no lease and not our weights, so it counts as lost."""
+        asked = {**lease_to_json(holder, seconds), "renews": self._is_leased}
+        for said in await self._in_workers("loopwright_lease", asked):
+            match said:
+                case {"status": "held"}:
+                    continue
+                case {"status": "refused", "why": str(why)}:
+                    raise LeaseError(
+                        f"{self._caller.url}: {why}", remedy="wait for that run to end, or use another server"
+                    )
+            raise EngineLostError("the server was started again", remedy="nothing to do: it gets the weights again")
+        self._is_leased, self._holder = True, holder
+
+    async def release(self) -> None:
+        if self._holder is not None:
+            await self._in_workers("loopwright_lease", {**lease_to_json(self._holder, 0.0), "renews": True})
 
     async def model(self) -> ModelCard:
         """Which model is served."""
@@ -153,9 +185,13 @@ class VllmEngine:
             )
         self._goes_on.clear()
         self._is_server_paused = True
-        await self._caller.text("POST", f"/pause?mode={MODES[mode]}", None, self._caller.patience)
+        await self._told(f"/pause?mode={MODES[mode]}")
         if mode is PauseMode.ABORT:
             await self._cut()
+        if self._sleeps:
+            # Level 1 keeps the weights in the machine's memory: if an update is refused, the old ones still serve.
+            await self._told("/sleep?level=1")
+            self._asleep = ("weights", "kv_cache")
 
     async def resume(self) -> None:
         await self._wake()
@@ -169,7 +205,9 @@ class VllmEngine:
         was_going_on = self._goes_on.is_set()
         if was_going_on:
             await self.pause(PauseMode.ABORT)
-        description = update_to_json(version, update)
+        await self._wake_up("weights")
+        holder = {} if self._holder is None else {"holder": lease_to_json(self._holder, 0.0)}
+        description = {**update_to_json(version, update), **holder}
         for said in await self._in_workers("loopwright_load_weights", description):
             match said:
                 case {"status": "loaded"}:
@@ -185,9 +223,7 @@ class VllmEngine:
                 f"{said.get('why', said) if isinstance(said, dict) else said}",
                 remedy="nothing to do: it is replaced",
             )
-        await self._caller.text(
-            "POST", "/update_weight_version", {"new_version": self._labels.of(version)}, self._caller.patience
-        )
+        await self._told("/update_weight_version", {"new_version": self._labels.of(version)})
         self._version, self._is_loaded = version, True
         if was_going_on:
             await self.resume()
@@ -241,9 +277,22 @@ class VllmEngine:
                 call.asking.cancel()
 
     async def _wake(self) -> None:
+        await self._wake_up("weights", "kv_cache")
         if self._is_server_paused:
-            await self._caller.text("POST", "/resume", None, self._caller.patience)
+            await self._told("/resume")
             self._is_server_paused = False
+
+    async def _wake_up(self, *parts: str) -> None:
+        """Give the server back these parts of its memory. Weights come before the cache: while they are loaded, a copy
+        of them needs room."""
+        for part in parts:
+            if part in self._asleep:
+                await self._told(f"/wake_up?tags={part}")
+                self._asleep = tuple(other for other in self._asleep if other != part)
+
+    async def _told(self, path: str, body: Any = None) -> None:
+        """Give a command whose answer says nothing more."""
+        await self._caller.text("POST", path, body, self._caller.patience)
 
     async def _check_extension(self) -> None:
         """Refuse a server that cannot be updated rightly, before anything is trained."""

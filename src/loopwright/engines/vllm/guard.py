@@ -184,7 +184,11 @@ def main(arguments: Sequence[str]) -> int:
             left.end()
             print(f"the server cannot be started: {error}", file=sys.stderr)
             return 1
-        code, how = ServerGuard(server, port, left, supervisor).supervise(options.start_seconds)
+        try:
+            code, how = ServerGuard(server, port, left, supervisor).supervise(options.start_seconds)
+        except BaseException:
+            left.end()
+            raise
         if code and (words := _last_words(log.fileno(), options.log, begin)):
             print(f"the server's last words:\n{words}", file=sys.stderr)
         print(how, file=sys.stderr)

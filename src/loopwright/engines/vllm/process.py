@@ -40,6 +40,8 @@ class VllmServer:
     log: Path
     state: Path
     start_seconds: float
+    sleeps: bool = False
+    """Whether it releases its memory while the learner trains on the same device."""
 
 
 def vllm_command(server: VllmServer) -> list[str]:
@@ -78,7 +80,9 @@ async def vllm_process(server: VllmServer, labels: VersionLabels, *, env: Mappin
             ready_seconds=server.start_seconds + END_SECONDS,
             grace_seconds=END_SECONDS,
         ) as child,
-        VllmEngine.connect(f"http://127.0.0.1:{child.ready['port']}", None, labels=labels) as engine,
+        VllmEngine.connect(
+            f"http://127.0.0.1:{child.ready['port']}", None, labels=labels, sleeps=server.sleeps
+        ) as engine,
     ):
         yield Worker(engine, child.wait)
 
