@@ -72,7 +72,7 @@ async def test_of_two_servers_one_is_killed_and_the_run_goes_on(tmp_path: Path) 
     lost = [event for event in read_jsonl(folder.events) if event["name"] == "engine_lost"]
     assert len(lost) == 1
     proofs = metric(folder, "engine/0/proof_max") + metric(folder, "engine/1/proof_max")
-    assert len(proofs) >= 8
+    assert len(proofs) >= 6, "both were proven, and one of them after its death too, if it came back in time"
     assert max(proofs) < 5e-4
 
 
