@@ -308,6 +308,17 @@ async def test_a_server_that_another_run_updates_or_that_was_started_again_is_no
             await engine.lease(HOLDER, 60)
 
 
+async def test_a_server_that_says_nothing_is_lost(tiny_llama_folder: Path) -> None:
+    async with (
+        serve_sglang(tiny_llama_folder) as server,
+        SglangEngine.connect(server.url, None, labels=LABELS, silence_seconds=0.2) as engine,
+    ):
+        server.faults.hang = True
+        async with asyncio.timeout(5):
+            with pytest.raises(EngineLostError, match="it says nothing"):
+                await engine.generate(ask())
+
+
 async def test_a_prompt_at_the_end_of_the_context_has_no_room(served: tuple[SglangServer, SglangEngine]) -> None:
     answer = await served[1].generate(ask(2, prompt=[7] * 1022))
     assert (answer.ids, answer.finish) == ((), FinishReason.LENGTH)

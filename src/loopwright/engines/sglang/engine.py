@@ -33,6 +33,7 @@ from loopwright.engines.sglang.wire import (
     request_to_sglang,
     score_to_sglang,
 )
+from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, ModelError, WeightsError
 from loopwright.ports import OnPart
@@ -45,7 +46,6 @@ from loopwright.types import (
     Generation,
     PauseMode,
     ProbeAnswer,
-    Sampling,
     TensorSpec,
     WeightFile,
     WeightUpdate,
@@ -64,10 +64,7 @@ UNCHANGED = ("Failed to get weights iterator", "Failed to get model loader")
 """What SGLang says when it has not touched its weights. Its other way back reads the new weights again."""
 LABEL_PARTS = 3
 """Run, lineage and version. What a server is called when it is started has fewer."""
-HEADROOM = 8
-"""How many tokens the check of temperatures has as prompt and as answer."""
-RAW = 1e-3
-"""If all logprobs agree so well with those of temperature 1, they are those. At 0.7 tokens differ by far more."""
+REMEDY_FOR_LOGPROBS = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +117,7 @@ class SglangEngine:
             engine = cls(connections, labels, silence_seconds)
             await engine._read_options()
             if labels is not None:
-                await engine._check_logprobs()
+                await check_temperature(engine, url, REMEDY_FOR_LOGPROBS)
             yield engine
         finally:
             connections.close()
@@ -367,19 +364,6 @@ class SglangEngine:
             raise ModelError(
                 f"the server at {self._caller.url} has dp_size {options['dp_size']}: SGLang cannot update its weights",
                 remedy="start one server for each copy of the model, and name all of them in rollout.engine.urls",
-            )
-
-    async def _check_logprobs(self) -> None:
-        """Refuse a server whose logprobs are those of temperature 1, whatever it samples with (T8)."""
-        prompt = tuple(range(HEADROOM, 2 * HEADROOM))
-        asked = GenerateRequest("temperature", prompt, Sampling(temperature=0.7, max_new_tokens=HEADROOM))
-        sampled = (await self.probe(asked)).sampled
-        scored = await self.probe(GenerateRequest("scored", (*prompt, *sampled.ids), Sampling(max_new_tokens=1)))
-        raw = scored.prompt_logprobs[len(prompt) - 1 :]
-        if all(abs(one - other) < RAW for one, other in zip(sampled.logprobs, raw, strict=True)):
-            raise ModelError(
-                f"the server at {self._caller.url} gives the logprobs of temperature 1 for tokens sampled at 0.7",
-                remedy="start it without SGLANG_RETURN_ORIGINAL_LOGPROB",
             )
 
     def _extra_key(self) -> str | None:
