@@ -107,7 +107,7 @@ async def test_retract_is_exact_only_without_a_tree_of_prefixes(
 async def test_a_retracted_request_that_is_aborted_loses_tokens(scene: Scene) -> None:
     [whole] = await scene.running(scene.ask(LONG, rid="whole"), tokens=60)
     events = asyncio.ensure_future(scene.events(LONG, rid="streamed"))
-    await until(lambda: len(scene.server.scheduler.running) == 2)
+    await until(lambda: any(s.ask.stream and len(s.output_ids) > 3 for s in scene.server.scheduler.running))
     await scene.post("/pause_generation", {"mode": "retract"})
     await until(lambda: len(scene.server.scheduler.waiting) == 2)
     await scene.post("/abort_request", {"abort_all": True})
@@ -116,7 +116,7 @@ async def test_a_retracted_request_that_is_aborted_loses_tokens(scene: Scene) ->
     assert len(answer["output_ids"]) % 50 == 0
     assert "prompt_tokens" not in answer["meta_info"]
     last = (await events)[-1]
-    assert len(last["output_ids"]) == 1 < last["meta_info"]["completion_tokens"] or len(await events) <= 2
+    assert len(last["output_ids"]) == 1 < last["meta_info"]["completion_tokens"]
 
 
 async def test_an_update_that_flushes_after_retract_ends_the_server(scene: Scene) -> None:
