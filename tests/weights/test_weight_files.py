@@ -65,16 +65,18 @@ def test_a_spare_file_gives_its_memory_and_another_size_does_not(tmp_path: Path)
         ({"a": torch.zeros(2)}, "1 tensors are missing"),
     ],
 )
-def test_tensors_must_come_as_they_were_announced(
-    tmp_path: Path, taken: dict[str, torch.Tensor], words: str
-) -> None:
+def test_tensors_must_come_as_they_were_announced(tmp_path: Path, taken: dict[str, torch.Tensor], words: str) -> None:
     writer = WeightFileWriter(tmp_path / "w")
     writer.begin({"a": TensorSpec("F32", (2,)), "b": TensorSpec("F32", (2,))})
     with pytest.raises(RuntimeError, match=words):
-        writer.take(taken)
-        writer.finish()
+        _all_taken(writer, taken)
     writer.discard()
     assert list(tmp_path.iterdir()) == []
+
+
+def _all_taken(writer: WeightFileWriter, bucket: dict[str, torch.Tensor]) -> WeightFile:
+    writer.take(bucket)
+    return writer.finish()
 
 
 def made(file: Path, header: object, data: bytes = b"", **manifest: object) -> WeightFile:

@@ -20,7 +20,7 @@ import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from loopwright.errors import WeightsError
-from loopwright.models.weight_files import mapped, tensors_in, verify
+from loopwright.models.weight_files import WRITE_AGAIN, mapped, tensors_in, verify
 from loopwright.types import BroadcastBackend, WeightBroadcast, WeightFile
 
 SENDER = 0
@@ -28,6 +28,7 @@ SLACK_SECONDS = 1.0
 """The group ends by itself when its time is over. It gets so much longer to say what went wrong."""
 ARRIVAL_SECONDS = 0.005
 """How often the sender looks whether all receivers are here."""
+CONNECT_SECONDS = 10.0
 LONG_SECONDS = 24 * 3600
 SEND_AGAIN = "nothing to do: the weights are sent again when the engine is back; if it happens often, see its log"
 
@@ -83,6 +84,10 @@ class BroadcastSender:
         self._deadline = time.monotonic() + seconds
         self._stopped = threading.Event()
         try:
+            self._data = mapped(file)
+        except (OSError, ValueError) as error:
+            raise WeightsError(f"the weights in {file.path} cannot be sent: {error}", remedy=WRITE_AGAIN) from error
+        try:
             # A store that opens its port itself listens at all addresses of the machine.
             with socket.create_server((host, 0), family=_family(host)) as listening:
                 port = listening.getsockname()[1]
@@ -114,18 +119,17 @@ class BroadcastSender:
         """Send, and give what went wrong. It is not raised here: an error with a traceback would keep the group, whose
         end blocks whoever drops it until the deadline."""
         try:
-            data = mapped(self.update.file)
             self._wait_for_receivers()
             if self._store is None or self._stopped.is_set():
                 return None
             group = _Group(self.update, SENDER, self._store, self.update.host, self._deadline)
-            for _ in group.buckets(data):
+            for _ in group.buckets(self._data):
                 if self._stopped.is_set():
                     return None
             on_sent()
             self._stopped.wait()
             return None
-        except (OSError, RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             return _broken(self.update, error)
         finally:
             self._store = None
@@ -182,8 +186,10 @@ def own_address(host: str, port: int) -> str:
 
 
 def _received(update: WeightBroadcast, rank: int, deadline: float) -> Mapping[str, torch.Tensor]:
-    timeout = _left(update, deadline)
-    store = TCPStore(update.host, update.port, is_master=False, timeout=timeout, wait_for_workers=False)
+    # The sender's port is open before anybody is told of it. If it is not, the sender has given up.
+    seconds = timedelta(seconds=min(update.seconds, CONNECT_SECONDS))
+    store = TCPStore(update.host, update.port, is_master=False, timeout=seconds, wait_for_workers=False)
+    store.set_timeout(_left(update, deadline))
     group = _Group(update, rank, store, own_address(update.host, update.port), deadline)
     data = torch.empty(update.file.bytes, dtype=torch.uint8)
     checksum = 0

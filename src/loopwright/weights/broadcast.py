@@ -2,7 +2,8 @@
 
 Each engine gets a group of its own, for one update: an engine that dies or hangs breaks no other's (docs/adr/0005). The
 engine is told over HTTP where to receive the bytes; they are sent at the same time, in a thread with a deadline. What
-the engine answers decides: one that says why it did not take them has refused, one that does not answer is lost.
+the engine answers decides: one that says why it did not take them has refused, one that does not answer is lost. One
+that says that it has them is believed, because the proof follows (W1).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from loopwright.core.together import call_off
-from loopwright.errors import EngineLostError, LoopwrightError, WeightsError
-from loopwright.models.broadcast import SLACK_SECONDS, BroadcastSender
+from loopwright.errors import EngineLostError, LoopwrightError
+from loopwright.models.broadcast import BroadcastSender
 from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import (
     IN_PLACE,
@@ -87,44 +88,29 @@ class BroadcastEngine:
                 await call_off(loading)
 
     async def _both(self, loading: asyncio.Future[None], sent: asyncio.Future[None]) -> None:
+        """Wait until the engine has answered. If the bytes were sent, whoever asked for the update limits that wait."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._how.seconds + ANSWER_SECONDS
         await asyncio.wait((loading, sent), timeout=deadline - clock(), return_when=asyncio.FIRST_COMPLETED)
-        if sent.done() and sent.exception() is None:
-            # From here on the engine works with what it has, and whoever asked for the update limits that.
+        failed = sent.exception() if sent.done() else None
+        if sent.done() and failed is None:
             await loading
             return
-        if not loading.done():
-            # The transfer failed. An engine that took part in it notices, and says so.
-            await asyncio.wait((loading,), timeout=max(0.0, deadline - clock()))
-        await self._judge(loading, sent)
-
-    async def _judge(self, loading: asyncio.Future[None], sent: asyncio.Future[None]) -> None:
-        """The weights were not sent, or not yet: raise whose fault that is."""
+        # An engine that takes part in a transfer that fails notices it, and says so.
+        await asyncio.wait((loading,), timeout=max(0.0, deadline - clock()))
         if not loading.done():
             raise EngineLostError(
                 f"the engine did not take the weights within {self._how.seconds:g} s, and does not answer",
                 remedy="see its log, and whether it can reach this machine",
             )
-        failed = sent.exception() if sent.done() else None
-        if (said := loading.exception()) is not None:
-            if isinstance(failed, LoopwrightError):
-                said.add_note(f"The sender says: {failed.message}")
-            raise said
-        # An engine ends a moment before its sender knows.
-        await asyncio.wait((sent,), timeout=SLACK_SECONDS)
-        if not sent.done():
-            raise WeightsError(
-                "the engine says that it has new weights, but has not received them",
-                remedy="see its log: it does not answer as its kind does",
-            )
-        sent.result()
+        said = loading.exception()
+        if said is not None and isinstance(failed, LoopwrightError):
+            said.add_note(f"The sender says: {failed.message}")
+        loading.result()
 
 
 @asynccontextmanager
-async def _sending(
-    file: WeightFile, how: Broadcasting
-) -> AsyncIterator[tuple[WeightBroadcast, asyncio.Future[None]]]:
+async def _sending(file: WeightFile, how: Broadcasting) -> AsyncIterator[tuple[WeightBroadcast, asyncio.Future[None]]]:
     """Send in a thread. Gives what the receivers must be told, and what is done when all bytes were sent.
 
     The thread ends soon after the block does. Nobody waits for it: what the other side holds up, it holds up until the
