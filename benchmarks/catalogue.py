@@ -48,9 +48,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
     Decode(
         "decode-groups",
-        "the same in groups: 8 prompts x 8 samples, as the rollouts of a training",
+        "the same in groups: 8 prompts x 8 samples, as the rollouts of a training; vLLM beside it, if it is installed",
         prompts=8,
         samples=8,
+        beside_vllm=True,
     ),
     Makespan(
         "makespan",

@@ -20,10 +20,11 @@ import pytest
 
 from loopwright.agents.runners.command import CommandRunner, PreparedCommand
 from loopwright.agents.runners.host import ProgramHost
-from loopwright.agents.runners.marks import Process, ProcessTable
+from loopwright.agents.runners.marks import VARIABLE
 from loopwright.config import CommandRunnerConfig, ExitCodeReward, FileReward, ProgramReward, VerifierReward
 from loopwright.errors import ConfigError, ProgramError, ProgramLimitError, SetupError
 from loopwright.ports import Endpoint
+from loopwright.serve.marked_processes import Process, ProcessTable
 from loopwright.types import (
     Failed,
     FailureCause,
@@ -63,7 +64,7 @@ def host(tmp_path: Path) -> Iterator[ProgramHost]:
     run.mkdir()
     made = ProgramHost.here(base, run, environment, {"NAMED": "by the config"})
     yield made
-    left = [process for process in ProcessTable().marked() if process.mark.startswith(made.owner.name)]
+    left = [process for process in ProcessTable(VARIABLE).marked() if process.mark.startswith(made.owner.name)]
     assert left == []
     assert list(made.workspace.glob(f"{made.owner.name}*")) == []
 
@@ -455,7 +456,7 @@ async def test_nobody_waits_for_a_program_that_cannot_be_killed(
             async with asyncio.timeout(0.3):
                 await ran(host, "exec sleep 15")
     assert "cannot be ended" in caplog.text
-    left = [process.pid for process in ProcessTable().marked() if process.mark.startswith(host.owner.name)]
+    left = [process.pid for process in ProcessTable(VARIABLE).marked() if process.mark.startswith(host.owner.name)]
     assert left
     for pid in left:
         os.kill(pid, 9)

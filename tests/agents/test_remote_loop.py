@@ -16,7 +16,7 @@ from loopwright.agents.remote import RemoteLoop, WeightedRunner
 from loopwright.agents.runners.command import CommandRunner
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.worker import AgentSetup, LocalWorker
-from loopwright.config import CommandRunnerConfig, ExitCodeReward, ProgramReward
+from loopwright.config import CommandRunnerConfig, ExitCodeReward, FileReward, ProgramReward, VerifierReward
 from loopwright.errors import EngineError
 from loopwright.gateway.offer import Served
 from loopwright.gateway.server import open_gateway
@@ -182,6 +182,36 @@ async def test_a_program_that_runs_out_of_time_is_graded(tmp_path: Path) -> None
     assert made.episode.stop is StopReason.BUDGET
     assert made.episode.output is not None
     assert made.episode.output.exit_code is None
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("reward", "score"),
+    [
+        (ExitCodeReward(), 0.0),
+        (ExitCodeReward(out_of_time=0.25), 0.25),
+        (FileReward(path="reward.txt"), 0.5),
+        (VerifierReward(command=("grep", "-q", "0.5", "reward.txt")), 1.0),
+    ],
+)
+async def test_a_program_that_runs_out_of_time_has_the_reward_of_what_it_did(
+    tmp_path: Path, reward: ProgramReward, score: float
+) -> None:
+    """R2: time is the agent's own budget, so it is graded."""
+    script = 'ask([question]); open("reward.txt", "w").write("0.5"); time.sleep(300)'
+    made = await rollout(tmp_path, script, reward=reward, max_seconds=1.0)
+    assert made.reward == Scored(score)
+    assert made.episode is not None
+    assert made.episode.stop is StopReason.BUDGET
+
+
+@pytest.mark.real
+async def test_a_program_that_was_ended_by_a_limit_has_no_score_for_its_time(tmp_path: Path) -> None:
+    script = 'ask([question]); [open(f"{i}", "wb").write(b"0" * 900_000) for i in range(5)]; time.sleep(300)'
+    made = await rollout(tmp_path, script, reward=ExitCodeReward(), on_agent_error="grade", disk_mb=1)
+    cause, _, detail = failure(made)
+    assert cause is FailureCause.VERIFIER
+    assert "was ended by a limit" in detail
 
 
 @pytest.mark.real

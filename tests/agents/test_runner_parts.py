@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from loopwright.agents.runners.fields import filled, instruction_of
 from loopwright.agents.runners.folders import private_folder
-from loopwright.agents.runners.marks import VARIABLE, Owner, Process, ProcessTable, kill_left_behind
+from loopwright.agents.runners.marks import VARIABLE, Owner, kill_left_behind
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.rewards import reward_in_file, reward_of_code
 from loopwright.errors import SetupError, VerifierError
+from loopwright.serve.marked_processes import Process, ProcessTable
 from loopwright.types import Scored, Task
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
@@ -194,7 +195,7 @@ def eventually(check: Callable[[], bool]) -> None:
 
 @linux
 def test_processes_are_found_by_their_mark_wherever_they_went(tmp_path: Path) -> None:
-    table, mark = ProcessTable(), Owner.here(tmp_path).new_trial()
+    table, mark = ProcessTable(VARIABLE), Owner.here(tmp_path).new_trial()
     script = "setsid sleep 61 & env -i sleep 62 & wait"
     with subprocess.Popen(["sh", "-c", script], env={**os.environ, VARIABLE: mark}, start_new_session=True) as shell:
         try:
@@ -209,7 +210,7 @@ def test_processes_are_found_by_their_mark_wherever_they_went(tmp_path: Path) ->
 
 @linux
 def test_a_mark_is_found_in_a_large_environment_and_under_its_own_name_only(tmp_path: Path) -> None:
-    table, marks = ProcessTable(), [Owner.here(tmp_path).new_trial() for _ in range(2)]
+    table, marks = ProcessTable(VARIABLE), [Owner.here(tmp_path).new_trial() for _ in range(2)]
     large = {**{f"LARGE{number}": "x" * 100_000 for number in range(3)}, VARIABLE: marks[0]}
     with (
         subprocess.Popen(["sleep", "60"], env=large) as found,
@@ -224,7 +225,7 @@ def test_a_mark_is_found_in_a_large_environment_and_under_its_own_name_only(tmp_
 
 
 def test_whoever_asks_during_a_look_shares_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    table, looks, begun, go_on = ProcessTable(), list[int](), Event(), Event()
+    table, looks, begun, go_on = ProcessTable(VARIABLE), list[int](), Event(), Event()
     asked: list[None] = []
 
     class Announced(contextlib.AbstractContextManager[None]):
@@ -243,7 +244,7 @@ def test_whoever_asks_during_a_look_shares_the_next_one(monkeypatch: pytest.Monk
         looks.append(len(looks))
         begun.set()
         assert go_on.wait(10)
-        return (Process(looks[-1], "mark", 0),)
+        return (Process(looks[-1], "mark", 0, "0"),)
 
     monkeypatch.setattr(table, "_look", look)
     monkeypatch.setattr(table, "_looking", Announced())
@@ -269,8 +270,8 @@ def test_only_what_dead_owners_of_the_same_run_left_behind_is_ended(tmp_path: Pa
         owner: subprocess.Popen(["sleep", "60"], env={**os.environ, VARIABLE: mark}) for owner, mark in marks.items()
     }
     try:
-        eventually(lambda: {one.mark for one in ProcessTable().marked()} >= set(marks.values()))
-        assert kill_left_behind(here, ProcessTable()) == 2
+        eventually(lambda: {one.mark for one in ProcessTable(VARIABLE).marked()} >= set(marks.values()))
+        assert kill_left_behind(here, ProcessTable(VARIABLE)) == 2
         eventually(lambda: sleeping[dead].poll() is not None and sleeping[recycled].poll() is not None)
         assert sleeping[here].poll() is None
         assert sleeping[other_run].poll() is None
@@ -290,7 +291,7 @@ def test_a_run_inside_of_a_program_belongs_to_it(tmp_path: Path) -> None:
     )
     env = {**os.environ, VARIABLE: outer, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script, inner], env=env, check=True)
-    table = ProcessTable()
+    table = ProcessTable(VARIABLE)
     eventually(lambda: len(table.of(inner)) == 1)
     (program,) = table.of(outer)
     assert table.of(inner) == [program]

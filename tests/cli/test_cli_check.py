@@ -87,6 +87,15 @@ def test_a_sound_config_is_ok(run, file):
     assert "tasks.jsonl, single_turn agent, judged by mine" in out
 
 
+def test_a_program_is_not_said_to_be_judged_by_itself(run, file):
+    program = "{kind: remote, runner: {kind: command, command: [sh, -c, 'exit 0']}, reward: {kind: exit_code}}"
+    text = "".join("" if line.startswith("agent:") else line for line in CONFIG.splitlines(keepends=True))
+    file.write_text(f"{text}\nagent: {program}\n")
+    code, out, err = run("check", file)
+    assert code == 0, err
+    assert "remote agent, reward from its exit code" in out
+
+
 def test_problems_exit_with_2_and_no_traceback(run, file):
     code, out, err = run("check", file, "rollout.temprature=1", "data.path=taks.jsonl")
     assert (code, out) == (2, "")

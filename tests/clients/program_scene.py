@@ -50,10 +50,11 @@ SMALL = (
 
 
 class Speaker:
-    """Each session has a part of its own, in the order in which they begin, and says its lines one after the other. To
-    requests that do not hold the task it says little: clients ask for titles too."""
+    """Each session has a part of its own, and says its lines one after the other. It is the next one, in the order in
+    which they begin; or, of parts with names, the one whose name is in the prompt. To requests that do not hold the
+    task it says little: clients ask for titles too."""
 
-    def __init__(self, tokens: OddTokens, task: str, parts: list[list[str]]) -> None:
+    def __init__(self, tokens: OddTokens, task: str, parts: list[list[str]] | dict[str, list[str]]) -> None:
         self._tokens = tokens
         self._task = task
         self._parts = parts
@@ -64,9 +65,16 @@ class Speaker:
         if self._task not in prompt:
             return "Nothing."
         session = request.id.partition("/")[0]
-        part = self._sessions.setdefault(session, self._parts[len(self._sessions) % len(self._parts)])
+        if session not in self._sessions:
+            self._sessions[session] = self._chosen(prompt)
+        part = self._sessions[session]
         # The prompt holds what was said before, as it was said.
         return next((line for line in part if line not in prompt), part[-1])
+
+    def _chosen(self, prompt: str) -> list[str]:
+        if isinstance(self._parts, dict):
+            return next(part for name, part in self._parts.items() if name in prompt)
+        return self._parts[len(self._sessions) % len(self._parts)]
 
 
 async def play(scene: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +121,7 @@ def _told(rollout: Rollout) -> dict[str, Any]:
         "starts": [chain.start for chain in episode.chains] if episode else [],
         "turns": [len(turns_of(chain)) for chain in episode.chains] if episode else [],
         "output": episode.output.text if episode and episode.output else "",
+        "runner": episode.output.runner if episode and episode.output else "",
     }
 
 

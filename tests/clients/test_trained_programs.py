@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from clients import CACHE, NODE, PYTHON, ROOT, call_text, need, played
 
 from loopwright.models.smollm2 import smollm2_folder
@@ -27,15 +28,22 @@ EXAMPLES = ROOT / "examples" / "programs"
 
 
 def train(
-    folder: Path, name: str, task: str, parts: Sequence[Sequence[str]], *, program: Path, settings: Sequence[str] = ()
+    folder: Path,
+    name: str,
+    task: str,
+    parts: Sequence[Sequence[str]] | Mapping[str, Sequence[str]],
+    *,
+    program: Path,
+    settings: Sequence[str] = (),
+    config: Path | None = None,
 ) -> dict[str, Any]:
-    """Train one step of an example on one group of two, whose members say their parts. All that is stored of a group is
-    checked here; its tokens are checked in the scene."""
+    """Train one step of an example, or of `config`, on one group of two, whose members say their parts. All that is
+    stored of a group is checked here; its tokens are checked in the scene."""
     need(program)
     told = played(
         "program_scene.py",
         {
-            "config": str(EXAMPLES / name / f"{name}.yaml"),
+            "config": str(config or EXAMPLES / name / f"{name}.yaml"),
             "folder": str(folder),
             "tokenizer": str(smollm2_folder(CACHE)),
             "path": os.pathsep.join([str(NODE), str(PYTHON), os.environ["PATH"]]),
@@ -47,7 +55,8 @@ def train(
     assert told["code"] == 0, told
     assert sorted(rollout["reward"] for rollout in told["rollouts"]) == [0.0, 1.0], told
     assert [rollout["starts"] for rollout in told["rollouts"]] == [["first"]] * 2, told
-    assert [rollout["turns"] for rollout in told["rollouts"]] == [[len(part)] for part in parts]
+    lines = parts.values() if isinstance(parts, Mapping) else parts
+    assert [rollout["turns"] for rollout in told["rollouts"]] == [[len(part)] for part in lines]
     assert told["version"] == 1
     assert told["gradient"] > 0
     assert told["audit"][0] == 0, told["audit"]
@@ -103,3 +112,33 @@ def test_langgraph(tmp_path: Path) -> None:
     ]
     parts = [["Das „weiß“ ich 🙂.", "3"], ["It is\t3, or so.", "2"]]
     train(tmp_path, "langgraph", task, parts, program=PYTHON / "python", settings=settings)
+
+
+def test_one_run_trains_the_model_behind_two_agents(tmp_path: Path) -> None:
+    """One task set with two runners: Codex and mini-swe-agent work on the same task, and one step trains on both."""
+    need(PYTHON / "mini")
+    shutil.copytree(EXAMPLES / "codex", tmp_path / "both")
+    config, mini = (
+        yaml.safe_load((EXAMPLES / name / f"{name}.yaml").read_text("utf-8")) for name in ("codex", "mini_swe_agent")
+    )
+    del mini["agent"]["runner"]["folder"]
+    config["agent"]["runners"] = [config["agent"].pop("runner"), mini["agent"]["runner"]]
+    file = tmp_path / "both" / "both.yaml"
+    file.write_text(yaml.safe_dump(config))
+    write = json.dumps({"cmd": "echo 'for i in 1 2 3 4 5; do echo $((i * i)); done' > run.sh"})
+    look = call_text("bash", '{"command":  "ls -la"}')
+    done = call_text("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')
+    parts = {
+        "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT": [f"„Ich“ sehe 🙂 nach: {look}", done],
+        "Codex": [f"Ein „Skript“: {call_text('exec_command', write)}", "run.sh prints the squares."],
+    }
+    told = train(
+        tmp_path,
+        "codex",
+        first_task("codex"),
+        parts,
+        program=NODE / "codex",
+        settings=["trainer.seed=1"],  # it gives each of the two runners one of the two rollouts
+        config=file,
+    )
+    assert {rollout["runner"]: rollout["reward"] for rollout in told["rollouts"]} == {"codex": 1.0, "mini": 0.0}

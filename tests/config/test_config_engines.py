@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from loopwright.config import Loaded, LoopwrightEngineConfig, Purpose, TorchEngineConfig
+from loopwright.config import Loaded, LoopwrightEngineConfig, Purpose, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.base import needs_of
 from loopwright.config.needs import Outside
 from loopwright.config.purpose import part_for
 from loopwright.errors import ConfigError
 
 APART = ("trainer.kind=disaggregated", "produce.kind=async")
+VLLM = "rollout.engine={kind: vllm}"
 LoadText = Callable[..., Loaded]
 
 
@@ -49,23 +50,70 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((attached("http://127.0.0.1:1"),), "rollout.engine.kind: is loopwright, but trainer.kind is colocate"),
+        (
+            (*APART, "rollout.engine.num_engines=0"),
+            "num_engines: is 0, but trainer.kind is disaggregated",
+        ),
+        (("trainer.deterministic=true", VLLM), "is on, but rollout.engine.kind is vllm"),
+        (("trainer.deterministic=true", "rollout.engine.num_engines=1"), "is on, but rollout.engine.num_engines is 1"),
         ((*APART, "rollout.engine=loopwright"), "rollout.engine.urls: missing"),
         ((*APART, attached()), "rollout.engine.urls: "),
         ((*APART, attached("127.0.0.1:8000")), "rollout.engine.urls.0: '127.0.0.1:8000' is no address"),
         ((*APART, attached("http://10.0.0.7:1")), "http://10.0.0.7:1 is on another machine"),
         ((*APART, attached("http://me:pw@localhost")), "name that as key_env"),
         ((*APART, attached("http://localhost:1", "http://localhost:1/")), "rollout.engine.urls.1"),
-        (("rollout.engine={kind: vllm}",), "unknown kind 'vllm'"),
+        (("rollout.engine={kind: vlm}",), "unknown kind 'vlm'"),
+        ((*APART, "rollout.engine={kind: vllm, num_engines: 0}"), "rollout.engine.num_engines"),
+        (
+            (*APART, "rollout.engine={kind: vllm, num_engines: 2, urls: ['http://localhost:1']}"),
+            "rollout.engine.num_engines: is set, and so is urls",
+        ),
+        ((*APART, "rollout.engine={kind: vllm, urls: ['http://10.0.0.7:1']}"), "is on another machine"),
+        ((*APART, VLLM, "produce.in_flight=keep"), "produce.in_flight: is keep, but rollout.engine.kind is vllm"),
+        ((*APART, VLLM, "rollout.top_k=5"), "rollout.top_k: is 5: the logprobs of vllm come after it"),
+        ((*APART, VLLM, "sampling.top_p=0.9"), "top_p: is 0.9: the logprobs of vllm come after it"),
         (("rollout.door.port=70000",), "rollout.door.port: is 70000, must be at most 65535"),
         (("rollout.door.advertise_url=http://0.0.0.0:80",), "'http://0.0.0.0:80' is no address that others can ask"),
         (("rollout.door.advertise_url=http://[::]:80",), "is no address that others can ask"),
         (("rollout.door.advertise_url=gateway",), "rollout.door.advertise_url: 'gateway' is no address"),
+        (("rollout.door.advertise_url=http://host/?a=1",), "is no address to which others can add a path"),
+        (("rollout.door.host='0'",), "rollout.door.advertise_url: missing, and host is 0"),
         (("rollout.door.host=0.0.0.0",), "rollout.door.advertise_url: missing, and host is 0.0.0.0"),
     ],
 )
 def test_mistakes_are_reported_with_their_place(problems: Any, overrides: tuple[str, ...], words: str) -> None:
     assert words in problems(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes"),
+    [
+        ((), 0),
+        (APART, 1),
+        ((*APART, "rollout.engine.num_engines=3"), 3),
+        (("rollout.engine.num_engines=1",), 1),
+        ((VLLM,), 1),
+        ((*APART, attached("http://localhost:1", "http://localhost:2")), 2),
+    ],
+)
+def test_an_engine_is_in_the_learners_process_only_if_they_take_turns(
+    load_text: LoadText, minimal: str, overrides: tuple[str, ...], processes: int
+) -> None:
+    config = load_text(minimal, *overrides).config
+    assert config.rollout.engine.processes(config.trainer.kind) == processes
+
+
+def test_servers_are_started_unless_they_are_named(load_text: LoadText, minimal: str) -> None:
+    config = load_text(minimal, *APART, "rollout.engine={kind: vllm, num_engines: 2, args: [--enforce-eager]}").config
+    assert config.rollout.engine == VllmEngineConfig(kind="vllm", num_engines=2, args=("--enforce-eager",))
+    assert config.rollout.engine.embedded == TorchEngineConfig(), "evaluations compute in their own process"
+
+
+def test_the_program_of_a_server_must_be_there(problems_of: Callable[..., list[str]], minimal: str) -> None:
+    found = problems_of(minimal, *APART, "rollout.engine={kind: vllm, executable: no/such/vllm}", files=True)
+    assert any("rollout.engine.executable" in problem for problem in found)
+    named = "rollout.engine={kind: vllm, executable: no/such/vllm, urls: ['http://localhost:1']}"
+    assert not any("executable" in problem for problem in problems_of(minimal, *APART, named, files=True))
 
 
 def test_the_key_of_engines_is_a_variable_that_must_be_set(problems_of: Callable[..., list[str]], minimal: str) -> None:

@@ -69,7 +69,7 @@ def test_a_key_like_no_other_lists_what_there_is(problems_of, minimal):
         ("rollout.stop=[1]", "rollout.stop.0: is 1, must be text"),
         ("rollout.top_p=1.5", "must be at most 1"),
         ("rollout=null", "rollout: is empty, must be a section with fields"),
-        ("rollout.engine.kind=vllm", "rollout.engine.kind: unknown kind 'vllm'"),
+        ("rollout.engine.kind=vlm", "rollout.engine.kind: unknown kind 'vlm'"),
         ("model.path=''", "text that is not empty"),
         ("model.dtype=float23", "did you mean 'float32'?"),
         ("learner.schedule=cosin", "did you mean 'cosine'?"),

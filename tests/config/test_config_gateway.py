@@ -16,6 +16,15 @@ def test_a_gateway_elsewhere_needs_an_address_and_a_key_and_all_problems_are_tol
         ("http://[::]:8100", "is no address that others can ask"),
         ("http://me:secret@host", "holds a password"),
         ("http://host:99999", "is no address"),
+        ("http://a host", "is no address"),
+        (" http://host", "is no address"),
+        ("http://0:8100", "is no address that others can ask"),
+        ("http://0.0.0.0.:8100", "is no address that others can ask"),
+        ("http://[::ffff:0.0.0.0]:8100", "is no address that others can ask"),
+        ("http://host?key=1", "is no address to which others can add a path"),
+        ("http://host/#part", "is no address to which others can add a path"),
+        ("http://host:0", "is no address to which others can add a path"),
+        ("http://müller.example", "is no address to which others can add a path"),
     ):
         found = problems_of(minimal, SERVED, f"gateway={{url: '{url}'}}")
         assert any(one.startswith("gateway.url: ") and words in one for one in found), found

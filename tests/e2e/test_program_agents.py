@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from test_kill import finish, start, wait_for_step
 
-from loopwright.agents.runners.marks import Owner, ProcessTable
+from loopwright.agents.runners.marks import VARIABLE, Owner
 from loopwright.buffer.auditing.audit import audit
 from loopwright.buffer.reader import StoredRun
 from loopwright.core.chains import turns_of
+from loopwright.serve.marked_processes import ProcessTable
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, FailureCause, Isolation, Rollout
 
@@ -97,7 +98,7 @@ def trained(folder: Path) -> list[Rollout]:
 
 def nothing_left(folder: Path) -> None:
     run = Owner.here(folder).run
-    assert [process for process in ProcessTable().marked() if process.mark.startswith(run)] == []
+    assert [process for process in ProcessTable(VARIABLE).marked() if process.mark.startswith(run)] == []
 
 
 def test_a_run_trains_the_model_behind_a_program(write_config: WriteConfig, tmp_path: Path, isolate: Isolation) -> None:
@@ -139,7 +140,7 @@ def test_a_killed_run_leaves_no_program_behind_when_it_is_resumed(
     wait_for_step(tmp_path / "run", 1, process)
     owner = Owner.here(tmp_path / "run").run
     deadline = time.monotonic() + 60
-    while not [one for one in ProcessTable().marked() if one.mark.startswith(owner)]:
+    while not [one for one in ProcessTable(VARIABLE).marked() if one.mark.startswith(owner)]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)

@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from loopwright.build import ForRuns, open_run, serve_gateway
 from loopwright.config import load
 from loopwright.gateway.server import Address
 from loopwright.track.jsonl import read_jsonl
-from loopwright.types import Failed, FailureCause, Thinking
+from loopwright.types import Failed, FailureCause, Scored, Thinking
 
 WriteConfig = Callable[..., Path]
 KEY = "the-key-of-the-gateway"
@@ -44,6 +45,28 @@ question = {"role": "user", "content": sys.stdin.read()}
 said = ask([question])
 time.sleep(float(os.environ.get("PAUSE", 0)))
 ask([question, {"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Go on."}])
+"""
+
+GATED = """
+import itertools, json, os, time, urllib.request
+
+# Each program has a number. Those below FREE do not wait; the next 3 wait for the file `go`, the others for `all`.
+place, free = os.environ["GATE"], int(os.environ["FREE"])
+for number in itertools.count():
+    try:
+        os.close(os.open(f"{place}/started-{number}", os.O_CREAT | os.O_EXCL))
+        break
+    except FileExistsError:
+        pass
+body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+urllib.request.urlopen(request, timeout=60).read()
+open(f"{place}/asked-{number}", "w").close()
+gate = "go" if number < free + 3 else "all"
+while number >= free and not os.path.exists(f"{place}/{gate}"):
+    time.sleep(0.01)
+open("reward.txt", "w").write(str(number % 2))
 """
 
 AGENT = """
@@ -207,3 +230,60 @@ def test_a_killed_run_that_is_resumed_takes_its_gateway_over(write_config: Write
     audited = audit(tmp_path / "run" / "rollouts.sqlite")
     assert (audited.findings, audited.lineages) == ((), 2)
     assert StoredRun(tmp_path / "run" / "rollouts.sqlite").steps() == (1, 2, 3)
+
+
+@contextmanager
+def killed_before_it_can_store(folder: Path, url: str, run: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kills the run when three of its eight programs have completed and their rollouts could not be stored."""
+    with closing(sqlite3.connect(folder / "run" / "rollouts.sqlite", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        (folder / "go").touch()
+        until(lambda: sum(one["has_outcome"] for one in sessions(url)) == 3, run, folder)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        yield
+
+
+def gated(url: str, folder: Path, *, free: int, **more: Any) -> dict[str, Any]:
+    runner = {
+        "kind": "command",
+        "command": [sys.executable, "{config}/gated.py"],
+        "env": {"GATE": str(folder), "FREE": str(free)},
+    }
+    agent = {"kind": "remote", "runner": runner, "reward": {"kind": "file", "path": "reward.txt"}}
+    return settings(url, agent, trainer__checkpoint_every=100, **more)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("lost_weights", [False, True], ids=["kept", "rolled back"])
+def test_what_a_killed_run_had_completed_is_kept_if_its_weights_are(
+    write_config: WriteConfig, tmp_path: Path, *, lost_weights: bool
+) -> None:
+    """D1. Three programs had completed, and five were running. If the weights that sampled them were never written to a
+    checkpoint, their groups are rolled back and drawn again."""
+    (tmp_path / "gated.py").write_text(GATED)
+    port, step = free_port(), 2 if lost_weights else 1
+    url, free = f"http://127.0.0.1:{port}", 8 * (step - 1)
+    file = write_config(**gated(url, tmp_path, free=free, trainer__steps=step))
+    database = tmp_path / "run" / "rollouts.sqlite"
+    with ended(start_gateway(tmp_path, port), run := start_run(file)) as processes:
+        until(lambda: len(list(tmp_path.glob("asked-*"))) == free + 8, run, tmp_path)
+        with killed_before_it_can_store(tmp_path, url, run):
+            killed = time.time()
+        (tmp_path / "all").touch()
+        processes.append(resumed := start_run(file))
+        finish(resumed, tmp_path)
+        assert sessions(url) == []
+    audited = audit(database)
+    assert (audited.findings, audited.lineages) == ((), 2)
+    rollouts = StoredRun(database).rollouts(step)
+    assert len(rollouts) == 8
+    assert all(isinstance(one.reward, Scored) for one in rollouts)
+    kept = [one for one in rollouts if one.timing.started < killed]
+    assert len(kept) == (0 if lost_weights else 3)
+    made_again = 0 if lost_weights else 1
+    assert [one.key.attempt for one in rollouts] == [0 if one in kept else made_again for one in rollouts]
+    with closing(sqlite3.connect(database)) as db:
+        rolled_back = db.execute("SELECT draw, round FROM groups WHERE status = 'rolled_back'").fetchall()
+    assert rolled_back == ([(2, 0), (3, 0)] if lost_weights else [])
+    assert len(list(tmp_path.glob("started-*"))) == free + 8 + 8 - len(kept), "what was kept is not sampled again"

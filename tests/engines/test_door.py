@@ -12,16 +12,22 @@ import pytest
 from counting import CountingEngine
 from served_engine import CARD, KEY, behind_door
 
+from loopwright.build import gateway as build_gateway
 from loopwright.build.door import open_door
 from loopwright.config import DoorConfig
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.client import HttpEngine
-from loopwright.engines.http.door import door_app
+from loopwright.engines.http.door import DoorSampler, door_app
+from loopwright.engines.http.server import engine_app
 from loopwright.engines.http.wire import GENERATE
+from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import embedded
 from loopwright.errors import EngineError, OutOfTimeError
+from loopwright.gateway.registration import RunModel
+from loopwright.models.compute import ComputeThread
+from loopwright.models.load import LoadedModel
 from loopwright.serve.listen import listening
-from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, Sampling
+from loopwright.types import FinishReason, GenerateRequest, Generation, PauseMode, Sampling, Thinking
 
 LONG = 100_000
 
@@ -208,3 +214,70 @@ async def test_it_is_told_to_others_under_the_name_that_they_know(controller: Ro
             headers = {"authorization": f"Bearer {door.key}"}
             assert (await http.get("/version", headers={**headers, "host": "run.example"})).status_code == 200
             assert (await http.get("/version", headers={**headers, "host": "evil.example"})).status_code == 403
+
+
+async def test_callers_without_sessions_use_all_engines() -> None:
+    """The part of an id before its last slash names a session, which stays with its engine."""
+    engines = [CountingEngine(seconds=0.001), CountingEngine(seconds=0.001)]
+    async with RolloutController.open([embedded(one) for one in engines]) as controller:
+        sampler = DoorSampler(controller)
+        ids = ("a", "b", "c", "d", "", "", "s/0", "s/1")
+        calls = [asyncio.create_task(sampler.generate(ask(LONG, id))) for id in ids]
+        await until(lambda: sum(len(one._live) for one in engines) == len(ids))
+        assert sorted(len(one._live) for one in engines) == [3, 5]
+        of_session = [one for one in engines if "door/s/0" in one._live]
+        assert [one for one in engines if "door/s/1" in one._live] == of_session
+        await sampler.abort("a")
+        assert (await calls[0]).finish is FinishReason.ABORT
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+
+async def test_held_seconds_are_heard_while_no_call_is_out(controller: RolloutController) -> None:
+    """Otherwise the next session's first call would seem to be held for all of them."""
+    async with behind_door(controller) as client, client.hearing(0.01):
+        await controller.pause(PauseMode.KEEP)
+        await until(lambda: client.held_seconds() > 0.1)
+        await controller.load(3)
+        await controller.resume()
+        await until(lambda: (client.version, client.held_seconds()) == (3, controller.held_seconds()))
+
+
+async def test_a_gateway_does_not_tell_a_new_session_what_was_held_before_it(
+    controller: RolloutController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("load_tokenizer", "make_renderer"):
+        monkeypatch.setattr(build_gateway, name, lambda *given: None)
+    monkeypatch.setattr(build_gateway, "HEARING_SECONDS", 0.01)
+    async with open_door(DoorConfig(), controller, CARD) as door:
+        model = RunModel(door.url, door.key, "tiny", "tiny", None, 100, "auto", Thinking.KEEP)
+        async with build_gateway.run_model(model) as (served, held):
+            await controller.pause(PauseMode.KEEP)
+            await until(lambda: controller.held_seconds() > 0.3)
+            await controller.resume()
+            await until(lambda: held() == controller.held_seconds())
+            before = held()
+            await served.engine.generate(ask(4))
+            assert held() == before
+
+
+async def test_a_prompt_that_the_model_does_not_have_is_a_400(loaded: LoadedModel) -> None:
+    """Also if the engine is in another process."""
+    with ComputeThread() as compute:
+        async with (
+            TorchEngine(loaded, compute) as engine,
+            listening(engine_app(engine), key=KEY) as port,
+            HttpEngine.connect(f"http://127.0.0.1:{port}", KEY) as elsewhere,
+        ):
+            for place in (engine, elsewhere):
+                async with RolloutController.open([embedded(place)]) as controller:
+                    app = door_app(controller, CARD)
+                    async with listening(app, key=KEY) as own, httpx.AsyncClient() as http:
+                        answer = await http.post(
+                            f"http://127.0.0.1:{own}{GENERATE}",
+                            json={"token_ids": [10**6]},
+                            headers={"authorization": f"Bearer {KEY}"},
+                        )
+                assert answer.status_code == 400
+                assert "the prompt must be" in answer.json()["error"]["message"]

@@ -251,3 +251,49 @@ async def test_a_session_whose_end_cannot_be_stored_is_still_open(tmp_path: Path
         h.gateway.sessions.end_idle()
         store.is_full = False
         assert (await h.http.post("/sessions/session-1/complete")).status_code == 200
+
+
+async def test_a_log_that_cannot_be_shortened_fails_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn of the call is stored by then: a failure would leave a turn that memory does not know."""
+    monkeypatch.setattr(call_log, "LONGEST_BYTES", 10)
+    real = os.open
+
+    def without_files(path: Any, *more: Any) -> int:
+        if str(path).endswith(".calls.new"):
+            raise OSError(24, "Too many open files")
+        return real(path, *more)
+
+    async with SqliteStore(tmp_path / FILES[0]) as store, house(numbered, store=store) as h:
+        await h.session()
+        monkeypatch.setattr(os, "open", without_files)
+        for number in range(3):
+            await h.chat("session-1", [{"role": "user", "content": f"Hi {number}"}])
+        assert len(h.recorder()) == len(store.turns("session-1")) == 3
+        assert out(store) == 3
+        monkeypatch.setattr(os, "open", real)
+        await h.chat("session-1", [{"role": "user", "content": "Hi again"}])
+        assert out(store) < 4, "it is shortened as soon as that is possible"
+
+
+def test_a_line_that_was_not_written_whole_hides_no_later_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, real = CallLog(tmp_path / "calls"), os.write
+    monkeypatch.setattr(os, "write", lambda file, text: real(file, text[:10]))
+    with pytest.raises(RunError, match="not written whole"):
+        log.ask("session-1", "first", 1, 1, 1)
+    monkeypatch.setattr(os, "write", real)
+    log.ask("session-1", "second", 1, 1, 2)
+    log.ask("session-1", "third", 1, 1, 3)
+    log.close()
+    assert [call.id for call in calls_without_end(tmp_path / "calls")] == ["second", "third"]
+
+
+async def test_a_deleted_session_leaves_no_deliveries(tmp_path: Path) -> None:
+    """They are written a moment after the delivery, and would count for a later session with the same id."""
+    async with SqliteStore(tmp_path / FILES[0]) as store, house(numbered, store=store) as h:
+        await h.session()
+        store.delivered("session-1", [0])
+        store.delivered("session-2", [0])
+        await h.http.delete("/sessions/session-1")
+        store._write_delivered()
+        assert store._connection is not None
+        assert store._connection.execute("SELECT * FROM delivered").fetchall() == [("session-2", 0)]

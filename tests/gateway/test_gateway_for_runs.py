@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -12,125 +11,54 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_house import KEY, MAX_CONTEXT, RecordingEngine, odd_ids, renderer
+from gateway_house import KEY, MAX_CONTEXT, odd_ids, renderer
+from run_house import (
+    DOOR_KEY,
+    OTHER,
+    RUN,
+    TASK,
+    Door,
+    ask,
+    asks_twice,
+    failure,
+    free_port,
+    gateway,
+    managing,
+    policies,
+    registration,
+    request,
+    until,
+    worker,
+)
 
-from loopwright.agents.callable import CallableLoop
-from loopwright.agents.worker import AgentSetup, LocalWorker
 from loopwright.errors import ConfigError, EngineLostError, LeaseError, LoopwrightError, RunError
-from loopwright.gateway import remote_policy
+from loopwright.gateway import client, remote_policy
 from loopwright.gateway.client import GatewayAddress, GatewayClient
 from loopwright.gateway.offer import Offer, Served
 from loopwright.gateway.registration import (
-    Registration,
-    RunModel,
     registration_from_json,
     registration_to_json,
 )
-from loopwright.gateway.remote_policy import RemoteSessionPolicies, RemoteSessionPolicy, open_remote_policies
-from loopwright.gateway.server import Address, Gateway, open_gateway, open_gateway_for_runs
+from loopwright.gateway.remote_policy import (
+    HeardTimes,
+    RemoteSessionPolicies,
+    RemoteSessionPolicy,
+    _counted,
+    _OpenSession,
+    open_remote_policies,
+)
+from loopwright.gateway.server import Gateway, open_gateway
 from loopwright.gateway.session import SessionState
-from loopwright.gateway.store import MemoryStore, SqliteStore
-from loopwright.ports import PolicyMaker
-from loopwright.serve.lease import LeaseHolder
+from loopwright.gateway.store import MemoryStore
+from loopwright.gateway.takeover import EarlierSessions
+from loopwright.ports import SessionTimes
 from loopwright.types import (
-    Failed,
     FailureCause,
-    Rollout,
-    RolloutKey,
-    RolloutRequest,
     Sampling,
     Split,
     Task,
-    Thinking,
     Unscored,
 )
-
-RUN, OTHER = "a" * 16, "b" * 16
-DOOR_KEY = "lw-the-key-of-the-door"
-TASK = Task.ask("t1", "What is 1+1?", truth=2)
-ASK = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
-
-
-def registration(run: str = RUN, lineage: int = 0, opening: str = "0" * 8) -> Registration:
-    model = RunModel("http://127.0.0.1:1", DOOR_KEY, "models/tiny", "tiny", None, MAX_CONTEXT, "auto", Thinking.KEEP)
-    return Registration(LeaseHolder(run, lineage), opening, model)
-
-
-class Door:
-    """Connects a gateway to a scripted engine, whose held seconds a test moves."""
-
-    def __init__(self) -> None:
-        self.engine = RecordingEngine(lambda request: "Hello.", encode=odd_ids)
-        self.held = 0.0
-        self.error: LoopwrightError | None = None
-
-    @asynccontextmanager
-    async def connect(self, model: RunModel) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
-        if self.error is not None:
-            raise self.error
-        yield Served(self.engine, renderer(), model.max_context, model.source), lambda: self.held
-
-
-@asynccontextmanager
-async def gateway(
-    store: Path, door: Door | None = None, port: int = 0, wait_seconds: float = 10.0
-) -> AsyncIterator[Gateway]:
-    async with (
-        SqliteStore(store / "sessions.sqlite") as sessions,
-        open_gateway_for_runs(
-            (door or Door()).connect, sessions, key=KEY, address=Address(port=port), wait_seconds=wait_seconds
-        ) as opened,
-    ):
-        yield opened
-
-
-@asynccontextmanager
-async def policies(
-    url: str, who: Registration | None = None, *, key: str = KEY, wait_seconds: float = 10.0
-) -> AsyncIterator[RemoteSessionPolicies]:
-    address = GatewayAddress(url, key, wait_seconds)
-    async with open_remote_policies(address, who or registration(), beat_seconds=0.02) as made:
-        yield made
-
-
-def request(draw: int = 0, seconds: float = 60.0) -> RolloutRequest:
-    return RolloutRequest(Split.TRAIN, RolloutKey("train", draw, 0), TASK, Sampling(seed=7), seconds)
-
-
-def worker(made: PolicyMaker, agent: Callable[..., Awaitable[None]]) -> LocalWorker:
-    return LocalWorker({(Split.TRAIN, "train"): AgentSetup(CallableLoop(agent), served=True)}, made, made)
-
-
-async def ask(url: str, key: str) -> httpx.Response:
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=30) as http:
-        return await http.post(f"{url}/chat/completions", json=ASK)
-
-
-def managing(opened: Gateway) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=opened.base_url, headers={"authorization": f"Bearer {KEY}"})
-
-
-async def asks_twice(task: Task, base_url: str, api_key: str) -> None:
-    for _ in range(2):
-        (await ask(base_url, api_key)).raise_for_status()
-
-
-async def until(done: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not done():
-            await asyncio.sleep(0.005)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def failure(made: Rollout) -> tuple[FailureCause, str]:
-    assert isinstance(made.reward, Failed), made.reward
-    return made.reward.cause, made.reward.error
-
 
 # One rollout.
 
@@ -187,6 +115,23 @@ async def test_a_session_that_was_lost_is_infrastructure(tmp_path: Path) -> None
 
         rollout = await worker(made, agent).run(request())
     assert failure(rollout) == (FailureCause.INFRA, "EngineLostError")
+
+
+async def test_a_session_whose_record_could_not_be_read_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(tmp_path) as opened, policies(opened.base_url, wait_seconds=0.1) as made:
+        real = made.client._asked
+
+        async def no_records(method: str, path: str, *more: Any) -> Any:
+            if "/record" in path:
+                raise client._AwayError("nobody is there")
+            return await real(method, path, *more)
+
+        monkeypatch.setattr(made.client, "_asked", no_records)
+        rollout = await worker(made, asks_twice).run(request())
+        assert failure(rollout) == (FailureCause.INFRA, "EngineLostError")
+        await until(lambda: not list(opened.sessions))
 
 
 async def test_a_gateway_that_stays_away_is_infrastructure(tmp_path: Path) -> None:
@@ -260,6 +205,120 @@ async def policies_at(
             yield made, close
     finally:
         await close()
+
+
+async def test_a_first_call_just_before_the_gateway_went_away_is_not_charged_for_its_absence() -> None:
+    """The gateway's own clock runs on while it is away. No answer had told of the call before."""
+    session = _OpenSession("s", own_seconds=1.0, clock=10.0)
+    assert _counted(session, HeardTimes(), clock=13.0) == SessionTimes(4.0, None)
+    assert _counted(session, HeardTimes(0.0, since_first_call=102.0), clock=15.0) == SessionTimes(6.0, 2.0)
+    assert _counted(session, HeardTimes(0.0, since_first_call=103.0), clock=16.0) == SessionTimes(7.0, 3.0)
+
+
+async def test_an_agent_is_not_charged_for_its_wait_for_a_session(tmp_path: Path) -> None:
+    door, port, begun = Door(), free_port(), asyncio.get_running_loop().time
+    async with policies_at(tmp_path, door, port) as (made, close):
+        await close()
+        policy, start = RemoteSessionPolicy(made, request()), begun()
+
+        async def opened() -> float:
+            async with policy.endpoint():
+                return policy.times().total
+
+        opening = asyncio.create_task(opened())
+        await until(lambda: begun() > start + 0.5)
+        assert policy.times().total < 0.4
+        async with gateway(tmp_path, door, port):
+            assert await opening < 0.4
+
+
+async def test_an_agent_is_not_charged_for_held_engines_before_and_after_its_session(tmp_path: Path) -> None:
+    held = 0.0
+    async with gateway(tmp_path) as opened:
+        address = GatewayAddress(opened.base_url, KEY)
+        async with open_remote_policies(address, registration(), held=lambda: held, beat_seconds=60) as made:
+            policy = RemoteSessionPolicy(made, request())
+            held += 100
+            assert policy.times().total < -90, "only the clock of held seconds has advanced"
+            async with policy.endpoint():
+                pass
+            before, held = policy.times().total, held + 100
+            assert policy.times().total < before - 90
+
+
+async def test_the_time_of_an_agent_ends_when_another_run_has_the_gateway(tmp_path: Path) -> None:
+    """Nobody tells how long it runs any more."""
+    async with gateway(tmp_path) as opened, policies(opened.base_url) as made:
+        running = asyncio.create_task(worker(made, waits_for_ever).run(request(seconds=1.0)))
+        await until(lambda: list(opened.sessions))
+        async with policies(opened.base_url, registration(lineage=1)), asyncio.timeout(10):
+            with pytest.raises(LeaseError):
+                await running
+
+
+async def test_the_time_of_an_agent_ends_when_the_gateway_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_policy, "LONGEST_STEP_SECONDS", 0.05)
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(gateway(tmp_path))
+        made = await stack.enter_async_context(policies(opened.base_url, wait_seconds=0.2))
+        running = asyncio.create_task(worker(made, waits_for_ever).run(request(seconds=1.0)))
+        await until(lambda: list(opened.sessions))
+
+        async def away(*asked: Any) -> Any:
+            raise client._AwayError("nobody is there")
+
+        monkeypatch.setattr(made.client, "_asked", away)
+        async with asyncio.timeout(10):
+            assert failure(await running) == (FailureCause.INFRA, "EngineLostError")
+
+
+async def waits_for_ever(task: Task, base_url: str, api_key: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_cancelled_rollout_does_not_wait_long_for_a_gateway_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_policy, "CANCELLED_SECONDS", 0.1)
+    async with gateway(tmp_path) as opened, policies(opened.base_url) as made:
+        begun = asyncio.Event()
+
+        async def agent(task: Task, base_url: str, api_key: str) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(worker(made, agent).run(request()))
+        await begun.wait()
+        monkeypatch.setattr(made.client, "_asked", lambda *asked: asyncio.Event().wait())
+        running.cancel()
+        async with asyncio.timeout(5):
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        monkeypatch.undo()
+
+
+async def test_sessions_whose_creation_was_not_answered_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(tmp_path) as opened, policies(opened.base_url) as made:
+        real, lost = made.client._http.request, 0
+
+        async def losing(method: str, url: str, **more: Any) -> httpx.Response:
+            nonlocal lost
+            answer = await real(method, url, **more)
+            if answer.status_code == 201 and lost < 2:
+                lost += 1
+                raise httpx.ReadError("the answer was lost")
+            return answer
+
+        monkeypatch.setattr(made.client._http, "request", losing)
+        assert isinstance((await worker(made, asks_twice).run(request())).reward, Unscored)
+        assert lost == 2
+        await until(lambda: len(list(opened.sessions)) == 1)
+        (left,) = opened.sessions
+        assert left.state is SessionState.COMPLETED
 
 
 async def test_the_times_of_a_short_rollout_are_exact_at_its_end(tmp_path: Path) -> None:
@@ -387,6 +446,94 @@ async def test_a_run_without_a_database_is_told_from_the_one_before_by_its_openi
         assert (await ask(endpoint.base_url, endpoint.api_key)).status_code == 410
 
 
+async def test_only_the_run_that_is_registered_ends_its_registration(tmp_path: Path) -> None:
+    """Its lease may have lapsed for a moment. An earlier process of the run comes to its end then."""
+    async with gateway(tmp_path) as opened, httpx.AsyncClient() as http:
+        body = registration_to_json(registration(lineage=1), 0.01)
+        headers = {"authorization": f"Bearer {KEY}"}
+        assert (await http.put(f"{opened.base_url}/run", json=body, headers=headers)).is_success
+        ids = [f"{registration(run, lineage).prefix}t0-0-0" for run, lineage in ((RUN, 0), (RUN, 1), (OTHER, 0))]
+        async with asyncio.timeout(10):
+            while (await http.get(f"{opened.base_url}/run", headers=headers)).json()["run"] is not None:
+                await asyncio.sleep(0.005)
+        for id in ids:
+            assert (await http.post(f"{opened.base_url}/sessions/{id}", headers=headers)).is_success
+        for other in (registration(), registration(OTHER)):
+            await GatewayClient(http, GatewayAddress(opened.base_url, KEY), other).leave()
+        assert opened.exchange.offer.name == "tiny"
+        assert [session.id for session in opened.sessions] == ids[:2], "the later process may need the earlier session"
+
+
+async def test_a_session_of_nobody_does_not_go_on_with_another_model(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as opened, managing(opened) as http:
+        keys = {id: (await http.post(f"/sessions/{id}")).json()["key"] for id in ("session-1", "session-2")}
+        async with policies(opened.base_url):
+            url = f"{opened.base_url}/sessions/session-1/v1"
+            assert (await ask(url, keys["session-1"])).status_code == 200
+        async with policies(opened.base_url, registration(OTHER)):
+            assert (await ask(url, keys["session-1"])).status_code == 410
+            url = f"{opened.base_url}/sessions/session-2/v1"
+            assert (await ask(url, keys["session-2"])).status_code == 200, "it has no token yet"
+
+
+async def test_a_renewal_that_is_not_answered_is_sent_again_before_the_lease_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "LEASE_SECONDS", 0.4)
+    asked = 0
+
+    async def answer(sent: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            await asyncio.Event().wait()
+        return httpx.Response(200, json={"sessions": {}, "now": 0.0})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http, asyncio.timeout(10):
+        run = GatewayClient(http, GatewayAddress("http://gateway.example", KEY), registration())
+        await run.register()
+        await run.register()
+    assert asked == 3
+
+
+async def test_the_lease_is_renewed_while_a_resumed_run_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed, real = 0, GatewayClient.register
+
+    async def counted(self: GatewayClient) -> Any:
+        nonlocal renewed
+        renewed += 1
+        return await real(self)
+
+    async def slow(client: GatewayClient, unfinished: Any) -> EarlierSessions:
+        await until(lambda: renewed > 2)
+        return EarlierSessions()
+
+    monkeypatch.setattr(GatewayClient, "register", counted)
+    monkeypatch.setattr(remote_policy, "take_over", slow)
+    async with gateway(tmp_path) as opened, policies(opened.base_url):
+        """It was let in."""
+
+
+async def test_an_answer_that_cannot_be_read_does_not_end_the_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(tmp_path) as opened, policies(opened.base_url) as made:
+        real, strange = made.client.register, 0
+
+        async def odd() -> Any:
+            nonlocal strange
+            strange += 1
+            return {"sessions": None}
+
+        monkeypatch.setattr(made.client, "register", odd)
+        await until(lambda: strange > 1)
+        monkeypatch.setattr(made.client, "register", real)
+        clock = made.clock
+        await until(lambda: made.clock > clock)
+
+
 async def test_a_model_that_the_gateway_cannot_use_is_told_and_the_gateway_stays_free(tmp_path: Path) -> None:
     door = Door()
     door.error = EngineLostError("the door is shut", remedy="open it")
@@ -438,22 +585,47 @@ def test_a_registration_survives_the_wire_and_shows_no_key() -> None:
     assert DOOR_KEY not in repr(sent)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"run": "no-hex"},
-        {"opening": None},
-        {"seconds": -1},
-        {"model": None},
-        {"model": {**registration_to_json(registration(), 1)["model"], "thinking": "much"}},
-        {"model": {**registration_to_json(registration(), 1)["model"], "door_url": 7}},
-    ],
-)
+@pytest.mark.parametrize("change", [{"run": "no-hex"}, {"opening": None}, {"seconds": -1}, {"model": None}])
 def test_what_is_no_registration_is_refused_without_its_key(change: dict[str, Any]) -> None:
     with pytest.raises(LoopwrightError) as refused:
         registration_from_json({**registration_to_json(registration(), 60.0), **change})
     assert refused.value.facts["status"] == 400
     assert DOOR_KEY not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("thinking", "much"),
+        ("door_url", 7),
+        ("door_url", "http://[bad"),
+        ("door_url", "http://host:99999"),
+        ("door_url", "http://0.0.0.0:1"),
+        ("door_key", f"{DOOR_KEY}\r\nhost: another"),
+        ("max_context", None),
+        ("tokenizer_kind", "os:system"),
+        ("tokenizer_kind", "transformers"),
+        ("tokenizer_kind", "transformersx:Fast"),
+    ],
+)
+def test_a_model_that_no_run_has_is_refused_without_its_key(name: str, value: Any) -> None:
+    body = registration_to_json(registration(), 60.0)
+    with pytest.raises(LoopwrightError, match=f"model.{name}") as refused:
+        registration_from_json({**body, "model": {**body["model"], name: value}})
+    assert refused.value.facts["status"] == 400
+    assert DOOR_KEY not in str(refused.value)
+
+
+async def test_our_own_bug_in_a_registration_keeps_no_other_run_away(tmp_path: Path) -> None:
+    door = Door()
+    door.error = ZeroDivisionError()
+    async with gateway(tmp_path, door) as opened:
+        with pytest.raises(EngineLostError, match="status 500"):
+            async with policies(opened.base_url, wait_seconds=0.1):
+                raise AssertionError("it was let in")
+        door.error = None
+        async with policies(opened.base_url, registration(OTHER)):
+            """The first one has no lease."""
 
 
 async def test_seconds_without_a_model_are_held_and_the_clock_never_goes_back() -> None:

@@ -300,6 +300,10 @@ async def test_a_call_without_tools_reads_tool_calls_as_text() -> None:
         "http://x:y",
         "http://x:0",
         "http://[",
+        "http://0:80",
+        "http://[0:0:0:0:0:0:0:0]:80",
+        "http://a host",
+        "http://x\n:80",
     ],
 )
 def test_unusable_advertised_urls_are_refused(url: str) -> None:

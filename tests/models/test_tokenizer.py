@@ -113,6 +113,13 @@ def test_a_process_that_is_told_the_class_needs_no_torch(tmp_path: Path) -> None
     check_talk(in_a_process(source), folder)
 
 
+@pytest.mark.parametrize("kind", ["transformers.models.none.tokenization_none:None_", "transformers:NoSuchTokenizer"])
+def test_a_class_of_another_version_is_refused(kind: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "Qwen2Tokenizer", "qwen3")
+    with pytest.raises(ModelError, match=f"{kind} is not in the transformers that is installed here"):
+        load_tokenizer(folder, kind)
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["any fast one", "without a model", "wrong class in its config"])
 def test_a_process_with_nothing_but_the_folder_needs_no_torch(name: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import CoroutineType
 from typing import Any
 
@@ -110,6 +111,24 @@ async def test_a_worker_hears_that_a_rollout_is_stored_and_not_before() -> None:
     await house.producer().produce_batch(1, 0)
     assert sorted(key.member for key, _ in heard) == [0, 1]
     assert all(was_stored for _, was_stored in heard)
+
+
+async def test_attempts_that_were_lost_with_an_earlier_process_do_not_count() -> None:
+    """R3: the next one is attempt + 1 of the same group, and it may still be tried `max_attempts` times."""
+
+    class Resumed(WorkerElsewhere):
+        def first_attempt(self, split: Split, key: RolloutKey) -> int:
+            return 2 if key == FIRST else key.attempt
+
+    def wrap(local: RolloutWorker) -> Resumed:
+        resumed = Resumed(local)
+        resumed.lose = {replace(FIRST, attempt=2)}
+        return resumed
+
+    house = House(groups=1, members=2, wrap=wrap, max_attempts=2)
+    batch = await house.producer().produce_batch(1, 0)
+    assert [rollout.key.attempt for rollout in batch.groups[0].rollouts] == [3, 0]
+    assert [rollout.key.attempt for rollout in house.seen if rollout.key.member == 0] == [2, 3]
 
 
 async def test_workers_that_always_die_spend_the_budget() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loopwright.errors import RefusedError
-from loopwright.serve.lease import Lease, LeaseHolder, lease_from_json
+from loopwright.serve.lease import LINEAGE_HEADER, RUN_HEADER, Lease, LeaseHolder, lease_from_json
 
 FIRST, RESUMED, OTHER = LeaseHolder("a", 0), LeaseHolder("a", 1), LeaseHolder("b", 7)
 
@@ -95,3 +95,8 @@ def test_headers_say_who_asks() -> None:
 def test_what_asks_for_no_lease_is_refused(body: Any) -> None:
     with pytest.raises(RefusedError, match="asks for no lease"):
         lease_from_json(body)
+
+
+@pytest.mark.parametrize("lineage", ["", "-1", "\xb2", "1.0", "9" * 5000])
+def test_a_request_with_an_odd_lineage_is_of_nobody(lineage: str) -> None:
+    assert LeaseHolder.of_headers({RUN_HEADER: "a", LINEAGE_HEADER: lineage}) is None

@@ -191,7 +191,24 @@ async def test_a_paused_engine_is_proven_while_its_live_sequences_stand_still(
     assert generation.logprobs[new:] == pytest.approx(expected[new:], abs=1e-4)
 
 
-async def test_each_version_has_a_prompt_of_its_own(teacher: Teacher) -> None:
+async def test_a_badly_conditioned_prompt_is_no_alarm_and_weights_that_are_wrong_fail_on_all(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def off_at_first(answer: ProbeAnswer) -> ProbeAnswer:
+        asked.append(answer.sampled.ids)
+        return prompt_off(answer) if len(asked) < 3 else answer
+
+    proof = proof_of(teacher)
+    async with proof.of(1) as metrics:
+        await handed_over(teacher, engine, tmp_path)
+        await proof("0", Otherwise(engine, off_at_first), 1)  # type: ignore[arg-type]
+    assert len(asked) == 3
+    assert metrics["engine/0/proof_max"] < 5e-5
+
+
+async def test_each_version_has_prompts_of_its_own(teacher: Teacher) -> None:
     asked: list[Any] = []
 
     class Listening:
@@ -204,5 +221,5 @@ async def test_each_version_has_a_prompt_of_its_own(teacher: Teacher) -> None:
         async with proof.of(version):
             with pytest.raises(ProofError):
                 await proof("0", Listening(), version)  # type: ignore[arg-type]
-    assert asked[0] != asked[1]
+    assert len(set(asked)) == 6, "three prompts for each of two versions"
     assert all(0 <= token < VOCABULARY for prompt in asked for token in prompt)

@@ -42,6 +42,7 @@ from loopwright.types import (
     Generation,
     Message,
     RecordedChain,
+    Rollout,
     RolloutKey,
     RolloutRequest,
     Sampling,
@@ -76,6 +77,12 @@ class EnginePolicies:
             seconds=request.seconds,
             held=self.held,
         )
+
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        return key.attempt
+
+    def completed(self, request: RolloutRequest) -> None:
+        """What an earlier process has recorded ended with it."""
 
     def stored(self, split: Split, key: RolloutKey) -> None:
         """The policy was the only one who kept its record."""
@@ -187,6 +194,9 @@ class EnginePolicy:
 
     async def drift(self) -> None:
         """Not measured here: `loopwright drift` computes it from what is stored."""
+
+    async def keep(self, rollout: Rollout) -> None:
+        """The record ends with this process."""
 
     async def _prepared(self, asked: tuple[Message, ...], tools: Sequence[Tool]) -> Prepared | None:
         """The prepared call. None if the prompt is too long to be encoded at all."""

@@ -90,7 +90,7 @@ class RemoteLoop:
                 )
             if not policy.transcript:
                 raise _never_asked(program, task)
-            times, reward = policy.times(), await program.reward()
+            times, reward = policy.times(), await program.reward(out_of_time=stop is StopReason.BUDGET)
             return AgentResult(policy.transcript, reward, stop, _timed(program.output, times))
 
     def _chosen(self, seed: int) -> ProgramRunner:

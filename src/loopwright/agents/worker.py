@@ -83,7 +83,9 @@ class LocalWorker:
         before = request.resume_from if agent.resumable else None
         started, seconds_before = (before.timing.started, before.timing.agent_seconds) if before else (time.time(), 0.0)
         begun = time.monotonic()
-        policies = self._served if agent.served else self._policies
+        policies = self._policies_of(request.split, request.task_set)
+        if (made := policies.completed(request)) is not None:
+            return made
         policy = policies.policy(request, resumable=agent.resumable)
         limit = ClockTimeout(math.inf if agent.keeps_time else request.seconds, policy.own_seconds)
         try:
@@ -107,15 +109,22 @@ class LocalWorker:
             detail = f"task {request.task.id!r}: {error.message}"
             failed = Failed(FailureCause.AGENT, str(error.facts["error"]), detail)
             return Rollout(request.key, request.task, None, failed, timing)
-        return Rollout(request.key, request.task, episode, outcome.reward, timing)
+        made = Rollout(request.key, request.task, episode, outcome.reward, timing)
+        await policy.keep(made)
+        return made
+
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        return self._policies_of(split, key.task_set).first_attempt(split, key)
 
     def stored(self, split: Split, key: RolloutKey) -> None:
-        agent = self._agents[split, key.task_set]
-        (self._served if agent.served else self._policies).stored(split, key)
+        self._policies_of(split, key.task_set).stored(split, key)
 
     def silent_seconds(self, key: RolloutKey) -> float:
         """Always 0: the rollout runs in this process."""
         return 0.0
+
+    def _policies_of(self, split: Split, task_set: str) -> PolicyMaker:
+        return self._served if self._agents[split, task_set].served else self._policies
 
 
 @dataclass(frozen=True, slots=True)

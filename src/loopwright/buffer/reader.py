@@ -53,6 +53,11 @@ class StoredRun:
             (lineage,) = db.execute("SELECT coalesce(max(lineage), 0) FROM lineages").fetchone()
         return int(lineage)
 
+    def opened_at(self) -> tuple[int, ...]:
+        """The step of the checkpoint at which each lineage began."""
+        with snapshot(self._path) as db:
+            return tuple(step for (step,) in db.execute("SELECT step FROM lineages ORDER BY lineage"))
+
     def rollouts(self, step: int) -> tuple[Rollout, ...]:
         """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
         return tuple(self._members("step = ? ORDER BY task_set, draw", step))

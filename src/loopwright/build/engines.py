@@ -13,7 +13,8 @@ from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig
+from loopwright.build.vllm import vllm_launches
+from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
@@ -22,6 +23,7 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import Launch, embedded
 from loopwright.ports import Learner, Tracker, WeightPublisher
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import TrainerKind
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights
 from loopwright.weights.proof import WeightProof
@@ -57,7 +59,7 @@ class Engines:
 
 
 @asynccontextmanager
-async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
+async def embedded_engine(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing."""
     proof = _proof(sampling, learner)
     async with (
@@ -68,7 +70,7 @@ async def colocated(sampling: LocalSamplingParts, learner: Learner) -> AsyncIter
 
 
 @asynccontextmanager
-async def disaggregated(
+async def engines_apart(
     sampling: LocalSamplingParts, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
 ) -> AsyncIterator[Engines]:
     """Engines in other processes. One that dies is started again, or waited for if it is not ours. Weights go through
@@ -79,6 +81,9 @@ async def disaggregated(
         launches = _launches(sampling, folder, env)
         async with RolloutController.open(launches, on_death=deaths.saw, prove=prove) as controller:
             shared = SharedMemoryWeights(learner, controller, weights, proof)
+            if sampling.config.trainer.kind is TrainerKind.COLOCATE:
+                # A colocated trainer publishes after it has trained. The engines may have been started with others.
+                await shared.publish(learner.version)
             yield Engines(controller, shared, restarts=lambda: deaths.count)
 
 
@@ -91,9 +96,12 @@ def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
 def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
     match sampling.config.rollout.engine:
         case TorchEngineConfig() as engine:
-            return [partial(engine_process, _command(sampling, engine), env=env, log=folder.engine_log)]
+            count = engine.processes(sampling.config.trainer.kind)
+            return [partial(engine_process, _command(sampling, engine), env=env, log=folder.engine_log)] * count
         case LoopwrightEngineConfig() as engine:
             return _attached(sampling, engine, folder)
+        case VllmEngineConfig() as engine:
+            return vllm_launches(sampling, engine, folder, env)
 
 
 def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:
@@ -111,7 +119,8 @@ def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[st
 
 def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, folder: RunFolder) -> list[Launch]:
     require("serve")
-    from loopwright.engines.http.attached import Attachment, attached_engine
+    from loopwright.engines.attached import Attachment, attached_engine
+    from loopwright.engines.http.client import HttpEngine
 
     holder = lease_holder(folder)
     source = parts.model_source(sampling.loaded, sampling.config.model.path)
@@ -119,4 +128,10 @@ def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, fold
     if not engine.is_proven:
         log.warning("rollout.engine.proof is off: nobody knows which weights the engines serve")
     key = sampling.loaded.secrets.get(engine.key_env or "")
-    return [partial(attached_engine, Attachment(url, key, holder, check, engine.wait_seconds)) for url in engine.urls]
+    return [
+        partial(
+            attached_engine,
+            Attachment(url, partial(HttpEngine.connect, url, key), holder, check, engine.wait_seconds),
+        )
+        for url in engine.urls
+    ]

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from loopwright.gateway.offer import Served
     from loopwright.gateway.registration import RunModel
     from loopwright.gateway.server import Address, Gateway
+    from loopwright.gateway.takeover import Unfinished
 
 DOOR_SECONDS = 30.0
 """How long a gateway tries to reach the door of a run that registers."""
+HEARING_SECONDS = 1.0
+"""How often a gateway asks the door for the held seconds. So a new session is not told what was held before it."""
 
 
 @asynccontextmanager
@@ -56,9 +59,18 @@ async def served_policies(
 
 
 def policies_elsewhere(
-    loaded: Loaded, model: ModelSpec, door: Door, holder: LeaseHolder
+    loaded: Loaded,
+    model: ModelSpec,
+    door: Door,
+    holder: LeaseHolder,
+    unfinished: Unfinished,
+    *,
+    held: Callable[[], float],
+    redact: Redactor,
 ) -> AbstractAsyncContextManager[PolicyMaker]:
-    """Register the run with the gateway that its config names, and give policies that are sessions there."""
+    """Register the run with the gateway that its config names, and give policies that are sessions there. What its
+    earlier process has completed there for the `unfinished` groups is taken over. `held` says for how many seconds in
+    total the run's engines have answered nobody."""
     from loopwright.gateway.client import GatewayAddress
     from loopwright.gateway.registration import Registration, RunModel
     from loopwright.gateway.remote_policy import open_remote_policies
@@ -78,7 +90,8 @@ def policies_elsewhere(
         thinking=config.gateway.thinking,
     )
     address = GatewayAddress(config.gateway.url or "", key)
-    return open_remote_policies(address, Registration(holder, secrets.token_hex(4), brought))
+    own = Registration(holder, secrets.token_hex(4), brought)
+    return open_remote_policies(address, own, unfinished, held=held, redact=redact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,7 @@ async def run_model(
         try:
             async with asyncio.timeout(DOOR_SECONDS):
                 door = await stack.enter_async_context(HttpEngine.connect(model.door_url, model.door_key))
+                await stack.enter_async_context(door.hearing(HEARING_SECONDS))
         except TimeoutError:
             raise EngineLostError(
                 f"the run's door at {model.door_url} does not answer",

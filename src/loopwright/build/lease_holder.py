@@ -1,10 +1,17 @@
-"""Who a run is to the servers that it shares with others."""
+"""What a run says of itself to the servers that it shares with others: who it is, and what it continues."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from loopwright.buffer.reader import StoredRun
+from loopwright.ports import ResumePlan
 from loopwright.serve.lease import LeaseHolder
 from loopwright.trainers.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from loopwright.gateway.takeover import Unfinished
 
 
 def lease_holder(folder: RunFolder) -> LeaseHolder:
@@ -13,3 +20,10 @@ def lease_holder(folder: RunFolder) -> LeaseHolder:
     # of the run folder ensures that the one before has ended.
     lineage = StoredRun(folder.rollouts).lineage() if folder.rollouts.is_file() else 0
     return LeaseHolder(folder.stored_id(), lineage)
+
+
+def unfinished_groups(folder: RunFolder, plans: Mapping[str, ResumePlan]) -> Unfinished:
+    """The groups that the run continues. Without a database it continues none."""
+    from loopwright.gateway.takeover import Unfinished
+
+    return Unfinished.of(plans, StoredRun(folder.rollouts).opened_at() if folder.rollouts.is_file() else ())

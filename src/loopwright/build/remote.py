@@ -1,17 +1,23 @@
-"""An engine that somebody else has started: `loopwright engine`, or a vLLM server with its generate route."""
+"""An engine that somebody else has started: `loopwright engine`, or an inference server. It is asked, and never
+updated."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.models.tokenizer import load_tokenizer
+from loopwright.types import ServerKind
+
+if TYPE_CHECKING:
+    from loopwright.engines.http.client import HttpEngine
+    from loopwright.engines.vllm.engine import VllmEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,7 @@ class RemoteEngine:
     model: str | None
     cache: Path
     wait_seconds: float = WAIT_SECONDS
+    kind: ServerKind = ServerKind.LOOPWRIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +45,19 @@ class RemoteModel:
 @asynccontextmanager
 async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[RestartableEngine, RemoteModel]]:
     """Connect to the engine. Gives it with the tokenizer and context length of its model."""
-    from loopwright.engines.http.client import HttpEngine
-
-    async with HttpEngine.connect(remote.url, remote.key) as engine:
+    async with _client(remote) as engine:
         card = await engine.model()
         source = remote.model or card.source
         tokenizer = load_tokenizer(str(smollm2_folder(remote.cache)) if source == SMOLLM2 else source)
         yield RestartableEngine(engine, remote.wait_seconds), RemoteModel(tokenizer, card.max_context, card.source)
+
+
+def _client(remote: RemoteEngine) -> AbstractAsyncContextManager[HttpEngine | VllmEngine]:
+    from loopwright.engines.http.client import HttpEngine
+    from loopwright.engines.vllm.engine import VllmEngine
+
+    match remote.kind:
+        case ServerKind.LOOPWRIGHT:
+            return HttpEngine.connect(remote.url, remote.key)
+        case ServerKind.VLLM:
+            return VllmEngine.connect(remote.url, remote.key)

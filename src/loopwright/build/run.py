@@ -14,9 +14,9 @@ from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.door import open_door, told_in
-from loopwright.build.engines import Engines, colocated, disaggregated
+from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.gateway import policies_elsewhere
-from loopwright.build.lease_holder import lease_holder
+from loopwright.build.lease_holder import lease_holder, unfinished_groups
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.running import Run, RunOpening
 from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
@@ -34,7 +34,7 @@ from loopwright.track.redacting import redacting, redactor_of
 from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.run_folder import RunFolder
-from loopwright.types import BufferKind, TrainerKind
+from loopwright.types import BufferKind
 
 
 def open_run(
@@ -91,7 +91,11 @@ async def _open(
             door = await stack.enter_async_context(open_door(wanted, engines.engine, card))
             stack.enter_context(told_in(folder, door))
             if _has_gateway_elsewhere(sampling):
-                elsewhere = policies_elsewhere(loaded, sampling.model, door, lease_holder(folder))
+                unfinished = unfinished_groups(folder, resume_state.plans)
+                held = engines.engine.held_seconds
+                elsewhere = policies_elsewhere(
+                    loaded, sampling.model, door, lease_holder(folder), unfinished, held=held, redact=redact
+                )
         if console is not None:
             stack.enter_context(console)
         runner = await stack.enter_async_context(
@@ -139,9 +143,9 @@ def _forgets(config: RunConfig) -> bool:
 
 def _engines(run_parts: RunParts, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
     sampling, learner = run_parts.sampling, run_parts.learner
-    if sampling.config.trainer.kind is TrainerKind.COLOCATE:
-        return colocated(sampling, learner)
-    return disaggregated(sampling, learner, run_parts.folder, run_parts.tracker, env)
+    if sampling.config.rollout.engine.processes(sampling.config.trainer.kind) == 0:
+        return embedded_engine(sampling, learner)
+    return engines_apart(sampling, learner, run_parts.folder, run_parts.tracker, env)
 
 
 async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> ResumeState:

@@ -19,6 +19,7 @@ from loopwright.cli.replay import replay
 from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
 from loopwright.cli.train import train
+from loopwright.cli.vllm_extension import vllm_extension
 
 app = typer.Typer(
     name="loopwright",
@@ -41,4 +42,5 @@ app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)
 app.command("gateway")(gateway)
+app.command("vllm-extension")(vllm_extension)
 app.command("bench")(bench)

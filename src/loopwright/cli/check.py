@@ -83,4 +83,4 @@ def _summary(config: RunConfig) -> Iterator[str]:
 
 def _described(task_set: TaskSetConfig) -> str:
     data, agent = task_set.data, task_set.agent
-    return f"{task_set.name}: {data.label}, {agent.kind} agent, judged by {agent.judger}"
+    return f"{task_set.name}: {data.label}, {agent.kind} agent, {agent.own_reward or f'judged by {agent.judger}'}"

@@ -15,6 +15,7 @@ from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import (
     CheckpointStep,
     ConfigOrRun,
+    EngineKindOption,
     EngineUrl,
     Fresh,
     Model,
@@ -24,6 +25,7 @@ from loopwright.cli.sampled_weights import (
 )
 from loopwright.cli.show_errors import FAILED, INTERRUPTED, show_error
 from loopwright.config import Purpose
+from loopwright.types import ServerKind
 
 if TYPE_CHECKING:
     from loopwright.trainers.evaluator import EvalReport
@@ -35,13 +37,14 @@ def evaluate(
     model: Model = None,
     checkpoint: CheckpointStep = None,
     engine: EngineUrl = None,
+    engine_kind: EngineKindOption = ServerKind.LOOPWRIGHT,
     task_set: Annotated[str | None, typer.Option("--task-set", help="Only this evaluation set.")] = None,
     out: Out = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     fresh: Fresh = False,
 ) -> None:
     """Evaluate: of a run, the model that it has trained; of a config, the model that it starts from."""
-    target = find_target(where, overrides, model, checkpoint, engine, Purpose.EVALUATE)
+    target = find_target(where, overrides, model, checkpoint, engine, engine_kind, Purpose.EVALUATE)
     folder = out or target.run.evals / target.weights.name
     try:
         report = run_async(_evaluate(target, folder, task_set, fresh, quiet=as_json))

@@ -13,6 +13,7 @@ import typer
 
 from loopwright.cli.event_loop import run_server, settle_down
 from loopwright.cli.models import models_folder
+from loopwright.cli.sampled_weights import EngineKindOption
 from loopwright.cli.state import file_name, state_folder
 from loopwright.config import Dtype
 from loopwright.config.extras import require
@@ -20,7 +21,7 @@ from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
 from loopwright.engines.restartable import WAIT_SECONDS
 from loopwright.errors import ConfigError
 from loopwright.serve.keys import check_key, new_key, read_key, write_key
-from loopwright.types import Thinking
+from loopwright.types import ServerKind, Thinking
 
 if TYPE_CHECKING:
     from loopwright.build import ForRuns, RemoteEngine, ServedModel
@@ -33,6 +34,7 @@ def gateway(
     engine: Annotated[
         str | None, typer.Option("--engine", help="The URL of `loopwright engine` or of a vLLM server.")
     ] = None,
+    engine_kind: EngineKindOption = ServerKind.LOOPWRIGHT,
     model: Annotated[
         str | None,
         typer.Option("--model", help="A model to serve here; with --engine, the name of its tokenizer, if need be."),
@@ -88,7 +90,7 @@ def gateway(
             raise ConfigError("--for-runs has no model of its own", remedy="remove --engine and --model, or --for-runs")
         behind = ForRuns(engine_wait)
     elif engine is not None:
-        behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder(), engine_wait)
+        behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder(), engine_wait, engine_kind)
     elif model is not None:
         behind = ServedModel(
             model,

@@ -15,6 +15,7 @@ from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import (
     CheckpointStep,
     ConfigOrRun,
+    EngineKindOption,
     EngineUrl,
     Fresh,
     Model,
@@ -25,6 +26,7 @@ from loopwright.cli.sampled_weights import (
 from loopwright.cli.show_errors import INTERRUPTED
 from loopwright.config import Purpose
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import ServerKind
 
 if TYPE_CHECKING:
     from loopwright.build import Made
@@ -40,6 +42,7 @@ def rollout(
     model: Model = None,
     checkpoint: CheckpointStep = None,
     engine: EngineUrl = None,
+    engine_kind: EngineKindOption = ServerKind.LOOPWRIGHT,
     out: Out = None,
     jsonl: Annotated[
         Path | None, typer.Option("--jsonl", metavar="FILE", help="Also write every rollout as a JSON line.")
@@ -47,7 +50,7 @@ def rollout(
     fresh: Fresh = False,
 ) -> None:
     """Sample rollouts and score them, without training. The same command goes on where it was stopped."""
-    target = find_target(where, overrides, model, checkpoint, engine, Purpose.ROLL_OUT)
+    target = find_target(where, overrides, model, checkpoint, engine, engine_kind, Purpose.ROLL_OUT)
     folder = RunFolder(out or target.run.samples / target.weights.name)
     wanted = groups or target.loaded.config.trainer.groups_per_step
     try:

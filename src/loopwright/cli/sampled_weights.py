@@ -17,6 +17,7 @@ from loopwright.config import Loaded, Purpose, load
 from loopwright.config.extras import require
 from loopwright.trainers.kept_weights import Weights, checkpoint_weights, named_weights, newest_weights
 from loopwright.trainers.run_folder import RunFolder
+from loopwright.types import ServerKind
 
 if TYPE_CHECKING:
     from loopwright.build import RemoteEngine
@@ -37,6 +38,9 @@ EngineUrl = Annotated[
         metavar="URL",
         help="An engine that runs already: `loopwright engine` or a vLLM server; --model names its tokenizer.",
     ),
+]
+EngineKindOption = Annotated[
+    ServerKind, typer.Option("--engine-kind", help="Of which kind the --engine is: loopwright, vllm.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to keep the trajectories.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what is in that folder and start over.")]
@@ -59,6 +63,7 @@ def find_target(
     model: str | None,
     checkpoint: str | None,
     engine: str | None,
+    kind: ServerKind,
     purpose: Purpose,
 ) -> SamplingTarget:
     """What to sample from: the model that a config names, or the model that a run has trained, unless an option names
@@ -82,7 +87,7 @@ def find_target(
         show_warning(warning)
     folder = run or RunFolder(Path(loaded.config.trainer.run_dir))
     if engine is not None:
-        return SamplingTarget(loaded, named_weights(engine), folder, _remote(engine, model))
+        return SamplingTarget(loaded, named_weights(engine), folder, _remote(engine, kind, model))
     if model is not None:
         weights = named_weights(str(Path(model).resolve()) if Path(model).is_dir() else model)
     elif checkpoint is not None:
@@ -94,11 +99,11 @@ def find_target(
     return SamplingTarget(loaded, weights, folder)
 
 
-def _remote(url: str, model: str | None) -> RemoteEngine:
+def _remote(url: str, kind: ServerKind, model: str | None) -> RemoteEngine:
     require("serve")
     from loopwright.build import RemoteEngine
     from loopwright.engines.http.process import KEY_VARIABLE
 
     # Remove it from the environment, so that no child process sees it.
     key = os.environ.pop(KEY_VARIABLE, None)
-    return RemoteEngine(url, key, model, models_folder())
+    return RemoteEngine(url, key, model, models_folder(), kind=kind)

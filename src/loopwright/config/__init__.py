@@ -10,7 +10,14 @@ from loopwright.config.data import (
     ReasoningGymData,
     RowsConfig,
 )
-from loopwright.config.engines import DoorConfig, EngineConfig, LoopwrightEngineConfig, TorchEngineConfig
+from loopwright.config.engines import (
+    DoorConfig,
+    EngineConfig,
+    LoopwrightEngineConfig,
+    ServerConfig,
+    TorchEngineConfig,
+    VllmEngineConfig,
+)
 from loopwright.config.evaluation import BuiltInMetric, CustomMetric, EvalConfig, MetricSpec
 from loopwright.config.files import BUNDLED_MODEL, model_folder
 from loopwright.config.gateway import GatewayConfig
@@ -154,6 +161,7 @@ __all__ = [
     "RunConfig",
     "RunnerConfig",
     "SamplingOverrides",
+    "ServerConfig",
     "Setting",
     "SftConfig",
     "SingleTurnAgent",
@@ -165,6 +173,7 @@ __all__ = [
     "TrackConfig",
     "TrainerConfig",
     "VerifierReward",
+    "VllmEngineConfig",
     "load",
     "load_from_python",
     "load_symbol",

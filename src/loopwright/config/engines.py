@@ -5,7 +5,7 @@ Everything that is known of an engine kind is on its class here. The engines are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positi
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem
+from loopwright.types import TrainerKind
 
 
 class EngineKind(Section):
@@ -27,21 +28,28 @@ class EngineKind(Section):
         return TorchEngineConfig()
 
     @property
-    def runs_apart(self) -> bool:
-        """Whether it runs beside the learner, and never in its process."""
-        return True
-
-    @property
     def is_proven(self) -> bool:
         """Whether every update is followed by a proof (W1)."""
         return True
 
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether a request may go on across a weight update (`in_flight: keep`)."""
+        return True
+
+    @property
+    def truncates_logprobs(self) -> bool:
+        """Whether its logprobs come after top-k and top-p, so that these cannot be used in training (T8)."""
+        return False
+
 
 class TorchEngineConfig(EngineKind):
-    """The embedded engine. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
-    is for the engine's own process in a disaggregated run. `native` False decodes with torch only."""
+    """The embedded engine. `num_engines` of them run in processes of their own; 0 means one in the learner's process,
+    on its own parameters. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
+    is for an engine in its own process. `native` False decodes with torch only."""
 
     kind: Literal["torch"] = "torch"
+    num_engines: CountOrZero | None = None
     max_batch: Count = 64
     cache_tokens: CountOrZero = 32_768
     native: bool = True
@@ -51,9 +59,64 @@ class TorchEngineConfig(EngineKind):
     def embedded(self) -> TorchEngineConfig:
         return self
 
+    def processes(self, trainer: TrainerKind) -> int:
+        """How many engines run outside of the learner's process. 0: one in it, on the learner's own parameters."""
+        by_default = 0 if trainer is TrainerKind.COLOCATE else 1
+        return by_default if self.num_engines is None else self.num_engines
+
+
+class ServerConfig(EngineKind):
+    """Inference servers: `num_engines` of them are started here and kept alive, or those at `urls` are used. One that
+    goes away is waited for, up to `wait_seconds`. `key_env` names the variable with the key of servers at `urls`.
+
+    Servers that are started here run `executable` with `args` besides ours, and see `env` besides the allow-listed
+    part of the environment.
+    """
+
+    executable: Text
+    num_engines: Count | None = None
+    urls: FromYaml[tuple[Text, ...]] = ()
+    key_env: Text | None = None
+    wait_seconds: Positive = 300.0
+    start_seconds: Positive = 600.0
+    max_batch: Count = 64
+    args: FromYaml[tuple[str, ...]] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+    def processes(self, trainer: TrainerKind) -> int:
+        return len(self.urls) or self.num_engines or 1
+
     @property
-    def runs_apart(self) -> bool:
+    def keeps_requests(self) -> bool:
         return False
+
+    @property
+    def truncates_logprobs(self) -> bool:
+        return True
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, (), "serve")
+        if not self.urls:
+            yield Need(Outside.PROGRAM, ("executable",), self.executable)
+        if self.key_env is not None:
+            yield Need(Outside.KEY, ("key_env",), self.key_env)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from url_problems(self.urls)
+        if self.urls and self.num_engines is not None:
+            yield Problem(
+                ("num_engines",),
+                "is set, and so is urls: servers are started here, or they already run",
+                "remove one of them",
+                also=(("urls",),),
+            )
+
+
+class VllmEngineConfig(ServerConfig):
+    """vLLM servers."""
+
+    kind: Literal["vllm"]
+    executable: Text = "vllm"
 
 
 class LoopwrightEngineConfig(EngineKind):
@@ -70,26 +133,34 @@ class LoopwrightEngineConfig(EngineKind):
     def is_proven(self) -> bool:
         return self.proof == "on"
 
+    def processes(self, trainer: TrainerKind) -> int:
+        return len(self.urls)
+
     def needs(self) -> Iterator[Need]:
         if self.key_env is not None:
             yield Need(Outside.KEY, ("key_env",), self.key_env)
 
     def problems(self) -> Iterator[Problem]:
-        for index, url in enumerate(self.urls):
-            place = ("urls", index)
-            wrong = list(address_problems(place, url, "key_env"))
-            yield from wrong
-            if not wrong and not is_loopback(urlsplit(url).hostname or ""):
-                yield Problem(
-                    place,
-                    f"{url} is on another machine, and new weights reach engines through shared memory",
-                    "start the engine on this machine, and name it as http://127.0.0.1:PORT",
-                )
-            elif not wrong and url.rstrip("/") in [other.rstrip("/") for other in self.urls[:index]]:
-                yield Problem(place, f"{url} is named twice", "name every engine once")
+        yield from url_problems(self.urls)
 
 
-EngineConfig = Annotated[TorchEngineConfig | LoopwrightEngineConfig, Field(discriminator="kind")]
+def url_problems(urls: Sequence[str]) -> Iterator[Problem]:
+    """What is wrong with the addresses of engines."""
+    for index, url in enumerate(urls):
+        place = ("urls", index)
+        wrong = list(address_problems(place, url, "key_env"))
+        yield from wrong
+        if not wrong and not is_loopback(urlsplit(url).hostname or ""):
+            yield Problem(
+                place,
+                f"{url} is on another machine, and new weights reach engines through shared memory",
+                "start the engine on this machine, and name it as http://127.0.0.1:PORT",
+            )
+        elif not wrong and url.rstrip("/") in [other.rstrip("/") for other in urls[:index]]:
+            yield Problem(place, f"{url} is named twice", "name every engine once")
+
+
+EngineConfig = Annotated[TorchEngineConfig | LoopwrightEngineConfig | VllmEngineConfig, Field(discriminator="kind")]
 
 
 class DoorConfig(Listening):

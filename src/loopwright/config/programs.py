@@ -47,15 +47,31 @@ class FileReward(Section):
     kind: Literal["file"] = "file"
     path: Text
 
+    @property
+    def label(self) -> str:
+        return f"reward from the file {self.path}"
+
     def problems(self) -> Iterator[Problem]:
         yield from _outside(("path",), self.path)
 
 
 class ExitCodeReward(Section):
-    """The program's exit code stands for its reward. A code without a score is a failure."""
+    """The program's exit code stands for its reward. A code without a score is a failure. A program that ran out of its
+    time has no exit code: it is worth `out_of_time`."""
 
     kind: Literal["exit_code"] = "exit_code"
     scores: Scores = Field(default_factory=lambda: dict(USUAL_SCORES))
+    out_of_time: float | None = None
+
+    @property
+    def label(self) -> str:
+        return "reward from its exit code"
+
+    @property
+    def late_score(self) -> float:
+        """What a program is worth that ran out of its time (R2). By default it gets no more than one that says that it
+        has not succeeded."""
+        return min(0.0, *self.scores.values()) if self.out_of_time is None else self.out_of_time
 
 
 class VerifierReward(Section):
@@ -69,6 +85,10 @@ class VerifierReward(Section):
     env: dict[VariableName, str] = Field(default_factory=dict)
     timeout_seconds: Positive = 60.0
     attempts: Count = 2
+
+    @property
+    def label(self) -> str:
+        return f"reward from the verifier {' '.join(self.command)}"
 
     def needs(self) -> Iterator[Need]:
         yield from _program(self.command[0])

@@ -39,7 +39,12 @@ class AgentKind(Section):
     @property
     def brings_reward(self) -> bool:
         """Whether its rollouts come with their reward, so that no judger is asked."""
-        return False
+        return self.own_reward is not None
+
+    @property
+    def own_reward(self) -> str | None:
+        """Where the reward comes from, in words, if no judger is asked."""
+        return None
 
     @property
     def call_limit(self) -> int | None:
@@ -186,8 +191,8 @@ class RemoteAgent(AgentKind):
         return self.train
 
     @property
-    def brings_reward(self) -> bool:
-        return self.reward is not None and self.judger == OWN_REWARD
+    def own_reward(self) -> str | None:
+        return self.reward.label if self.reward is not None and self.judger == OWN_REWARD else None
 
     @property
     def all_runners(self) -> tuple[RunnerConfig, ...]:

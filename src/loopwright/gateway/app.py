@@ -53,6 +53,7 @@ class GatewayApp:
             Action.COMPLETE: management.complete,
             Action.CHAINS: management.chains,
             Action.RECORD: management.record,
+            Action.OUTCOME: management.outcome,
             Action.RUN: management.run,
             Action.BASE: management.health,
             Action.MODELS: calls.models,

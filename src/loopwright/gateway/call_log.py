@@ -8,6 +8,8 @@ commit of SQLite does, and takes a tenth of the time.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from pathlib import Path
 import orjson
 
 from loopwright.errors import RunError
+
+log = logging.getLogger("loopwright")
 
 LONGEST_BYTES = 4 << 20
 """When the log is longer, the calls that have ended are removed from it."""
@@ -42,6 +46,7 @@ class CallLog:
         self._path = path
         self._out: dict[str, bytes] = {}
         self._file = -1
+        self._is_torn = False
         self._start()
 
     def ask(self, session: str, id: str, prompt_tokens: int, samples: int, draws: int) -> None:
@@ -54,7 +59,7 @@ class CallLog:
         """The turns of the call are stored. Nothing needs to be written."""
         self._out.pop(id, None)
         if self._bytes > self._most:
-            self._start()
+            self._start_later_if_refused()
 
     def ended(self, id: str) -> None:
         """The call has ended without a turn."""
@@ -68,19 +73,37 @@ class CallLog:
         """Begin a new file, with the calls that are out. It replaces the old one when it is complete."""
         new, lines = self._path.with_name(f"{self._path.name}.new"), b"".join(self._out.values())
         opened = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        os.write(opened, lines)
-        new.replace(self._path)
+        try:
+            if os.write(opened, lines) < len(lines):
+                raise OSError(errno.ENOSPC, "the calls that are out were not written whole")
+            new.replace(self._path)
+        except BaseException:
+            os.close(opened)
+            raise
         if self._file >= 0:
             os.close(self._file)
         self._file, self._bytes, self._most = opened, len(lines), LONGEST_BYTES + len(lines)
+        self._is_torn = False
+
+    def _start_later_if_refused(self) -> None:
+        """Begin a new file. If that is not possible now (no space, too many open files), the old one goes on: it is
+        complete, and the turns of the call are stored, so the call must not fail any more."""
+        try:
+            self._start()
+        except OSError as error:
+            log.warning("%s cannot be shortened: %s", self._path, error)
+            self._most = self._bytes + LONGEST_BYTES
 
     def _write(self, line: bytes) -> None:
+        # After a line that was not written whole, a new line begins: it would be unreadable too.
+        text = b"\n" + line if self._is_torn else line
         try:
-            written = os.write(self._file, line)
+            written = os.write(self._file, text)
         except OSError as error:
             raise _unusable(str(error)) from error
         self._bytes += written
-        if written < len(line):
+        self._is_torn = written < len(text)
+        if self._is_torn:
             raise _unusable("a line was not written whole")
 
 

@@ -28,6 +28,9 @@ WAIT_SECONDS = 120.0
 REQUEST_SECONDS = 60.0
 REGISTER_SECONDS = 180.0
 """A gateway that is new to the run loads its tokenizer first."""
+RENEWALS_PER_LEASE = 4
+"""A renewal that is not answered is sent again so often while the lease lives. A gateway that was started again loads
+the tokenizer meanwhile: it does not begin anew."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 1.0
 NOT_THERE = frozenset({408, 429, 500, 502, 503, 504})
@@ -61,9 +64,10 @@ class GatewayClient:
     def __init__(self, http: httpx.AsyncClient, address: GatewayAddress, registration: Registration) -> None:
         self._http = http
         self._url = address.url.rstrip("/")
-        self._wait_seconds = address.wait_seconds
+        self.wait_seconds = address.wait_seconds
         self._headers = {"authorization": f"Bearer {address.key}", **registration.holder.headers()}
         self._is_waiting = False
+        self._is_registered = False
         self.registration = registration
 
     @property
@@ -73,33 +77,40 @@ class GatewayClient:
     async def register(self) -> Mapping[str, Any]:
         """Register the run, or renew its lease. The answer tells the times of its open sessions."""
         body = registration_to_json(self.registration, LEASE_SECONDS)
+        seconds = LEASE_SECONDS / RENEWALS_PER_LEASE if self._is_registered else REGISTER_SECONDS
         try:
-            return await self.ask("PUT", "/run", body, seconds=REGISTER_SECONDS)
+            said = await self.ask("PUT", "/run", body, seconds=seconds)
         except EngineLostError as error:
             if error.facts.get("status") != UNKNOWN:
                 raise
             raise ConfigError(
                 error.message, remedy="start that gateway with `loopwright gateway --for-runs`"
             ) from error
+        self._is_registered = True
+        return said
 
     async def leave(self) -> None:
-        """The run has ended. This is tried once: a gateway that is away has no registration any more."""
+        """The run has ended. A gateway that is away has no registration any more."""
+        await self.tell("DELETE", "/run")
+
+    async def tell(self, method: str, path: str, body: Any = None) -> None:
+        """Tell the gateway something, once. A gateway that is away need not know it."""
         with suppress(_AwayError):
-            await self._asked("DELETE", "/run", None, REQUEST_SECONDS)
+            await self._asked(method, path, body, REQUEST_SECONDS)
 
     async def ask(
         self, method: str, path: str | Callable[[], str], body: Any = None, *, seconds: float = REQUEST_SECONDS
     ) -> Mapping[str, Any]:
         """The answer. A path that is a function is called for every try."""
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + self._wait_seconds, FIRST_PAUSE_SECONDS
+        deadline, pause = loop.time() + self.wait_seconds, FIRST_PAUSE_SECONDS
         while True:
             try:
                 return await self._asked(method, path if isinstance(path, str) else path(), body, seconds)
             except _AwayError as away:
                 if loop.time() + pause > deadline:
                     raise EngineLostError(
-                        f"the gateway at {self._url} did not answer for {self._wait_seconds:g} s: {away}",
+                        f"the gateway at {self._url} did not answer for {self.wait_seconds:g} s: {away}",
                         remedy="see whether `loopwright gateway --for-runs` is running there, and what its log says",
                     ) from away
                 if not self._is_waiting:

@@ -14,7 +14,7 @@ from loopwright.gateway.http import TEXT, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.offer import Offer
 from loopwright.gateway.openapi import openapi_document
-from loopwright.gateway.reading import count, number, read_json, strings
+from loopwright.gateway.reading import count, number, read_json, strings, text
 from loopwright.gateway.record import chain_to_json, record_of, record_to_json
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.registration import registration_from_json
@@ -78,7 +78,7 @@ class Management:
         if request.method == "POST":
             await self._create(request, None)
             return
-        listed = [{"id": session.id, "state": session.state, "created": session.created} for session in self._sessions]
+        listed = [_listed(session) for session in self._sessions]
         await request.answer(200, {"sessions": listed})
 
     async def session(self, request: Request, target: Target) -> None:
@@ -122,7 +122,18 @@ class Management:
     async def record(self, request: Request, target: Target) -> None:
         session, recorder = self._recorded(request, target)
         record = record_to_json(record_of(session, recorder))
-        await request.answer(200, {"id": session.id, "version": session.version, "state": session.state, **record})
+        facts = {"id": session.id, "version": session.version, "state": session.state, "outcome": session.outcome}
+        await request.answer(200, {**facts, **record})
+
+    async def outcome(self, request: Request, target: Target) -> None:
+        self._check_run(request)
+        session = self._at_version(request, target)
+        if session.state is SessionState.OPEN:
+            raise refused(
+                Code.CONFLICT, f"session {session.id} is open", remedy="complete the session before you say its outcome"
+            )
+        self._sessions.note_outcome(session, read_json(await request.body()))
+        await request.answer(200, {"id": session.id, "version": session.version})
 
     def _recorded(self, request: Request, target: Target) -> tuple[Session, Recorder]:
         session = self._at_version(request, target)
@@ -182,6 +193,16 @@ class Management:
         await request.answer(201, {"id": session.id, "key": key, "base_urls": urls, "model": self._offer.name})
 
 
+def _listed(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "state": session.state,
+        "created": session.created,
+        "label": session.settings.label,
+        "has_outcome": session.outcome is not None,
+    }
+
+
 def _times(session: Session) -> dict[str, float | None]:
     first = session.first_call
     return {
@@ -217,6 +238,7 @@ def settings_from(body: Mapping[str, Any]) -> SessionSettings:
         max_tokens=count(body, "max_tokens"),
         ttl_seconds=number(body, "ttl_seconds", least=SHORTEST_TTL, most=LONGEST_TTL) or SessionSettings().ttl_seconds,
         seed=count(body, "seed", least=0, most=(1 << 63) - 1) or 0,
+        label=text(body.get("label"), "label"),
     )
 
 

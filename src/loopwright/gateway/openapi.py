@@ -22,6 +22,7 @@ SETTINGS = {
         "max_tokens": {"type": "integer", "description": "The budget of all turns together."},
         "ttl_seconds": {"type": "number", "description": "An unused session ends after so long."},
         "seed": {"type": "integer"},
+        "label": {"type": "string", "description": "Shown in the list of sessions."},
     },
 }
 ROUTES: tuple[tuple[str, str, str, bool], ...] = (
@@ -38,6 +39,7 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("post", "/sessions/{session}/complete", "Its agent is done: no more calls.", True),
     ("get", "/sessions/{session}/chains", "What it recorded, token by token.", True),
     ("get", "/sessions/{session}/record", "The same with conversations, tools, and how the last call ended.", True),
+    ("put", "/sessions/{session}/outcome", "What became of a completed session; `record` gives it back.", True),
     ("get", "/sessions/{session}/v1/models", "The one model, which answers to every name.", True),
     ("post", "/sessions/{session}/v1/chat/completions", "OpenAI Chat Completions.", True),
     ("post", "/sessions/{session}/v1/responses", "OpenAI Responses.", True),
@@ -51,6 +53,7 @@ AT_A_VERSION = frozenset(
         ("delete", "/sessions/{session}"),
         ("get", "/sessions/{session}/chains"),
         ("get", "/sessions/{session}/record"),
+        ("put", "/sessions/{session}/outcome"),
     }
 )
 
@@ -75,7 +78,7 @@ def _operation(method: str, path: str, about: str, keyed: bool) -> dict[str, Any
     if (method, path) in AT_A_VERSION:
         operation["parameters"].append(VERSION)
     if method in ("post", "put") and not path.endswith("complete"):
-        schema = SETTINGS if path.startswith("/sessions") and "/v1/" not in path else {"type": "object"}
+        schema = SETTINGS if path in ("/sessions", "/sessions/{session}") else {"type": "object"}
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     if keyed:
         operation["security"] = [{"key": []}]

@@ -27,6 +27,7 @@ from loopwright.types import (
     EpisodeDrift,
     Message,
     RecordedChain,
+    Rollout,
     RolloutKey,
     RolloutRequest,
     Split,
@@ -49,6 +50,12 @@ class SessionPolicies:
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> SessionPolicy:
         return SessionPolicy(self, request)
+
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        return key.attempt
+
+    def completed(self, request: RolloutRequest) -> None:
+        """What an earlier process has recorded ended with it."""
 
     def stored(self, split: Split, key: RolloutKey) -> None:
         """A session of this process has handed over its record when it ended."""
@@ -158,3 +165,6 @@ class SessionPolicy:
     async def drift(self) -> EpisodeDrift:
         """Measured in a thread, because it renders every conversation again."""
         return await asyncio.to_thread(session_drift, self._recorder, self._exchange.offer.current().renderer)
+
+    async def keep(self, rollout: Rollout) -> None:
+        """The record ends with this process."""

@@ -10,13 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from loopwright.config.addresses import advertised_problems
+from loopwright.errors import ConfigError
 from loopwright.gateway.reading import count, text
 from loopwright.gateway.refusals import invalid
+from loopwright.serve.keys import check_key
 from loopwright.serve.lease import LeaseHolder, lease_from_json, lease_to_json
 from loopwright.types import Thinking
 
 RUN_SESSION = re.compile(r"(?P<run>[0-9a-f]{16})-(?P<lineage>[0-9]+)-[0-9a-f]{8}-.+")
 """The ids of sessions that runs have opened."""
+TOKENIZER_KIND = re.compile(r"transformers(\.\w+)*:\w+")
+"""A class of tokenizers: its module and its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +80,28 @@ def _model(said: Mapping[str, Any]) -> RunModel:
             raise invalid(f"model.{name}", "missing", remedy="use a run of the same version of Loopwright")
         return value
 
-    thinking = named("thinking")
+    thinking, door_url = named("thinking"), named("door_url")
+    for problem in advertised_problems(("model", "door_url"), door_url):
+        raise invalid("model.door_url", problem.text, remedy=problem.remedy)
+    try:
+        door_key = check_key(named("door_key"), "it")
+    except ConfigError as error:
+        raise invalid("model.door_key", error.message, remedy=error.remedy) from error
+    if (most := count({"model.max_context": said.get("max_context")}, "model.max_context")) is None:
+        raise invalid("model.max_context", "missing", remedy="use a run of the same version of Loopwright")
+    kind = text(said.get("tokenizer_kind"), "model.tokenizer_kind") or None
+    if kind is not None and TOKENIZER_KIND.fullmatch(kind) is None:
+        # Its module is imported here: whoever has the gateway's key must not choose any module.
+        raise invalid("model.tokenizer_kind", f"{kind!r:.80} is no class of transformers", remedy="omit it")
     if thinking not in list(Thinking):
         raise invalid("model.thinking", f"{thinking!r:.40} is unknown", remedy=f"send one of {', '.join(Thinking)}")
     return RunModel(
-        door_url=named("door_url"),
-        door_key=named("door_key"),
+        door_url=door_url,
+        door_key=door_key,
         source=named("source"),
         tokenizer=named("tokenizer"),
-        tokenizer_kind=text(said.get("tokenizer_kind"), "model.tokenizer_kind") or None,
-        max_context=count({"model.max_context": said.get("max_context")}, "model.max_context") or 0,
+        tokenizer_kind=kind,
+        max_context=most,
         renderer=named("renderer"),
         thinking=Thinking(thinking),
     )

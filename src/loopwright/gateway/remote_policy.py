@@ -3,40 +3,48 @@
 The gateway counts and records; this side asks it. One request a second serves all sessions of the run: it renews the
 lease, registers again with a gateway that was started again, and tells how long each session was held. Between two
 answers the clock of a rollout stands still. So an agent is not charged for a gateway that is away, and its time ends up
-to two seconds late.
+to two seconds late. If the gateway stays away, or another run has taken it, the time of all its agents is over: they
+would wait for ever.
 
-A session is deleted when its rollout is stored, at the version that was read. What is left when the run ends is deleted
-then, and what a killed run leaves is deleted when it registers again.
+A session is deleted when its rollout is stored, at the version that was read. Until then the gateway also keeps the
+outcome of the rollout, so that a killed run does not lose it (`takeover.py`). What is left at the run's end is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.errors import EngineLostError, LeaseError, LoopwrightError, RunError
+import orjson
+
+from loopwright.core.redaction import Redactor, without_secrets
+from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, RunError
 from loopwright.gateway.client import GatewayAddress, GatewayClient
 from loopwright.gateway.management import base_urls
 from loopwright.gateway.offer import name_of
+from loopwright.gateway.outcome import drift_from_json, outcome_to_json
 from loopwright.gateway.policy import LONGEST_PAUSE_SECONDS
 from loopwright.gateway.record import SessionRecord, record_from_json, stop_after
 from loopwright.gateway.registration import Registration
+from loopwright.gateway.session import never_held
+from loopwright.gateway.takeover import NOTHING, EarlierSessions, Unfinished, label_of, take_over
 from loopwright.ports import Endpoint, Reply, SessionTimes
 from loopwright.types import (
     Episode,
     EpisodeDrift,
     Message,
     RecordedChain,
+    Rollout,
     RolloutKey,
     RolloutRequest,
     Split,
     StopReason,
-    TokenDiff,
     Tool,
 )
 
@@ -46,6 +54,8 @@ BEAT_SECONDS = 1.0
 LONGEST_STEP_SECONDS = 2.0
 """A rollout's clock advances by this at most between two answers of the gateway. A longer silence is not charged."""
 FAREWELL_SECONDS = 10.0
+CANCELLED_SECONDS = 20.0
+"""How long a rollout that was cancelled waits for the gateway. Its caller gives up after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +70,25 @@ class HeardTimes:
 class RemoteSessionPolicies:
     """A `PolicyMaker` over a gateway in another process. `open_remote_policies` makes it."""
 
-    def __init__(self, client: GatewayClient, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        client: GatewayClient,
+        beat_seconds: float = BEAT_SECONDS,
+        held: Callable[[], float] = never_held,
+        redact: Redactor | None = None,
+    ) -> None:
         self.client = client
+        self.held = held
+        """Reads the clock of held seconds of the run's engines. It counts where a rollout has no session."""
+        self.redact = redact or Redactor()
+        self.earlier = EarlierSessions()
         self._beat_seconds = beat_seconds
         self._now = asyncio.get_running_loop().time
         self._heard_at = self._now()
         self._heard: Mapping[str, HeardTimes] = {}
         self._unstored: dict[tuple[Split, RolloutKey], list[tuple[str, str]]] = {}
-        self._stored: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._unneeded: asyncio.Queue[str] = asyncio.Queue()
+        """The paths of sessions that are to be deleted."""
         self.clock = 0.0
         """The seconds in which the gateway has answered, up to its latest answer."""
         self.model = name_of(client.registration.model.source)
@@ -75,13 +96,30 @@ class RemoteSessionPolicies:
         """Where agents reach the gateway."""
         self.lost: LoopwrightError | None = None
         """Why the gateway cannot be used any more: another run has taken it."""
+        self._given_up_at = self._heard_at
+        self.given_up: list[EngineLostError] = []
+        """Why sessions were given up, each time that this happened. All sessions that were open then are over."""
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> RemoteSessionPolicy:
         return RemoteSessionPolicy(self, request)
 
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        return key.attempt if split is Split.EVAL else self.earlier.first_attempt(key)
+
+    def completed(self, request: RolloutRequest) -> Rollout | None:
+        kept = None if request.split is Split.EVAL else self.earlier.pop(request.key)
+        if kept is None:
+            return None
+        self.read(request, kept.id, kept.version)
+        return kept.outcome.rollout(request)
+
     def stored(self, split: Split, key: RolloutKey) -> None:
-        for session in self._unstored.pop((split, key), ()):
-            self._stored.put_nowait(session)
+        for session_id, version in self._unstored.pop((split, key), ()):
+            self._unneeded.put_nowait(f"/sessions/{session_id}?version={version}")
+
+    def forget(self, session_id: str) -> None:
+        """Nobody uses this session, which may not exist."""
+        self._unneeded.put_nowait(f"/sessions/{session_id}")
 
     def read(self, request: RolloutRequest, session_id: str, version: str) -> None:
         """The record of a session was read at this version. It is kept until the rollout is stored."""
@@ -97,9 +135,16 @@ class RemoteSessionPolicies:
     async def beat(self) -> None:
         """Renew the lease, and take what the gateway tells."""
         said = await self.client.register()
+        try:
+            heard = {id: heard_times(times, said["now"]) for id, times in said["sessions"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EngineError(
+                f"the gateway's answer cannot be read: {type(error).__name__} {error}",
+                remedy="use a gateway of the same version of Loopwright",
+            ) from error
         self.clock, self._heard_at = self.clock_now(), self._now()
         self.base_url = said.get("advertise_url") or self.client.url
-        self._heard = {id: heard_times(times, said["now"]) for id, times in said["sessions"].items()}
+        self._heard = heard
 
     async def keep_beating(self) -> None:
         """Beat until another run has the gateway."""
@@ -112,50 +157,83 @@ class RemoteSessionPolicies:
                 return
             except LoopwrightError as error:
                 log.warning("the gateway at %s does not serve the run: %s", self.client.url, error.message)
+                self._give_up_after(error)
+
+    def _give_up_after(self, error: LoopwrightError) -> None:
+        """Give up all sessions if the gateway has not served the run for too long."""
+        silent = self._now() - max(self._heard_at, self._given_up_at)
+        if silent >= self.client.wait_seconds:
+            self._given_up_at = self._now()
+            remedy = "nothing to do: the rollouts are made again"
+            self.given_up.append(
+                EngineLostError(f"the gateway did not serve the run for {silent:.0f} s: {error.message}", remedy=remedy)
+            )
 
     async def keep_deleting(self) -> None:
-        """Delete the sessions whose rollouts are stored."""
+        """Delete the sessions whose rollouts are stored, and those that nobody uses."""
         while True:
-            session_id, version = await self._stored.get()
+            path = await self._unneeded.get()
             # What cannot be deleted now is deleted at the end of the run.
             with suppress(LoopwrightError):
-                await self.client.ask("DELETE", f"/sessions/{session_id}?version={version}")
+                await self.client.ask("DELETE", path)
 
 
 @asynccontextmanager
 async def open_remote_policies(
-    address: GatewayAddress, registration: Registration, *, beat_seconds: float = BEAT_SECONDS
+    address: GatewayAddress,
+    registration: Registration,
+    unfinished: Unfinished = NOTHING,
+    *,
+    held: Callable[[], float] = never_held,
+    redact: Redactor | None = None,
+    beat_seconds: float = BEAT_SECONDS,
 ) -> AsyncIterator[RemoteSessionPolicies]:
-    """Register the run with a gateway, and give policies that are sessions there. Raises LeaseError if another run
-    holds it, and EngineLostError if it does not answer in time."""
+    """Register the run with a gateway, and give policies that are sessions there. What an earlier process of the run
+    has completed for its `unfinished` groups is taken over. `held` reads the clock of held seconds of the run's
+    engines. Raises LeaseError if another run holds the gateway, and EngineLostError if it does not answer in time."""
     import httpx
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
         client = GatewayClient(http, address, registration)
-        policies = RemoteSessionPolicies(client, beat_seconds)
+        policies = RemoteSessionPolicies(client, beat_seconds, held, redact)
         await policies.beat()
         tasks = [asyncio.create_task(policies.keep_beating()), asyncio.create_task(policies.keep_deleting())]
         try:
+            # With many sessions this takes longer than the lease lives.
+            policies.earlier = await take_over(client, unfinished)
+        except BaseException:
+            # Not `leave`: it would delete what the next process of the run takes over.
+            await _ended(tasks)
+            raise
+        try:
             yield policies
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _ended(tasks)
             with suppress(LoopwrightError, TimeoutError):
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     await client.leave()
 
 
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @dataclass(slots=True)
 class _OpenSession:
-    """A session, and where the rollout's clocks stood when it was opened."""
+    """A session, and where the rollout's clocks stood when it was opened. By `own_seconds_without_call` the agent had
+    not asked the model yet. `given_up` is how often the gateway had been given up before."""
 
     id: str
     own_seconds: float
     clock: float
+    given_up: int = 0
+    own_seconds_without_call: float = 0.0
     own_seconds_at_first_call: float | None = None
     record: SessionRecord | None = None
+    version: str = ""
     drift: EpisodeDrift | None = None
     ended: tuple[float, SessionTimes] | None = None
     """When it ended, and the rollout's times by then."""
@@ -169,30 +247,39 @@ class RemoteSessionPolicy:
         self._client = gateway.client
         self._request = request
         self._now = asyncio.get_running_loop().time
-        self._start = self._now()
+        self._start = self._own_now()
+        self._opening: float | None = None
+        """The rollout's own seconds when it asked for its session. They stand still until the gateway has answered."""
         self._session: _OpenSession | None = None
         self._lost: LoopwrightError | None = None
         self._stop: StopReason | None = None
 
     @asynccontextmanager
     async def endpoint(self, *, max_tokens: int | None = None) -> AsyncIterator[Endpoint]:
+        own_seconds = self._opening = self._own_now() - self._start
         try:
             said = await self._opened(max_tokens)
         except LoopwrightError as error:
             self._lost = error
             raise
-        own_seconds = self._now() - self._start
-        session = self._session = _OpenSession(str(said["id"]), own_seconds, self._gateway.clock_now())
+        clock, given_up = self._gateway.clock_now(), len(self._gateway.given_up)
+        session = self._session = _OpenSession(str(said["id"]), own_seconds, clock, given_up)
+        waits = None
         try:
             urls = base_urls(self._gateway.base_url, session.id)
             yield Endpoint(urls["openai"], str(said["key"]), urls["anthropic"], self._gateway.model)
+        except asyncio.CancelledError:
+            waits = CANCELLED_SECONDS
+            raise
         finally:
-            session.ended = self._now(), self.times()
+            session.ended = self._own_now(), self.times()
             try:
-                await self._read(session)
-            except LoopwrightError as error:
+                async with asyncio.timeout(waits):
+                    await self._read(session)
+            except (LoopwrightError, TimeoutError) as error:
                 # Not raised: it would replace what the agent raised, or its cancellation. The worker sees it as fault.
-                self._lost = error
+                self._lost = error if isinstance(error, LoopwrightError) else _unread(CANCELLED_SECONDS)
+                self._gateway.forget(session.id)
 
     async def reply(
         self,
@@ -210,6 +297,10 @@ class RemoteSessionPolicy:
     def own_seconds(self) -> float:
         return self.times().total
 
+    def _own_now(self) -> float:
+        """The clock of a rollout without a session: it stands still while the engines are held."""
+        return self._now() - self._gateway.held()
+
     @property
     def request(self) -> RolloutRequest:
         return self._request
@@ -217,10 +308,12 @@ class RemoteSessionPolicy:
     def times(self) -> SessionTimes:
         session = self._session
         if session is None:
-            return SessionTimes(self._now() - self._start, None)
+            return SessionTimes(self._own_now() - self._start if self._opening is None else self._opening, None)
         if session.ended is not None:
             at, times = session.ended
-            return SessionTimes(times.total + self._now() - at, times.since_first_call)
+            return SessionTimes(times.total + self._own_now() - at, times.since_first_call)
+        if self._given_up(session) is not None:
+            return SessionTimes(math.inf, None)
         return _counted(session, self._gateway.times(session.id), self._gateway.clock)
 
     def watch_time(self, look: Callable[[], None] | None) -> None:
@@ -254,6 +347,17 @@ class RemoteSessionPolicy:
     async def drift(self) -> EpisodeDrift | None:
         return self._session.drift if self._session else None
 
+    async def keep(self, rollout: Rollout) -> None:
+        session, record = self._session, self._record
+        if session is None or record is None or self._request.split is Split.EVAL:
+            return
+        outcome = outcome_to_json(without_secrets(rollout, self._gateway.redact), record.transcript)
+        if outcome is not None:
+            # Only a run that is killed before the rollout is stored needs it: without it, the rollout is made again. So
+            # is one with messages of its agent's own that JSON cannot hold.
+            with suppress(LoopwrightError, orjson.JSONEncodeError):
+                await self._client.tell("PUT", f"/sessions/{session.id}/outcome?version={session.version}", outcome)
+
     @property
     def _record(self) -> SessionRecord | None:
         return self._session.record if self._session else None
@@ -273,22 +377,43 @@ class RemoteSessionPolicy:
             "max_tokens": max_tokens,
             "ttl_seconds": LONGEST_PAUSE_SECONDS,
             "seed": sampling.seed,
+            "label": label_of(self._request.split, self._request.key),
         }
         # Every try has an id of its own: the answer to the try before may have been lost.
-        return await self._client.ask("POST", lambda: f"/sessions/{self._new_id()}", body)
+        tried: list[str] = []
+
+        def path() -> str:
+            tried.append(self._new_id())
+            return f"/sessions/{tried[-1]}"
+
+        used = None
+        try:
+            said = await self._client.ask("POST", path, body)
+            used = str(said["id"])
+            return said
+        finally:
+            for session_id in tried:
+                if session_id != used:
+                    self._gateway.forget(session_id)
 
     def _new_id(self) -> str:
         key = self._request.key
         trial = f"{self._request.split[0]}{key.draw}-{key.member}-{key.attempt}-{secrets.token_hex(4)}"
         return f"{self._client.registration.prefix}{trial}"
 
+    def _given_up(self, session: _OpenSession) -> LoopwrightError | None:
+        """Why nobody waits for the session any more."""
+        later = self._gateway.given_up[session.given_up :]
+        return self._gateway.lost or (later[0] if later else None)
+
     async def _read(self, session: _OpenSession) -> None:
         """Complete the session, and read what it has recorded."""
-        if self._gateway.lost is not None:
-            raise self._gateway.lost
+        if (why := self._given_up(session)) is not None:
+            raise why
         ended = await self._client.ask("POST", f"/sessions/{session.id}/complete")
-        session.ended = self._now(), _counted(session, heard_times(ended, ended["now"]), self._gateway.clock_now())
+        session.ended = self._own_now(), _counted(session, heard_times(ended, ended["now"]), self._gateway.clock_now())
         session.drift, version = _drift(ended["drift"]), str(ended["version"])
+        session.version = version
         try:
             said = await self._client.ask("GET", f"/sessions/{session.id}/record?version={version}")
         except LeaseError as error:  # its record is at another version, which the gateway answers in the same way
@@ -300,6 +425,13 @@ class RemoteSessionPolicy:
                 "the gateway was started again, and the agent has got no answer since",
                 remedy="nothing to do: the rollout is made again",
             )
+
+
+def _unread(seconds: float) -> EngineLostError:
+    return EngineLostError(
+        f"the rollout was cancelled, and the gateway did not answer for {seconds:g} s",
+        remedy="see whether `loopwright gateway --for-runs` is running there, and what its log says",
+    )
 
 
 def heard_times(said: Mapping[str, Any], now: float) -> HeardTimes:
@@ -315,13 +447,14 @@ def _counted(session: _OpenSession, heard: HeardTimes, clock: float) -> SessionT
     total = session.own_seconds + max(0.0, clock - session.clock - heard.held_seconds)
     if session.own_seconds_at_first_call is None:
         if heard.since_first_call is None:
+            session.own_seconds_without_call = total
             return SessionTimes(total, None)
-        # Read once: later the gateway's answer would also count seconds in which the gateway was away.
-        session.own_seconds_at_first_call = total - heard.since_first_call
+        # Read once: later the gateway's answer would also count seconds in which the gateway was away. It may count
+        # them even now, so the first call is not placed before an answer that did not know of it.
+        at_first_call = max(session.own_seconds_without_call, total - heard.since_first_call)
+        session.own_seconds_at_first_call = at_first_call
     return SessionTimes(total, max(0.0, total - session.own_seconds_at_first_call))
 
 
 def _drift(said: Mapping[str, Any]) -> EpisodeDrift:
-    first = said["first"]
-    diff = first and TokenDiff(first["place"], tuple(first["before"]), tuple(first["recorded"]), tuple(first["naive"]))
-    return EpisodeDrift(said["recorded"], said["lost"], said["invented"], diff)
+    return drift_from_json({**said, "tokens": said["recorded"]})

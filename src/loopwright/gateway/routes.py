@@ -22,6 +22,7 @@ class Action(StrEnum):
     COMPLETE = "complete"
     CHAINS = "chains"
     RECORD = "record"
+    OUTCOME = "outcome"
     RUN = "run"
     BASE = "base"
     MODELS = "models"
@@ -42,6 +43,7 @@ METHODS = {
     Action.COMPLETE: ("POST",),
     Action.CHAINS: ("GET",),
     Action.RECORD: ("GET",),
+    Action.OUTCOME: ("PUT",),
     Action.RUN: ("GET", "PUT", "DELETE"),
     Action.BASE: ("GET", "HEAD"),
     Action.MODELS: ("GET", "HEAD"),
@@ -74,6 +76,7 @@ MANAGEMENT = {
     "complete": Action.COMPLETE,
     "chains": Action.CHAINS,
     "record": Action.RECORD,
+    "outcome": Action.OUTCOME,
 }
 
 

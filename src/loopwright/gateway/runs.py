@@ -61,11 +61,15 @@ class Runs:
         """The run has ended: it needs neither the gateway nor its sessions any more."""
         self._lease.release(asking)
         async with self._changing:
+            # The lease of another process may have lapsed: it will renew the lease, and keeps its sessions.
+            other = self._present if self._present is not None and self._present.holder != asking else None
+            if asking is not None and (other is None or other.holder.run != asking.run):
+                for session in self._opened_by(asking):
+                    self._sessions.delete(session)
+            if other is not None:
+                return
             self._present = None
             self._offer.change(None)
-            for session in self._of_runs():
-                if asking is not None and session.id.startswith(f"{asking.run}-"):
-                    self._sessions.delete(session)
             await self._connection.aclose()
 
     def open_sessions(self) -> list[Session]:
@@ -86,32 +90,59 @@ class Runs:
             try:
                 served, held = await connecting.enter_async_context(self._connect(registration.model))
             except LoopwrightError as error:
-                if self._present is None or self._present.holder != registration.holder:
-                    self._lease.release(registration.holder)
+                self._release_if_new(registration)
                 raise refused(
                     Code.INVALID,
                     f"the gateway cannot use the run's model: {error.message}",
                     remedy=error.remedy,
                     param="model",
                 ) from error
+            except BaseException:
+                self._release_if_new(registration)
+                raise
             # Nothing is awaited from here on: a call of an earlier session must not meet the new model.
             self._end_others(registration)
+            self._end_strangers()
             self._offer.change(served, held)
             self._present = registration
             earlier, self._connection = self._connection, connecting.pop_all()
         log.info("%s is registered, with %s", registration.holder, served.name)
         await earlier.aclose()
 
+    def _release_if_new(self, registration: Registration) -> None:
+        """The run could not register. It does not keep others away, unless it was registered before."""
+        is_new = self._present is None or self._present.holder != registration.holder
+        if is_new and self._lease.holder == registration.holder:
+            self._lease.release(registration.holder)
+
     def _end_others(self, registration: Registration) -> None:
-        """End the sessions of every other process. What they have recorded is of no use: the rollouts that were not
-        stored are made again. One that was open is kept until the next time, so that late calls get a 410."""
+        """End the sessions of every other process. One that was open is kept until the next time, so that late calls
+        get a 410. One of the same run that has an outcome is kept for the run, which decides what becomes of it. The
+        rest is of no use."""
         for session in self._of_runs():
             if session.id.startswith(registration.prefix):
                 continue
             if session.state is SessionState.OPEN:
                 self._sessions.end(session)
-            else:
+            elif session.outcome is None or not session.id.startswith(f"{registration.holder.run}-"):
                 self._sessions.delete(session)
+
+    def _end_strangers(self) -> None:
+        """End the sessions that somebody has opened while no run held the gateway, and that an earlier model has
+        answered: their tokens mean something else to the new model (T1)."""
+        for session in [one for one in self._sessions if not RUN_SESSION.fullmatch(one.id)]:
+            was_answered = len(session.recorder) or (session.running and self._offer.now is not None)
+            if session.state is SessionState.OPEN and was_answered:
+                self._sessions.end(session)
+
+    def _opened_by(self, holder: LeaseHolder) -> list[Session]:
+        """The sessions of the run, without those of later processes."""
+        named = ((session, RUN_SESSION.fullmatch(session.id)) for session in self._sessions)
+        return [
+            session
+            for session, name in named
+            if name is not None and name["run"] == holder.run and int(name["lineage"]) <= holder.lineage
+        ]
 
     def _of_runs(self) -> list[Session]:
         return [session for session in self._sessions if RUN_SESSION.fullmatch(session.id)]

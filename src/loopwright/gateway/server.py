@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from loopwright.config.addresses import can_have_paths, is_everywhere
 from loopwright.errors import ConfigError
 from loopwright.gateway.app import GatewayApp
 from loopwright.gateway.calls import ModelCalls
@@ -21,8 +22,6 @@ from loopwright.gateway.session import never_held
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import SessionStore
 from loopwright.serve.listen import listening
-
-EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ def _checked(url: str) -> str:
         raise ConfigError(
             f"agents cannot reach a gateway at {url!r}", remedy="advertise a URL such as http://gateway.example:8080"
         )
-    if host in EVERYWHERE:
+    if is_everywhere(host):
         raise ConfigError(
             f"{url!r} names every address of this machine, and none that an agent could use",
             remedy="advertise the name or the address under which agents reach this machine",
@@ -145,14 +144,12 @@ def _checked(url: str) -> str:
 
 def _host_of(url: str) -> str | None:
     """The host of a URL. None if paths cannot be added to the URL."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.port != 0 and not (parts.query or parts.fragment)
-    except ValueError:  # an unclosed bracket, or an invalid port
+    if not can_have_paths(url):
         return None
-    return parts.hostname if usable else None
+    parts = urlsplit(url)
+    return parts.hostname if parts.scheme in ("http", "https") else None
 
 
 def _own_url(host: str, port: int) -> str:
-    name = "127.0.0.1" if host in EVERYWHERE else host
+    name = "127.0.0.1" if is_everywhere(host) else host
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"

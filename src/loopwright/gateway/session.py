@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,12 +37,14 @@ class SessionSettings:
 
     With `sampling`, those settings override the agent's wishes (T8), and its `max_new_tokens` is the budget of a turn.
     `max_tokens` is the budget of all turns together. `seed` is the seed of its answers.
+    `label` is for whoever created the session.
     """
 
     sampling: Sampling | None = None
     max_tokens: int | None = None
     ttl_seconds: float = 3600.0
     seed: int = 0
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Session:
     the session ends, these and its turns do not change any more, and `version` is their digest. `cut_off` counts the
     calls that a crash of the gateway cut off. If it is `quiet_since_restart`, its agent has got no answer since the
     gateway was started again, and its calls may have met nobody before that. `noted_turns` and `noted_held` are how
-    many turns and held seconds it had when its facts were last stored.
+    many turns and held seconds it had when its facts were last stored. `outcome` is what became of it, as its run says.
     `calls` is how many samples were requested so far; each has its own seed, recorded or not. `held` is how many tokens
     the running calls may sample. Whenever one of them ends, `freed` is set.
     """
@@ -100,9 +101,7 @@ class Session:
     quiet_since_restart: bool = False
     noted_turns: int = 0
     noted_held: float = 0.0
-
-    def opens_with(self, key: str) -> bool:
-        return hmac.compare_digest(self.key_digest, digest_of(key))
+    outcome: Mapping[str, Any] | None = None
 
     @property
     def held_seconds(self) -> float:

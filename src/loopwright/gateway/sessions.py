@@ -11,8 +11,9 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from loopwright.errors import EngineLostError, LoopwrightError, RunError
 from loopwright.gateway.call_log import LoggedCall
@@ -137,6 +138,11 @@ class Sessions:
             task.cancel()
         recorder, session.recorder, session.tries = session.recorder, Recorder(), Tries()
         return recorder
+
+    def note_outcome(self, session: Session, outcome: Mapping[str, Any]) -> None:
+        """Keep the outcome of an ended session with it."""
+        session.outcome = outcome
+        self._store.note_outcome(session)
 
     def delete(self, session: Session) -> None:
         self.end(session)

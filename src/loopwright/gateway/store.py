@@ -74,6 +74,10 @@ class SessionStore(Protocol):
         """Store the state and the facts of a session that has ended."""
         ...
 
+    def note_outcome(self, session: Session) -> None:
+        """Store the outcome of a session that has ended."""
+        ...
+
     def delete(self, session_id: str) -> None: ...
 
     def cut_off(self, session_id: str) -> Sequence[LoggedCall]:
@@ -115,6 +119,9 @@ class MemoryStore:
         return frozenset()
 
     def end(self, session: Session) -> None:
+        """Nothing to keep."""
+
+    def note_outcome(self, session: Session) -> None:
         """Nothing to keep."""
 
     def delete(self, session_id: str) -> None:
@@ -239,8 +246,14 @@ class SqliteStore:
             self._removed |= bool(changed)
             db.executemany("UPDATE turns SET facts = ? WHERE session = ? AND number = ?", changed)
 
+    def note_outcome(self, session: Session) -> None:
+        with self._transaction() as db:
+            facts = self._redact(session_facts(session))
+            db.execute("UPDATE sessions SET facts = ? WHERE id = ?", (facts, session.id))
+
     def delete(self, session_id: str) -> None:
         self._removed = True
+        self._delivered = [turn for turn in self._delivered if turn[0] != session_id]
         with self._transaction() as db:
             db.execute("DELETE FROM turns WHERE session = ?", (session_id,))
             db.execute("DELETE FROM delivered WHERE session = ?", (session_id,))

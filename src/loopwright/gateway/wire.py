@@ -36,6 +36,7 @@ def session_facts(session: Session) -> str:
         "unfit": error_to_json(session.unfit),
         "version": session.version,
         "quiet_since_restart": session.quiet_since_restart,
+        "outcome": session.outcome,
     }
     return orjson.dumps(facts).decode()
 
@@ -68,6 +69,7 @@ def _restore_facts(session: Session, facts: Mapping[str, Any]) -> None:
     session.unfit = None if unfit is None else error_from_json(unfit, ContextError)
     session.version = facts.get("version")
     session.quiet_since_restart = facts.get("quiet_since_restart", False)
+    session.outcome = facts.get("outcome")
 
 
 def error_to_json(error: LoopwrightError | None) -> dict[str, Any] | None:

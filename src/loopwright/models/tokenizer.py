@@ -63,11 +63,22 @@ def load_tokenizer(source: str, kind: str | None = None) -> Any:
     if kind is None and "torch" not in sys.modules:
         kind = chosen_kind(source)
     if kind is not None:
-        module, _, name = kind.partition(":")
-        return read_pretrained(getattr(importlib.import_module(module), name), source, "tokenizer")
+        return read_pretrained(_class_of(kind), source, "tokenizer")
     from transformers import AutoTokenizer
 
     return read_pretrained(AutoTokenizer, source, "tokenizer")
+
+
+def _class_of(kind: str) -> Any:
+    """The class. No other one is used instead, because it might read the same files as other ids."""
+    module, _, name = kind.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(
+            f"the tokenizer's class {kind} is not in the transformers that is installed here",
+            remedy="install the same version of transformers as the process that names it, such as the run",
+        ) from error
 
 
 def read_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any:

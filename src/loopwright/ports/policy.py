@@ -11,6 +11,7 @@ from loopwright.types import (
     EpisodeDrift,
     Message,
     RecordedChain,
+    Rollout,
     RolloutKey,
     RolloutRequest,
     Split,
@@ -52,12 +53,25 @@ class RecordingPolicy(Policy, Protocol):
         """Which tokens would be wrong if the episode's text were tokenised again. None if this is not measured."""
         ...
 
+    async def keep(self, rollout: Rollout) -> None:
+        """This is the rollout that was made. If the record outlives this process, the rollout is kept with it until it
+        is stored."""
+        ...
+
 
 class PolicyMaker(Protocol):
     """Makes the policy of one rollout."""
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> RecordingPolicy:
         """With `resumable`, a paused engine interrupts the rollout, and `request.resume_from` is continued."""
+        ...
+
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        """The attempt to begin with: that of `key`, or a later one if an earlier process of the run had begun that."""
+        ...
+
+    def completed(self, request: RolloutRequest) -> Rollout | None:
+        """The rollout, if an earlier process of the run has completed this attempt and could not store it."""
         ...
 
     def stored(self, split: Split, key: RolloutKey) -> None:

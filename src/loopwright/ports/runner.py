@@ -24,8 +24,9 @@ class PreparedProgram(Protocol):
         """
         ...
 
-    async def reward(self) -> Scored | Failed | None:
-        """The program's reward, read after its end. None: a judger scores it."""
+    async def reward(self, *, out_of_time: bool = False) -> Scored | Failed | None:
+        """The program's reward, read after its end. With `out_of_time` it was ended because its time was up. None: a
+        judger scores it."""
         ...
 
 

@@ -19,6 +19,10 @@ class RolloutWorker(Protocol):
         """
         ...
 
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        """The attempt to begin with: that of `key`, or a later one if an earlier process of the run had begun that."""
+        ...
+
     def stored(self, split: Split, key: RolloutKey) -> None:
         """The driver has stored the rollout, or has handed it on if it is not to be stored. What was kept for it
         elsewhere may go."""

@@ -124,6 +124,7 @@ class RolloutRunner:
         """
         # Not a coroutine itself, so that there is one coroutine less between the caller and the jobs.
         kept = _Kept(slots if slots is not None else self.slots(), on_rollout, on_unscored)
+        jobs = [self._after_lost(job) for job in jobs]
         if self.in_lockstep:
             return self._in_waves(jobs, kept)
         return together(self._to_the_end(job, kept) for job in jobs)
@@ -138,6 +139,14 @@ class RolloutRunner:
         """The rollouts of one task, judged together."""
         scored = await judged(rollouts, judger, self._limits.judge_attempts)
         return [with_clean_reward(rollout, self._redact) for rollout in scored]
+
+    def _after_lost(self, job: Job) -> Job:
+        """The job, without the attempts that were lost with an earlier process of the run."""
+        lost = 0 if job.judge_only else self._worker.first_attempt(job.split, job.key) - job.key.attempt
+        if not lost:
+            return job
+        key = replace(job.key, attempt=job.key.attempt + lost)
+        return replace(job, key=key, first_attempt=job.first_attempt + lost)
 
     async def _to_the_end(self, job: Job, kept: _Kept, *, retry: bool = True) -> Rollout | None:
         """The last attempt of a job, judged if it can be; None if the job was turned away before it began."""

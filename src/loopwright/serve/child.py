@@ -25,8 +25,11 @@ LAST_WORDS_BYTES = 2000
 class Child:
     """A running process. `ready` is the line that it printed when it was ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path, log_start: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, log: Path, log_start: int, grace_seconds: float = GRACE_SECONDS
+    ) -> None:
         self._process = process
+        self._grace_seconds = grace_seconds
         self._log = log
         self._log_start = log_start
         self.ready: Mapping[str, Any] = {}
@@ -56,7 +59,7 @@ class Child:
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(GRACE_SECONDS):
+                async with asyncio.timeout(self._grace_seconds):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
@@ -87,9 +90,15 @@ class Child:
 
 @asynccontextmanager
 async def child_process(
-    command: Sequence[str], *, env: Mapping[str, str], log: Path, ready_seconds: float
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    ready_seconds: float,
+    grace_seconds: float = GRACE_SECONDS,
 ) -> AsyncIterator[Child]:
-    """Start a program and wait until it is ready. It is stopped when the context ends."""
+    """Start a program and wait until it is ready. When the context ends it is asked to end, and killed if it has not
+    done so within `grace_seconds`."""
     with log.open("ab") as words:
         log_start = words.tell()
         process = await asyncio.create_subprocess_exec(
@@ -100,7 +109,7 @@ async def child_process(
             env=dict(env),
             start_new_session=True,
         )
-    child = Child(process, log, log_start)
+    child = Child(process, log, log_start, grace_seconds)
     try:
         await child.become_ready(ready_seconds)
         yield child

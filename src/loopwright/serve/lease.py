@@ -21,6 +21,8 @@ LINEAGE_HEADER = "x-loopwright-lineage"
 INSTANCE_HEADER = "x-loopwright-instance"
 """With this header, a request is for one start of the server only. The answer to a lease names it."""
 LONGEST_SECONDS = 3600.0
+LONGEST_LINEAGE = 18
+"""The most digits of a lineage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,9 @@ class LeaseHolder:
     def of_headers(headers: Mapping[str, str]) -> LeaseHolder | None:
         """Who asks. None if the request does not say."""
         run, lineage = headers.get(RUN_HEADER), headers.get(LINEAGE_HEADER, "")
-        return LeaseHolder(run, int(lineage)) if run and lineage.isdigit() else None
+        # Only decimal digits, and not endless ones: `int` refuses other digits, and very long numbers.
+        is_number = lineage.isdecimal() and len(lineage) <= LONGEST_LINEAGE
+        return LeaseHolder(run, int(lineage)) if run and is_number else None
 
 
 class Lease:

@@ -37,6 +37,9 @@ class WorkerElsewhere:
             raise
         return returned
 
+    def first_attempt(self, split: Split, key: RolloutKey) -> int:
+        return self._worker.first_attempt(split, key)
+
     def stored(self, split: Split, key: RolloutKey) -> None:
         self._worker.stored(split, key)
 

@@ -78,6 +78,10 @@ class RunFolder:
         """The log of an engine that runs in its own process."""
         return self.path / "engine.log"
 
+    def server_state(self, number: int) -> Path:
+        """What the guard of inference server `number` knows of it, for the run that cleans up after a killed guard."""
+        return self.path / f"server-{number}.json"
+
     @property
     def tensorboard(self) -> Path:
         return self.path / TENSORBOARD

@@ -179,3 +179,12 @@ class ToolScope(StrEnum):
     """Every rollout has its own, so that none sees what another did."""
     RUN = "run"
     """All rollouts share one. For tools that keep nothing between calls."""
+
+
+class ServerKind(StrEnum):
+    """In which words an engine behind a URL is asked."""
+
+    LOOPWRIGHT = "loopwright"
+    """`loopwright engine`, or a run's door."""
+    VLLM = "vllm"
+    """A vLLM server with its generate route (`--enable-scale-out`)."""

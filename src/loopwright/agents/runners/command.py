@@ -17,7 +17,7 @@ from loopwright.agents.runners.confine import Confinement
 from loopwright.agents.runners.fields import filled, instruction_of
 from loopwright.agents.runners.folders import TrialFolders, made, removed
 from loopwright.agents.runners.host import ProgramHost
-from loopwright.agents.runners.marks import ProcessTable
+from loopwright.agents.runners.marks import VARIABLE
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.process import Command, TrialProcesses
 from loopwright.agents.runners.rewards import inside, reward_in_file, reward_of_code, spelled_code
@@ -32,6 +32,7 @@ from loopwright.config import (
 from loopwright.core.together import to_its_end
 from loopwright.errors import ConfigError, ProgramError, SetupError, VerifierError
 from loopwright.ports import Endpoint
+from loopwright.serve.marked_processes import ProcessTable
 from loopwright.types import Failed, FailureCause, Isolation, ProgramInput, ProgramOutput, RolloutRequest, Scored, Task
 
 KB = 1024
@@ -46,7 +47,7 @@ class CommandRunner:
         self._config = config
         self._reward = reward
         self._host = host
-        self._table = ProcessTable()
+        self._table = ProcessTable(VARIABLE)
         limits = ProgramLimits(config.memory_mb, config.processes, config.disk_mb)
         self._watch = TrialWatch(limits, self._table)
         if config.isolate is Isolation.BWRAP and host.home_is_in(host.base.resolve()):
@@ -143,13 +144,15 @@ class PreparedCommand:
                 remedy="`loopwright show` has its output; exit codes that are no failure go into its exit_codes",
             )
 
-    async def reward(self) -> Scored | Failed | None:
+    async def reward(self, *, out_of_time: bool = False) -> Scored | Failed | None:
         try:
             match self.how:
                 case None:
                     return None
                 case FileReward(path=path):
                     return await asyncio.to_thread(reward_in_file, self.folders.work, path)
+                case ExitCodeReward() if out_of_time and self._code is None:
+                    return Scored(self.how.late_score)
                 case ExitCodeReward(scores=scores):
                     return reward_of_code(_ended(self._code), scores, "the program")
                 case VerifierReward():
@@ -249,7 +252,7 @@ def model_variables(endpoint: Endpoint) -> dict[str, str]:
 
 def _ended(code: int | None) -> int:
     if code is None:
-        raise VerifierError("the program was ended before its end, so it has no exit code", remedy="give it more time")
+        raise VerifierError("the program was ended by a limit, so it has no exit code", remedy="raise that limit")
     return code
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.agents.runners.folders import private_folder, remove
-from loopwright.agents.runners.marks import Owner, ProcessTable, kill_left_behind
+from loopwright.agents.runners.marks import Owner, kill_left_behind
 from loopwright.errors import SetupError
+from loopwright.serve.marked_processes import ProcessTable
 
 log = logging.getLogger("loopwright")
 

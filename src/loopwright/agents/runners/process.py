@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from loopwright.agents.runners.marks import VARIABLE, ProcessTable, kill_all, kill_at_once, nested_mark
+from loopwright.agents.runners.marks import VARIABLE, kill_at_once, nested_mark
 from loopwright.agents.runners.output import BoundedOutput
 from loopwright.agents.runners.watch import TrialWatch
 from loopwright.core.together import to_its_end
+from loopwright.serve.marked_processes import ProcessTable, kill_all
 from loopwright.workers.own_thread import in_own_thread
 
 log = logging.getLogger("loopwright")

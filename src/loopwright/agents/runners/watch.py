@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopwright.agents.runners.marks import Process, ProcessTable, own_memory
+from loopwright.agents.runners.marks import own_memory
 from loopwright.core.together import own_task
 from loopwright.errors import ProgramLimitError
+from loopwright.serve.marked_processes import Process, ProcessTable
 
 LOOK_SECONDS = 1.0
 MB = 1 << 20

@@ -58,7 +58,7 @@ IDLE = (
     ),
     Idle(
         "rollout.engine.threads",
-        _is_colocated,
+        lambda config, engine: engine.processes(config.trainer.kind) == 0,
         "the engine shares the learner's threads",
         "remove it, or set model.threads",
     ),
@@ -94,12 +94,11 @@ def _kinds(config: RunConfig) -> Iterator[Problem]:
             "set produce.kind to async",
             also=(("produce", "kind"),),
         )
-    engine = config.rollout.engine
-    if engine.runs_apart and _is_colocated(config, engine):
+    if not _is_colocated(config, config) and config.rollout.engine.processes(config.trainer.kind) == 0:
         yield Problem(
-            ("rollout", "engine", "kind"),
-            f"is {engine.kind}, but trainer.kind is colocate: a colocated engine shares the learner's process",
-            "set trainer.kind to disaggregated, and produce.kind to async",
+            ("rollout", "engine", "num_engines"),
+            "is 0, but trainer.kind is disaggregated: an engine in the learner's process cannot sample while it trains",
+            "set it to 1 or more, or trainer.kind to colocate",
             also=(("trainer", "kind"),),
         )
     for index, task_set in enumerate(config.task_sets):
@@ -116,6 +115,8 @@ def _deterministic(config: RunConfig) -> Iterator[Problem]:
     fields: tuple[tuple[KeyPath, object, object], ...] = (
         (("trainer", "kind"), config.trainer.kind, TrainerKind.COLOCATE),
         (("produce", "kind"), config.produce.kind, ProduceKind.SYNC),
+        (("rollout", "engine", "kind"), config.rollout.engine.kind, "torch"),
+        (("rollout", "engine", "num_engines"), config.rollout.engine.processes(TrainerKind.COLOCATE), 0),
     )
     for path, value, needed in fields if config.trainer.deterministic else ():
         if value != needed:
@@ -148,6 +149,15 @@ def _in_flight(config: RunConfig) -> Iterator[Problem]:
             "is keep, but trainer.kind is colocate: nothing can be sampled while the same parameters are trained",
             "use drain or abort",
             also=(("trainer", "kind"),),
+        )
+    engine = config.rollout.engine
+    if not _is_sync(config, produce) and produce.in_flight is PauseMode.KEEP and not engine.keeps_requests:
+        yield Problem(
+            ("produce", "in_flight"),
+            f"is keep, but rollout.engine.kind is {engine.kind}: its requests would go on before the new weights are "
+            "proven",
+            "use abort or drain",
+            also=(("rollout", "engine", "kind"),),
         )
 
 

@@ -63,10 +63,13 @@ IDLE = (
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _one_temperature(config)
     yield from _lengths(config)
+    if config.rollout.engine.truncates_logprobs:
+        yield from _truncated_sampling(config, f"the logprobs of {config.rollout.engine.kind} come after it")
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    yield from _truncated_sampling(config)
+    if not config.rollout.engine.truncates_logprobs:
+        yield from _truncated_sampling(config, "it changes what is sampled but not the logprobs that are trained on")
     yield from _slow_numbers(config)
 
 
@@ -101,17 +104,16 @@ def _lengths(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _truncated_sampling(config: RunConfig) -> Iterator[Problem]:
-    yield from _truncates(("rollout",), config.rollout)
+def _truncated_sampling(config: RunConfig, why: str) -> Iterator[Problem]:
+    yield from _truncates(("rollout",), config.rollout, why)
     for index, task_set in enumerate(config.task_sets):
-        yield from _truncates(("task_sets", index, "sampling"), task_set.sampling)
+        yield from _truncates(("task_sets", index, "sampling"), task_set.sampling, why)
 
 
-def _truncates(place: KeyPath, settings: RolloutConfig | SamplingOverrides) -> Iterator[Problem]:
+def _truncates(place: KeyPath, settings: RolloutConfig | SamplingOverrides, why: str) -> Iterator[Problem]:
     for name, value, off in (("top_k", settings.top_k, 0), ("top_p", settings.top_p, 1)):
         if value is not None and value != off:
-            text = f"is {value}: it changes what is sampled but not the logprobs that are trained on"
-            yield Problem((*place, name), text, f"for training, leave it at {off}")
+            yield Problem((*place, name), f"is {value}: {why}", f"for training, leave it at {off}")
 
 
 def _slow_numbers(config: RunConfig) -> Iterator[Problem]:

@@ -26,6 +26,7 @@ COMMAND_SECONDS = 600.0
 OK = 200
 NOT_THERE = frozenset({502, 503, 504})
 """The statuses with which a proxy answers while the engine behind it is away."""
+BAD_REQUEST = 400
 HELD_BY_ANOTHER = 409
 KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError, "OutOfTimeError": OutOfTimeError}
 
@@ -120,7 +121,11 @@ def _check(status: int, text: bytes) -> None:
     if status == HELD_BY_ANOTHER:
         raise read_error(_said(text), {}, LeaseError)
     if status != OK:
-        raise _error(_said(text))
+        error = _error(_said(text))
+        if status == BAD_REQUEST:
+            # The caller's fault stays one where this engine is served to others.
+            error.facts["status"] = status
+        raise error
 
 
 def _said(text: bytes) -> Any:

@@ -5,8 +5,9 @@ Cancelling a call closes its connection, and the server then ends the request.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
@@ -23,7 +24,7 @@ from loopwright.engines.http.wire import (
     request_to_json,
     update_to_json,
 )
-from loopwright.errors import EngineError, EngineLostError
+from loopwright.errors import EngineError, EngineLostError, LoopwrightError
 from loopwright.ports import OnPart
 from loopwright.serve.lease import INSTANCE_HEADER, LEASE, LeaseHolder, lease_to_json
 from loopwright.types import IN_PLACE, GenerateRequest, Generation, PauseMode, ProbeAnswer, WeightUpdate
@@ -70,6 +71,17 @@ class HttpEngine:
         told: while a call is out, it tells this once a second. 0 for an engine, which does not count them."""
         return self._held or 0.0
 
+    @asynccontextmanager
+    async def hearing(self, seconds: float) -> AsyncIterator[None]:
+        """Inside this block, the other side is asked for its version and its held seconds so often, also while no call
+        is out. Otherwise the next call would seem to be held for all the seconds since the last one."""
+        listening = asyncio.create_task(self._keep_hearing(seconds), name=f"hearing {self._caller.url}")
+        try:
+            yield
+        finally:
+            listening.cancel()
+            await asyncio.wait((listening,))
+
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Without `on_part` an engine's answer comes in one piece, which costs both sides less. A door's answer is
         always streamed, because of what it tells while the call is out."""
@@ -115,6 +127,13 @@ class HttpEngine:
     async def release(self) -> None:
         """Give the lease back."""
         await self._caller.asked("DELETE", LEASE, None, self._caller.little_patience)
+
+    async def _keep_hearing(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            # If it cannot be reached, the next call says so.
+            with suppress(LoopwrightError):
+                self._hear(await self._caller.asked("GET", "/version", None, self._caller.little_patience))
 
     async def _streamed(self, body: Mapping[str, Any], on_part: OnPart) -> Generation:
         parts: list[Generation] = []

@@ -8,6 +8,7 @@ held. While a call is out, the door tells the reading of that clock.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,7 +49,7 @@ class DoorSampler:
         return self._controller.version
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        name = f"{PREFIX}{request.id}"
+        name = _name(request.id or secrets.token_hex(8))
         self._running[name] += 1
         try:
             return await self._client.generate(replace(request, id=name), on_part)
@@ -59,8 +60,14 @@ class DoorSampler:
 
     async def abort(self, request_id: str) -> None:
         """End a request that came through this door. Others are ignored."""
-        if (name := f"{PREFIX}{request_id}") in self._running:
+        if (name := _name(request_id)) in self._running:
             await self._controller.abort(name)
+
+
+def _name(request_id: str) -> str:
+    """The request's name within the run. What comes before its last slash names a session, which stays with one engine.
+    A caller that names no session has one for each request."""
+    return f"{PREFIX}{request_id}" if "/" in request_id else f"{PREFIX}{request_id}/"
 
 
 def door_app(controller: RolloutController, card: ModelCard, *, beat_seconds: float = BEAT_SECONDS) -> Starlette:

@@ -351,6 +351,7 @@ class TorchEngine:
             raise EngineError(
                 f"request {request.id}: the prompt must be a non-empty list of ids in 0..{vocabulary - 1}",
                 remedy="render the prompt with the tokenizer of the model that is served",
+                status=400,
             )
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,22 +10,21 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from guarded_vllm import guarded_vllm
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
 from loopwright.build.gateway import serve_gateway
 from loopwright.build.remote import RemoteEngine
-from loopwright.engines.http.client import HttpEngine
+from loopwright.engines.vllm.engine import VllmEngine
 from loopwright.gateway.server import Address
 from loopwright.models.smollm2 import smollm2_folder
-from loopwright.types import FinishReason, GenerateRequest, PauseMode, Sampling, Thinking
+from loopwright.types import FinishReason, GenerateRequest, PauseMode, Sampling, ServerKind, Thinking
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
-VLLM = Path(__file__).parents[2] / ".peers" / "vllm" / "bin" / "vllm"
 CACHE = Path.home() / ".cache" / "loopwright" / "models"
 KEY = "the-gateways-own-key"
-START_SECONDS = 900
 CLOSE = 2e-3
 """How far a logprob may be from the model's own, computed by other kernels in another order."""
 
@@ -41,41 +36,8 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if not VLLM.exists():
-        pytest.fail(f"{VLLM} is not there: run `make .peers/vllm/.ready`")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = "--dtype float32 --max-model-len 2048 --max-num-seqs 64 --enforce-eager --enable-scale-out"
-    command = [VLLM, "serve", model, *flags.split(), "--logprobs-mode", "processed_logprobs"]
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    said = tmp_path_factory.mktemp("vllm") / "log"
-    with said.open("w") as log:
-        process = subprocess.Popen(
-            [*map(str, command), "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=log, env=environment
-        )
-    try:
-        wait_until_healthy(f"http://127.0.0.1:{port}", process, said)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(1)
-    pytest.fail(f"vLLM did not start:\n{said.read_text()[-3000:]}")
+    with guarded_vllm(model, tmp_path_factory.mktemp("vllm"), "--max-model-len", "2048") as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +62,7 @@ async def test_logprobs_are_those_that_tokens_were_sampled_with(
     url: str, reference: torch.nn.Module, temperature: float
 ) -> None:
     parts: list[int] = []
-    async with HttpEngine.connect(url, None) as engine:
+    async with VllmEngine.connect(url, None) as engine:
         request = GenerateRequest("one", PROMPT, Sampling(temperature=temperature, max_new_tokens=24, seed=3))
         generation = await engine.generate(request, on_part=lambda part: parts.append(len(part.ids)))
     assert generation.versions == (0,) * len(generation.ids)
@@ -112,7 +74,7 @@ async def test_logprobs_are_those_that_tokens_were_sampled_with(
 
 async def test_many_at_once_are_as_many_samples(url: str, reference: torch.nn.Module) -> None:
     """Each request has a seed of its own, as those of a run have."""
-    async with HttpEngine.connect(url, None) as engine:
+    async with VllmEngine.connect(url, None) as engine:
         asked = [GenerateRequest(str(n), PROMPT, Sampling(max_new_tokens=8, seed=n)) for n in range(24)]
         generations = await asyncio.gather(*map(engine.generate, asked))
     assert len({generation.ids for generation in generations}) > 12
@@ -125,7 +87,7 @@ async def test_a_pause_hands_back_what_there_is_and_the_rest_goes_on_from_it(
     url: str, reference: torch.nn.Module
 ) -> None:
     greedy = Sampling(temperature=0.0, max_new_tokens=400)
-    async with HttpEngine.connect(url, None) as engine:
+    async with VllmEngine.connect(url, None) as engine:
         started = asyncio.Event()
         going = asyncio.create_task(
             engine.generate(GenerateRequest("long", PROMPT, greedy), on_part=lambda part: started.set())
@@ -144,7 +106,7 @@ async def test_a_pause_hands_back_what_there_is_and_the_rest_goes_on_from_it(
 
 
 async def test_a_cancelled_call_frees_the_server(url: str) -> None:
-    async with HttpEngine.connect(url, None) as engine:
+    async with VllmEngine.connect(url, None) as engine:
         started = asyncio.Event()
         long = GenerateRequest("gone", PROMPT, Sampling(max_new_tokens=1500))
         going = asyncio.create_task(engine.generate(long, on_part=lambda part: started.set()))
@@ -161,7 +123,7 @@ async def test_a_cancelled_call_frees_the_server(url: str) -> None:
 
 @asynccontextmanager
 async def session(url: str, folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, AsyncOpenAI]]:
-    behind = RemoteEngine(url, None, None, CACHE)
+    behind = RemoteEngine(url, None, None, CACHE, kind=ServerKind.VLLM)
     async with serve_gateway(
         behind,
         Address(),

@@ -1,0 +1,343 @@
+"""A vLLM server as an engine.
+
+The invariants. A token is stamped with the version of the weights that were loaded when its request was sent (T4), and
+the server's own label confirms it at the end. No request lives across an update: a pause ends all of them, and they go
+on from their tokens after the proof, so nothing is sampled with unproven weights. Cached keys are bound to a version by
+a salt that is never used again, also not by the resumed run, whose version 7 is another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from loopwright.core.partial_answer import joined
+from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller
+from loopwright.engines.http.connection import Connections
+from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
+from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
+from loopwright.engines.version_labels import VersionLabels
+from loopwright.engines.vllm.wire import (
+    part_from_json,
+    prompt_logprobs_from_json,
+    request_to_vllm,
+    score_request,
+    versions_from_json,
+)
+from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, WeightsError
+from loopwright.ports import OnPart
+from loopwright.serve.lease import LeaseHolder, lease_to_json
+from loopwright.types import (
+    IN_PLACE,
+    NOTHING_YET,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    InPlace,
+    PauseMode,
+    ProbeAnswer,
+    Sampling,
+    WeightUpdate,
+)
+
+SEEN_BY_SERVER = "generate-tokens-"
+"""vLLM puts this before the name of a request."""
+MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort"}
+CUT_SECONDS = 5.0
+"""How long to wait for aborted answers to arrive. A request that reached the server after the pause waits there, and is
+taken back."""
+EXTENSION = "loopwright_vllm.WeightLoader"
+HEADROOM = 8
+"""How many tokens the check of temperatures has as prompt and as answer."""
+RAW = 1e-3
+"""If all logprobs agree so well with those of temperature 1, they are those. At 0.7 tokens differ by far more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request that is out, and its tokens so far."""
+
+    request: GenerateRequest
+    name: str
+    version: int
+    parts: list[Generation] = field(default_factory=list)
+    asking: asyncio.Task[Generation] | None = None
+    cut: bool = False
+
+
+class VllmEngine:
+    """A `StreamingEngine` over a vLLM server. `connect` makes it.
+
+    `labels` name the versions of the run that owns the server's weights. Without them the server is only asked, never
+    updated. One that `sleeps` gives its memory to the learner while it is paused.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        labels: VersionLabels | None,
+        silence_seconds: float = SILENCE_SECONDS,
+        *,
+        sleeps: bool = False,
+    ) -> None:
+        self._caller = EngineCaller(connections, silence_seconds)
+        self._labels = labels
+        self._sleeps = sleeps
+        self._asleep: tuple[str, ...] = ()
+        """What of the server's memory is released."""
+        self._version = 0
+        self._is_loaded = False
+        self._is_leased = False
+        self._holder: LeaseHolder | None = None
+        self._numbers = itertools.count()
+        self._calls: set[_Call] = set()
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self._is_server_paused = False
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        url: str,
+        key: str | None,
+        *,
+        labels: VersionLabels | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
+        sleeps: bool = False,
+    ) -> AsyncIterator[Self]:
+        """The server at `url`. With `labels`, it must have our worker extension."""
+        connections = Connections(url, key)
+        try:
+            engine = cls(connections, labels, silence_seconds, sleeps=sleeps)
+            if labels is not None:
+                await engine._check_extension()
+                await engine._check_logprobs()
+            yield engine
+        finally:
+            connections.close()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def held_seconds(self) -> float:
+        """A server does not count for how long it answers nobody."""
+        return 0.0
+
+    async def lease(self, holder: LeaseHolder, seconds: float) -> None:
+        """The extension keeps the lease, and refuses the weights of others while it lives. A server that was started
+        again has no lease and not our weights, so it counts as lost."""
+        asked = {**lease_to_json(holder, seconds), "renews": self._is_leased}
+        for said in await self._in_workers("loopwright_lease", asked):
+            match said:
+                case {"status": "held"}:
+                    continue
+                case {"status": "refused", "why": str(why)}:
+                    raise LeaseError(
+                        f"{self._caller.url}: {why}", remedy="wait for that run to end, or use another server"
+                    )
+            raise EngineLostError("the server was started again", remedy="nothing to do: it gets the weights again")
+        self._is_leased, self._holder = True, holder
+
+    async def release(self) -> None:
+        if self._holder is not None:
+            await self._in_workers("loopwright_lease", {**lease_to_json(self._holder, 0.0), "renews": True})
+
+    async def model(self) -> ModelCard:
+        """Which model is served."""
+        return card_from_json(await self._caller.command("GET", MODELS))
+
+    async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+        """Always streamed: if the server dies, the tokens that have arrived are kept."""
+        if request.sampling.max_new_tokens == 0:
+            return Generation((), (), (), FinishReason.LENGTH)
+        await self._goes_on.wait()
+        call = _Call(request, f"{request.id}#{next(self._numbers)}", self._version)
+        call.asking = asyncio.create_task(self._asked(call, on_part))
+        self._calls.add(call)
+        try:
+            return await asyncio.shield(call.asking)
+        except asyncio.CancelledError:
+            if not call.cut:
+                raise
+            return joined([NOTHING_YET, *call.parts, NOTHING_YET])
+        finally:
+            call.asking.cancel()
+            await asyncio.wait({call.asking})
+            self._calls.discard(call)
+
+    async def abort(self, request_id: str) -> None:
+        names = [f"{SEEN_BY_SERVER}{call.name}" for call in self._calls if call.request.id == request_id]
+        if names:
+            await self._caller.command("POST", "/abort_requests", {"request_ids": names})
+
+    async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
+        if mode not in MODES:
+            raise EngineError(
+                "a vLLM server cannot keep requests across an update: it would go on before its new weights are proven",
+                remedy="set produce.in_flight to abort or drain",
+            )
+        self._goes_on.clear()
+        self._is_server_paused = True
+        await self._told(f"/pause?mode={MODES[mode]}")
+        if mode is PauseMode.ABORT:
+            await self._cut()
+        if self._sleeps:
+            # Level 1 keeps the weights in the machine's memory: if an update is refused, the old ones still serve.
+            await self._told("/sleep?level=1")
+            self._asleep = ("weights", "kv_cache")
+
+    async def resume(self) -> None:
+        await self._wake()
+        self._goes_on.set()
+
+    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
+        """Update the server's weights. A server that failed while it loaded is lost: it would die at the next
+        request."""
+        if self._labels is None or isinstance(update, InPlace):
+            raise EngineError("this server's weights are not ours to change", remedy="attach it with kind: vllm")
+        was_going_on = self._goes_on.is_set()
+        if was_going_on:
+            await self.pause(PauseMode.ABORT)
+        await self._wake_up("weights")
+        holder = {} if self._holder is None else {"holder": lease_to_json(self._holder, 0.0)}
+        description = {**update_to_json(version, update), **holder}
+        for said in await self._in_workers("loopwright_load_weights", description):
+            match said:
+                case {"status": "loaded"}:
+                    continue
+                case {"status": "refused", "why": why}:
+                    raise WeightsError(
+                        f"the server at {self._caller.url} refused the weights of version {version}: {why}; nothing "
+                        "was changed",
+                        remedy="serve the model that is trained",
+                    )
+            raise EngineLostError(
+                f"the server at {self._caller.url} failed while it loaded the weights of version {version}: "
+                f"{said.get('why', said) if isinstance(said, dict) else said}",
+                remedy="nothing to do: it is replaced",
+            )
+        await self._told("/update_weight_version", {"new_version": self._labels.of(version)})
+        self._version, self._is_loaded = version, True
+        if was_going_on:
+            await self.resume()
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        """A paused server does not answer. No request of ours is there while we are paused, so it is woken: what we
+        send is all that it does."""
+        await self._wake()
+        salt = self._salt()
+        scored = await self._caller.asked("POST", GENERATE, score_request(request, salt), self._caller.patience)
+        with answer_read():
+            prompt_logprobs = prompt_logprobs_from_json(scored, request.prompt_ids)
+        call = _Call(request, f"{request.id}#{next(self._numbers)}", self._version)
+        return ProbeAnswer(prompt_logprobs, await self._asked(call, None))
+
+    async def _asked(self, call: _Call, on_part: OnPart | None) -> Generation:
+        body = request_to_vllm(call.request, call.name, self._salt())
+        async with self._caller.stream(GENERATE, body) as events:
+            async for is_event, said in events:
+                if not is_event or not said.get("choices"):
+                    continue
+                with answer_read():
+                    part = part_from_json(said, call.version)
+                call.parts.append(part.sampled)
+                if part.has_ended:
+                    return self._ended(joined(call.parts), part.spans)
+                if on_part is not None and part.sampled.ids:
+                    on_part(part.sampled)
+        raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+
+    def _ended(self, answer: Generation, spans: Any) -> Generation:
+        """The whole answer, with the versions that the server says."""
+        with answer_read():
+            said = versions_from_json(spans, len(answer.ids), self._labels if self._is_loaded else None)
+        if self._is_loaded and said != answer.versions:
+            raise EngineError(
+                f"the server at {self._caller.url} sampled with the weights of version {sorted(set(said))} for a "
+                f"request of version {sorted(set(answer.versions))}",
+                remedy="nobody but the run may update the server: see who else uses it",
+            )
+        return Generation(answer.ids, answer.logprobs, said, answer.finish)
+
+    async def _cut(self) -> None:
+        """Wait until all answers have been returned, and take back requests that the server holds."""
+        asking = [call.asking for call in self._calls if call.asking is not None]
+        if asking:
+            await asyncio.wait(asking, timeout=CUT_SECONDS)
+        for call in self._calls:
+            if call.asking is not None and not call.asking.done():
+                call.cut = True
+                call.asking.cancel()
+
+    async def _wake(self) -> None:
+        await self._wake_up("weights", "kv_cache")
+        if self._is_server_paused:
+            await self._told("/resume")
+            self._is_server_paused = False
+
+    async def _wake_up(self, *parts: str) -> None:
+        """Give the server back these parts of its memory. Weights come before the cache: while they are loaded, a copy
+        of them needs room."""
+        for part in parts:
+            if part in self._asleep:
+                await self._told(f"/wake_up?tags={part}")
+                self._asleep = tuple(other for other in self._asleep if other != part)
+
+    async def _told(self, path: str, body: Any = None) -> None:
+        """Give a command whose answer says nothing more."""
+        await self._caller.text("POST", path, body, self._caller.patience)
+
+    async def _check_extension(self) -> None:
+        """Refuse a server that cannot be updated rightly, before anything is trained."""
+        try:
+            said = await self._in_workers("loopwright_about", {})
+        except EngineLostError:
+            raise
+        except EngineError as error:
+            raise ModelError(
+                f"the server at {self._caller.url} has no worker extension of ours: {error.message}",
+                remedy="start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs, "
+                f"--worker-extension-cls {EXTENSION} and the folder of `loopwright vllm-extension` in PYTHONPATH",
+            ) from error
+        for about in said:
+            why = about.get("refuses") if isinstance(about, dict) else f"it said {about!r}"
+            if why:
+                raise ModelError(
+                    f"the server at {self._caller.url} cannot be updated rightly: {why}",
+                    remedy="serve another model, or sample with another kind of engine",
+                )
+
+    async def _check_logprobs(self) -> None:
+        """Refuse a server whose logprobs are those of temperature 1, whatever it samples with (T8)."""
+        prompt = tuple(range(HEADROOM, 2 * HEADROOM))
+        asked = GenerateRequest("temperature", prompt, Sampling(temperature=0.7, max_new_tokens=HEADROOM))
+        sampled = (await self.probe(asked)).sampled
+        nothing = Sampling(max_new_tokens=1)
+        scored = await self.probe(GenerateRequest("scored", (*prompt, *sampled.ids), nothing))
+        raw = scored.prompt_logprobs[len(prompt) - 1 :]
+        if all(abs(one - other) < RAW for one, other in zip(sampled.logprobs, raw, strict=True)):
+            raise ModelError(
+                f"the server at {self._caller.url} gives the logprobs of temperature 1 for tokens sampled at 0.7",
+                remedy="start it with --logprobs-mode processed_logprobs",
+            )
+
+    async def _in_workers(self, method: str, argument: Any) -> Sequence[Any]:
+        """What each worker returned."""
+        body = {"method": method, "args": [json.dumps(argument)]}
+        said = await self._caller.command("POST", "/collective_rpc", body)
+        results = said.get("results") if isinstance(said, dict) else None
+        if not isinstance(results, list) or not results:
+            raise EngineError(
+                f"the workers gave no answer to {method}: {str(said)[:200]}", remedy="see the server's log"
+            )
+        return results
+
+    def _salt(self) -> str | None:
+        return self._labels.of(self._version) if self._labels is not None and self._is_loaded else None

@@ -1,0 +1,95 @@
+"""Starts vLLM servers, and keeps them from outliving the run.
+
+A server runs below a guard (`guard.py`), which ends it with all that it started when this process is gone. It listens
+on loopback only, because its development routes have no key.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.core.environment import child_environment
+from loopwright.engines.version_labels import VersionLabels
+from loopwright.engines.vllm.engine import EXTENSION, VllmEngine
+from loopwright.engines.vllm.guard import END_SECONDS
+from loopwright.engines.worker import Worker
+from loopwright.serve.child import child_process
+
+EXTENSION_FOLDER = Path(__file__).parent / "extension"
+"""The only part of Loopwright that a server sees: it has an environment of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServer:
+    """One server to start. `cores` are those that it may use. `state` is a file of the guard, by which a later run
+    finds what a killed guard left."""
+
+    executable: str
+    model: str
+    dtype: str
+    max_context: int
+    max_batch: int
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    cores: tuple[int, ...]
+    log: Path
+    state: Path
+    start_seconds: float
+    sleeps: bool = False
+    """Whether it releases its memory while the learner trains on the same device."""
+
+
+def vllm_command(server: VllmServer) -> list[str]:
+    """The command of the server. The guard puts a free port into it."""
+    return [
+        *(server.executable, "serve", server.model, "--host", "127.0.0.1", "--port", "{port}"),
+        *("--dtype", server.dtype, "--max-model-len", str(server.max_context)),
+        *("--max-num-seqs", str(server.max_batch), "--enable-scale-out"),
+        *("--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION),
+        *server.args,
+    ]
+
+
+def vllm_environment(server: VllmServer, env: Mapping[str, str]) -> dict[str, str]:
+    """What the server sees: the harmless part of `env`, what it needs, and what the user sets."""
+    cores = ",".join(map(str, server.cores))
+    path = [str(EXTENSION_FOLDER), *([server.env["PYTHONPATH"]] if "PYTHONPATH" in server.env else [])]
+    ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1"}
+    # The settings of Python and its environment are those of this process, and the server has another one.
+    passed = child_environment(env).items()
+    theirs = {name: value for name, value in passed if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return theirs | ours | dict(server.env) | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+@asynccontextmanager
+async def vllm_process(server: VllmServer, labels: VersionLabels, *, env: Mapping[str, str]) -> AsyncIterator[Worker]:
+    """Start the server, and connect to it. Leaving the context ends it."""
+    guard = [sys.executable, "-m", "loopwright.engines.vllm.guard", "--state", str(server.state)]
+    guard += ["--log", str(server.log), "--start-seconds", str(server.start_seconds)]
+    command = [*guard, "--", *vllm_command(server)]
+    async with (
+        child_process(
+            command,
+            env=vllm_environment(server, env),
+            log=server.log,
+            ready_seconds=server.start_seconds + END_SECONDS,
+            grace_seconds=END_SECONDS,
+        ) as child,
+        VllmEngine.connect(
+            f"http://127.0.0.1:{child.ready['port']}", None, labels=labels, sleeps=server.sleeps
+        ) as engine,
+    ):
+        yield Worker(engine, child.wait)
+
+
+def cores_of(number: int, engines: int, available: Sequence[int]) -> tuple[int, ...]:
+    """The cores of server `number` of so many. Several servers share the cores evenly: their threads are pinned, and
+    two on one core halve each other's speed."""
+    if engines >= len(available):
+        return (available[number % len(available)],)
+    return tuple(available[number * len(available) // engines : (number + 1) * len(available) // engines])

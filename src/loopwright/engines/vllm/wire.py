@@ -1,0 +1,99 @@
+"""Requests and answers in the words of vLLM's generate route (`--enable-scale-out`, vLLM 0.32)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loopwright.engines.http.fields import Fields, malformed
+from loopwright.engines.http.wire import choice_from_json
+from loopwright.engines.version_labels import VersionLabels
+from loopwright.types import FinishReason, GenerateRequest, Generation
+
+
+@dataclass(frozen=True, slots=True)
+class VllmPart:
+    """Tokens of an answer. The versions of the whole answer come with its last part."""
+
+    sampled: Generation
+    has_ended: bool
+    spans: Any
+
+
+def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Mapping[str, Any]:
+    # Without a seed: what vLLM samples depends on its batch even with one, and its CPU build dies of several.
+    sampling = request.sampling
+    return {
+        "request_id": name,
+        "token_ids": request.prompt_ids,
+        "stream": True,
+        "sampling_params": {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "stop": sampling.stop,
+            "stop_token_ids": sampling.stop_token_ids,
+            # Only the request says where an answer ends: vLLM would also stop at the model's own end tokens.
+            "ignore_eos": True,
+            "logprobs": 1,
+        },
+        **_salted(salt),
+    }
+
+
+def score_request(request: GenerateRequest, salt: str | None) -> Mapping[str, Any]:
+    """Asks for the logprobs of the prompt. vLLM refuses to sample no token at all."""
+    return {
+        "token_ids": request.prompt_ids,
+        "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0},
+        **_salted(salt),
+    }
+
+
+def part_from_json(body: Any, version: int) -> VllmPart:
+    """A part of an answer whose request was sent to weights `version`."""
+    choice = choice_from_json(body)
+    versions = (version,) * len(choice.ids)
+    sampled = Generation(choice.ids, choice.logprobs, versions, choice.finish or FinishReason.ABORT)
+    return VllmPart(sampled, choice.finish is not None, choice.spans)
+
+
+def versions_from_json(spans: Any, tokens: int, labels: VersionLabels | None) -> tuple[int, ...]:
+    """The version of each token of an answer. With `labels`, every span must be named by them."""
+    versions: list[int] = []
+    for span in spans if isinstance(spans, list) else ():
+        fields = Fields(span, "weight_versions")
+        if fields.integer("start") != len(versions):
+            break
+        versions += [_version(fields.string("version"), labels)] * (fields.integer("end") - len(versions))
+    if len(versions) != tokens:
+        raise malformed("the choice", "weight_versions", spans, f"spans that cover {tokens} tokens")
+    return tuple(versions)
+
+
+def prompt_logprobs_from_json(body: Any, ids: Sequence[int]) -> tuple[float, ...]:
+    """The logprob of each prompt token but the first."""
+    entries = body.get("prompt_logprobs") if isinstance(body, dict) else None
+    if not isinstance(entries, list) or len(entries) != len(ids):
+        raise malformed("the answer", "prompt_logprobs", entries, f"{len(ids)} entries, one for each prompt token")
+    return tuple(
+        Fields(Fields(entry, "prompt_logprobs").mapping(str(token)), "a prompt logprob").number("logprob")
+        for token, entry in zip(ids[1:], entries[1:], strict=True)
+    )
+
+
+def _version(name: str, labels: VersionLabels | None) -> int:
+    """Whoever else names the weights of a server: a number at the end is taken for their version."""
+    if labels is None:
+        number = name.rpartition(":")[2]
+        return int(number) if number.isdigit() else 0
+    version = labels.read(name)
+    if version is None:
+        raise malformed("the choice", "weight_versions", name, f"a name like {labels.of(0)!r}")
+    return version
+
+
+def _salted(salt: str | None) -> Mapping[str, str]:
+    return {} if salt is None else {"cache_salt": salt}
