@@ -57,7 +57,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",
     ),
-    Weights("weights", "new weights to an engine, proven: SmolLM2-135M in place, by file, and by broadcast on loopback"),
+    Weights("weights", "new weights to an engine, proven: SmolLM2-135M in place, by file and by broadcast on loopback"),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
 )
 

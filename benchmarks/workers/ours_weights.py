@@ -1,5 +1,5 @@
-"""Loopwright's weight updates: the learner's parameters to an engine in this process, and to `loopwright engine` by a file
-and by broadcast over loopback. Every update is proven; all weights change before each."""
+"""Loopwright's weight updates: the learner's parameters to an engine in this process, and to `loopwright engine` by a
+file and by broadcast over loopback. Every update is proven; all weights change before each."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import socket
 import tempfile
 import threading
@@ -10,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from teacher import Teacher
 
+import loopwright.engines.vllm
+from loopwright.engines.http.wire import update_to_json
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineLostError, WeightsError
 from loopwright.models import broadcast as models_broadcast
@@ -87,6 +92,24 @@ def test_all_workers_of_an_engine_get_the_same(tmp_path: Path) -> None:
     sending.stop()
     thread.join(20)
     assert [same_bits(received[rank], TENSORS) for rank in (1, 2, 3)] == [True] * 3  # type: ignore[arg-type]
+
+
+def test_the_extension_of_vllm_receives_what_is_sent(tmp_path: Path) -> None:
+    """It is one file that imports nothing of ours, and has a receiver of its own."""
+    place = Path(loopwright.engines.vllm.__file__).parent / "extension" / "loopwright_vllm.py"
+    found = importlib.util.spec_from_file_location("loopwright_vllm", place)
+    assert found is not None
+    assert found.loader is not None
+    extension = importlib.util.module_from_spec(found)
+    found.loader.exec_module(extension)
+    sending = sender(weight_file(TENSORS, tmp_path / "w"))
+    thread = in_thread(lambda: sending.send(lambda: None))
+    told: Any = json.loads(json.dumps(update_to_json(1, sending.update)))
+    data = extension._received(told["broadcast"], told["file"]["bytes"], 1, torch.device("cpu"))
+    sending.stop()
+    thread.join(20)
+    assert extension._checksum(data) == told["file"]["checksum"]
+    assert same_bits(extension._tensors(data, extension._specs(told["file"]["tensors"])), TENSORS)
 
 
 @pytest.mark.parametrize(
