@@ -12,6 +12,7 @@ from benchmarks.models import Model
 from benchmarks.neighbour import BesideBusy
 from benchmarks.remote import Remote
 from benchmarks.setting import Benchmark
+from benchmarks.weights import Weights
 from loopwright.errors import BenchError
 
 DENSE = Grpo("grpo-dense", "the same with a reward that leaves no group without signal", reward="dense")
@@ -56,6 +57,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",
     ),
+    Weights("weights", "new weights to an engine, proven: SmolLM2-135M in place, by file and by broadcast on loopback"),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
 )
 
