@@ -13,6 +13,7 @@ from benchmarks.neighbour import BesideBusy
 from benchmarks.pool import PoolRequests
 from benchmarks.remote import Remote
 from benchmarks.setting import Benchmark
+from benchmarks.weights import Weights
 from loopwright.errors import BenchError
 
 DENSE = Grpo("grpo-dense", "the same with a reward that leaves no group without signal", reward="dense")
@@ -48,14 +49,16 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Decode("decode", "sampling: SmolLM2-135M, 64 x 32 tokens after 39-token prompts, beside transformers' generate"),
     Decode(
         "decode-groups",
-        "the same in groups: 8 prompts x 8 samples, as the rollouts of a training",
+        "the same in groups: 8 prompts x 8 samples, as the rollouts of a training; vLLM beside it, if it is installed",
         prompts=8,
         samples=8,
+        beside_vllm=True,
     ),
     Makespan(
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",
     ),
+    Weights("weights", "new weights to an engine, proven: SmolLM2-135M in place, by file and by broadcast on loopback"),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
     PoolRequests("pool", "what a request costs the controller with 1, 8 and 64 scripted engines, 256 in flight"),
 )

@@ -37,6 +37,8 @@ FIGURES = (
 
 
 GENERATE = Peer("transformers", "benchmarks.workers.transformers_decode")
+VLLM = Peer("vllm", "benchmarks.workers.vllm_decode")
+VLLM_EXECUTABLE = ".peers/vllm/bin/vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Decode:
     module: str = "benchmarks.workers.ours_decode"
     peer: Peer = GENERATE
     figures: tuple[Figure, ...] = FIGURES
+    beside_vllm: bool = False
 
     def prepare(self, folder: Path, places: Places) -> Prepared:
         model = Model.SMOLLM2.folder(folder, places)
@@ -70,7 +73,11 @@ class Decode:
         }
         sequences = self.prompts * self.samples
         rows: Work = {Phase.PREFILL: self._prefill, Phase.DECODE: Rows(sequences, sequences)}
-        return Prepared(ours=spec, peer=spec, limit=ProductsPlan(read_layers(model), rows, self.threads))
+        executable = places.checkout / VLLM_EXECUTABLE
+        server = {**spec, "executable": str(executable)}
+        others = ((VLLM, server),) if self.beside_vllm and executable.exists() else ()
+        limit = ProductsPlan(read_layers(model), rows, self.threads)
+        return Prepared(ours=spec, peer=spec, limit=limit, others=others)
 
     @property
     def _prefill(self) -> Rows:

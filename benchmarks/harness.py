@@ -130,6 +130,8 @@ def _programs(
                 peer=peer.name,
             )
         programs.append((Program(peer.name, python, peer.module, places.checkout, shared), prepared.peer))
+    for other, spec in () if ours_only else prepared.others:
+        programs.append((Program(other.name, own, other.module, places.checkout, shared), spec))
     if (limit := prepared.limit) is not None:
         programs.append((Program(LIMIT, own, limit.module, places.checkout, shared), limit.spec))
     return programs

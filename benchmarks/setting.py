@@ -67,6 +67,8 @@ class Prepared:
     ours: Spec
     peer: Spec = field(default_factory=dict)
     limit: LimitPlan | None = None
+    others: tuple[tuple[Peer, Spec], ...] = ()
+    """Further sides of the same run, if they are installed. Ratios are to the peer."""
 
 
 class Benchmark(Protocol):

@@ -19,6 +19,7 @@ from benchmarks.remote import BareProgramsPlan
 from benchmarks.report import as_json, table
 from benchmarks.rewards import REWARDS, dense, exact
 from benchmarks.tasks import with_notes
+from benchmarks.weights import TRANSPORTS, CopyPlan
 from benchmarks.work import Pace, Phase, Rows
 from benchmarks.workers import judgers
 from loopwright.errors import BenchError
@@ -73,7 +74,11 @@ PROGRAMS = {
     "processes": 16,
 }
 BARE_PROGRAMS = {"driver_cpu_ms": 3.0, "program_cpu_ms": 60.0}
+PARTS = {"seconds": 2.0, "write": 0.5, "load": 0.5, "proof": 1.0}
+UPDATES = {"seconds": 9.0, "cpu_seconds": 3.0, "peak_memory": 2_000_000, "updates": dict.fromkeys(TRANSPORTS, PARTS)}
+COPY = {"warm": 0.2, "fresh": 0.5}
 ANSWERS = {
+    "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
     "buffer": (BUFFER, RATES),
     "makespan": ({**STEP, "in_turn_seconds": 1.0, "cases": CASES}, None),
@@ -165,6 +170,14 @@ def test_a_pool_round():
     limit = StraightPlan({"requests": 1000}).measured([{"cases": [one, one, one]} for one in (0.010, 0.011, 0.030)])
     assert limit.pace["us_64"] == pytest.approx(11)
     assert "11.0 (engines: 64)" in limit.line
+
+
+def test_a_weights_round():
+    figures = find("weights").round(UPDATES, COPY)
+    assert (figures["file_seconds"], figures["broadcast_copies"]) == (2.0, 2.0)
+    limit = CopyPlan({"bytes": 1000}).measured([{"warm": 0.1, "fresh": 0.5}, {"warm": 0.3, "fresh": 0.5}])
+    assert limit.as_json() == {**COPY, "bytes": 1000}
+    assert "0.500 s into fresh pages" in limit.line
 
 
 def test_a_remote_round():

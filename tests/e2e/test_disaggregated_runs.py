@@ -61,7 +61,7 @@ def check_ledger(folder: RunFolder, *, steps: int, staleness: int) -> None:
     trained = [(r.key.task_set, r.key.draw) for step in stored.steps() for r in stored.rollouts(step)]
     assert len(trained) == steps * 12
     assert {trained.count(group) for group in trained} == {4}, "a group is trained once"
-    assert max(metrics(folder, "staleness/max").values()) <= staleness
+    assert max(metrics(folder, "staleness/max").values(), default=0) <= staleness
     audit = subprocess.run([sys.executable, "-m", "loopwright.cli", "audit", str(folder.path)], capture_output=True)
     assert audit.returncode == 0, audit.stdout.decode() + audit.stderr.decode()
 
@@ -267,3 +267,29 @@ async def test_a_program_trains_it_step_by_step_and_looks_at_it_in_between(
     assert [{one.oldest_version for one in sampled} for sampled in seen] == [{0}, {1}, {4}]
     assert set(metrics(opened.folder, "eval/eval/greedy/reward")) == {0, 1, 4}
     check_ledger(opened.folder, steps=4, staleness=3)
+
+
+async def test_of_two_engines_one_may_die(write_config: WriteConfig) -> None:
+    settings = {**APART, "rollout__engine": {"threads": 1, "num_engines": 2}}
+    file = write_config(**settings, trainer__steps=5, rollout__max_new_tokens=40)
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event(), env=os.environ) as opened:
+        training = asyncio.create_task(opened.train())
+        await until(lambda: opened.learner.version >= 2)
+        one, _ = engines_of(os.getpid())
+        os.kill(one, signal.SIGKILL)
+        assert await training
+    check_ledger(opened.folder, steps=5, staleness=1)
+    assert len(events(opened.folder, "engine_lost")) == 1
+    assert max(metrics(opened.folder, "engine/1/proof_max").values()) < 5e-4
+    assert engines_of(os.getpid()) == []
+
+
+async def test_an_engine_in_its_own_process_can_take_turns_with_the_learner(write_config: WriteConfig) -> None:
+    """Also after a resume, when it starts with other weights than the learner has."""
+    settings = {"rollout__engine": {"threads": 1, "num_engines": 1}}
+    file = write_config(**settings, trainer__steps=2)
+    await run(file)
+    folder = await run(write_config(**settings, trainer__steps=4))
+    check_ledger(folder, steps=4, staleness=0)
+    assert set(metrics(folder, "engine/0/proof_max")) == {1, 2, 3, 4}
+    assert max(metrics(folder, "learner/mismatch_max").values()) < 1e-3

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -13,8 +14,8 @@ import pytest
 from counting import CountingEngine
 from served_engine import CARD, KEY
 
+from loopwright.engines.attached import Attachment, attached_engine
 from loopwright.engines.controller import RolloutController
-from loopwright.engines.http.attached import Attachment, attached_engine
 from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.engines.http.server import engine_app
@@ -42,7 +43,9 @@ async def accept(url: str, card: ModelCard) -> None:
 
 
 def attachment(port: int, holder: LeaseHolder = RUN, **more: Any) -> Attachment:
-    given = Attachment(f"http://127.0.0.1:{port}", KEY, holder, accept, wait_seconds=5.0, lease_seconds=1.0)
+    url = f"http://127.0.0.1:{port}"
+    connect = partial(HttpEngine.connect, url, KEY)
+    given = Attachment(url, connect, holder, accept, wait_seconds=5.0, lease_seconds=1.0)
     return replace(given, **more)
 
 

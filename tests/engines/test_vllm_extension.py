@@ -288,3 +288,40 @@ def test_a_sender_that_hangs_or_ends_changes_nothing(
     assert (answer["status"], answer["touched"]) == ("refused", False)
     assert worker.loaded is None
     assert load(worker, {"file": file})["status"] == "loaded"
+
+
+def leased(worker: Worker, run: str, lineage: int = 0, seconds: float = 60.0, *, renews: bool = False) -> str:
+    asked = {"run": run, "lineage": lineage, "seconds": seconds, "renews": renews}
+    return str(worker.loopwright_lease(json.dumps(asked))["status"])
+
+
+def test_one_run_at_a_time_changes_the_weights(checkpoint: Path, tmp_path: Path) -> None:
+    worker = Worker(checkpoint)
+    assert leased(worker, "a", 1) == "held"
+    assert leased(worker, "a", 1, renews=True) == "held"
+    assert leased(worker, "b", 9) == "refused"
+    update = {"file": manifest(Model(), tmp_path)}
+    for holder in ({}, {"holder": {"run": "b", "lineage": 9}}, {"holder": {"run": "a", "lineage": 0}}):
+        answer = load(worker, {**update, **holder})
+        assert (answer["status"], answer["touched"]) == ("refused", False)
+        assert "run a (lineage 1) holds this server" in answer["why"]
+    assert load(worker, {**update, "holder": {"run": "a", "lineage": 1}})["status"] == "loaded"
+
+
+def test_the_resumed_run_takes_over_and_the_one_before_is_refused(checkpoint: Path) -> None:
+    worker = Worker(checkpoint)
+    assert leased(worker, "a", 1) == "held"
+    assert leased(worker, "a", 2) == "held"
+    assert leased(worker, "a", 1, renews=True) == "refused"
+
+
+def test_a_lease_that_was_given_back_or_ran_out_is_free(checkpoint: Path) -> None:
+    worker = Worker(checkpoint)
+    assert leased(worker, "a", seconds=0.0) == "held"
+    assert leased(worker, "b") == "held"
+    assert leased(worker, "b", seconds=0.0, renews=True) == "held"
+    assert leased(worker, "c") == "held"
+
+
+def test_a_server_that_was_started_again_does_not_know_the_lease(checkpoint: Path) -> None:
+    assert leased(Worker(checkpoint), "a", renews=True) == "unknown"

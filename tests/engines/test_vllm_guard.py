@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,7 +160,7 @@ def test_sigterm_with_a_request_in_flight(tmp_path: Path) -> None:
 def test_a_killed_guard_is_swept_up_after(guarded: Guarded, tmp_path: Path) -> None:
     guard = guarded.start()
     ready(guard)
-    eventually(lambda: len(json.loads(guarded.state.read_text())["files"]) == 3, "the files are not in the state file")
+    assert len(json.loads(guarded.state.read_text())["files"]) == 3
     guard.kill()
     guard.communicate()
     assert all(map(lives, guarded.pids))
@@ -189,6 +190,19 @@ def test_a_guard_that_lives_is_asked_to_end_first(guarded: Guarded) -> None:
     assert guarded.gone()
     guard.communicate(timeout=SECONDS)
     assert guard.returncode == 0
+
+
+def test_a_state_file_that_cannot_be_written_changes_nothing(guarded: Guarded, tmp_path: Path) -> None:
+    guarded.state = tmp_path / "folder" / "state"
+    guarded.state.parent.mkdir()
+    guarded.command[guarded.command.index("--state") + 1] = str(guarded.state)
+    guard = guarded.start()
+    ready(guard)
+    shutil.rmtree(guarded.state.parent)
+    os.kill(guarded.said["processes"]["orphan"], signal.SIGKILL)
+    guard.communicate(timeout=SECONDS)
+    assert guard.returncode == 0
+    guarded.cleared()
 
 
 def test_a_server_that_dies_at_its_start(tmp_path: Path) -> None:

@@ -51,14 +51,16 @@ async def test_what_the_learner_has_is_what_the_engine_gets(
     teacher: Teacher, engine: TorchEngine, tmp_path: Path
 ) -> None:
     weights = publisher(teacher, engine, tmp_path)
-    for version in (1, 2):
+    for version in (1, 2, 3):
         teacher.step()
         await weights.publish(version)
         assert same(parameters(engine), {n: p.detach() for n, p in teacher.model.named_parameters()})
         assert engine.version == version
-        assert os.listdir(tmp_path) == [f"weights-{version}.safetensors"]
+        # The present version, and the memory for the next.
+        kept = [f"weights-{one}.safetensors" for one in (version - 1, version) if one]
+        assert sorted(os.listdir(tmp_path)) == kept
     sampled = await engine.generate(GenerateRequest("r", (5, 6, 7), Sampling(max_new_tokens=4)))
-    assert sampled.versions == (2,) * 4
+    assert sampled.versions == (3,) * 4
 
 
 def damage(file: Path) -> None:
@@ -104,6 +106,21 @@ async def test_a_failed_update_leaves_the_old_file_for_engines_that_start_again(
         await weights.publish(2)
     assert (tmp_path / "weights-1.safetensors").exists()
     assert engine.version == 1
+
+
+async def test_two_files_are_used_in_turn(teacher: Teacher, engine: TorchEngine, tmp_path: Path) -> None:
+    """The memory of the version before the present one is written again, and never that of the present one."""
+    weights, memory = publisher(teacher, engine, tmp_path), []
+    for version in (1, 2, 3, 4):
+        teacher.step()
+        await weights.publish(version)
+        memory.append((tmp_path / f"weights-{version}.safetensors").stat().st_ino)
+    assert memory[0] == memory[2] != memory[1] == memory[3]
+    # The same version again, as after a resume: its file must not become the memory for the next.
+    for version in (4, 5, 6):
+        await weights.publish(version)
+        assert same(parameters(engine), {n: p.detach() for n, p in teacher.model.named_parameters()})
+        assert (tmp_path / f"weights-{version}.safetensors").exists()
 
 
 async def test_a_full_disk_is_a_clear_error_and_leaves_no_half_file(

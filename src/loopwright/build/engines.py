@@ -13,8 +13,9 @@ from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.sglang import sglang_launches
 from loopwright.build.vllm import vllm_launches
-from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig, VllmEngineConfig
+from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
@@ -103,6 +104,8 @@ def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str,
             return _attached(sampling, engine, folder)
         case VllmEngineConfig() as engine:
             return vllm_launches(sampling, engine, folder, env)
+        case SglangEngineConfig() as engine:
+            return sglang_launches(sampling, engine, folder)
 
 
 def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:
@@ -120,7 +123,8 @@ def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[st
 
 def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, folder: RunFolder) -> list[Launch]:
     require("serve")
-    from loopwright.engines.http.attached import Attachment, attached_engine
+    from loopwright.engines.attached import Attachment, attached_engine
+    from loopwright.engines.http.client import HttpEngine
 
     holder = lease_holder(folder)
     source = parts.model_source(sampling.loaded, sampling.config.model.path)
@@ -128,4 +132,10 @@ def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, fold
     if not engine.is_proven:
         log.warning("rollout.engine.proof is off: nobody knows which weights the engines serve")
     key = sampling.loaded.secrets.get(engine.key_env or "")
-    return [partial(attached_engine, Attachment(url, key, holder, check, engine.wait_seconds)) for url in engine.urls]
+    return [
+        partial(
+            attached_engine,
+            Attachment(url, partial(HttpEngine.connect, url, key), holder, check, engine.wait_seconds),
+        )
+        for url in engine.urls
+    ]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.servers import served_source, version_labels
 from loopwright.config import VllmEngineConfig
 from loopwright.config.extras import require
-from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch
-from loopwright.models.smollm2 import NAME as SMOLLM2
-from loopwright.models.smollm2 import smollm2_folder
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import TrainerKind
 
@@ -26,17 +22,30 @@ def vllm_launches(
     sampling: LocalSamplingParts, engine: VllmEngineConfig, folder: RunFolder, env: Mapping[str, str]
 ) -> list[Launch]:
     require("serve")
-    from loopwright.engines.vllm.attached import VllmAttachment, attached_vllm
+    from loopwright.engines.attached import Attachment, attached_engine
+    from loopwright.engines.vllm.engine import VllmEngine
     from loopwright.engines.vllm.leftovers import sweep
     from loopwright.engines.vllm.process import VllmServer, cores_of, vllm_process
 
-    labels = _labels(folder)
+    labels = version_labels(folder)
     sleeps = sampling.config.trainer.kind is TrainerKind.COLOCATE
     if engine.urls:
         key = sampling.loaded.secrets.get(engine.key_env or "")
-        check = ModelCheck(_source(sampling), sampling.model, sampling.cache)
-        attachments = [VllmAttachment(url, key, labels, check, engine.wait_seconds, sleeps) for url in engine.urls]
-        return [partial(attached_vllm, attachment) for attachment in attachments]
+        check = ModelCheck(served_source(sampling), sampling.model, sampling.cache)
+        holder = lease_holder(folder)
+        return [
+            partial(
+                attached_engine,
+                Attachment(
+                    url,
+                    partial(VllmEngine.connect, url, key, labels=labels, sleeps=sleeps),
+                    holder,
+                    check,
+                    engine.wait_seconds,
+                ),
+            )
+            for url in engine.urls
+        ]
     count, available = engine.num_engines or 1, sorted(os.sched_getaffinity(0))
     launches: list[Launch] = []
     for number in range(count):
@@ -44,7 +53,7 @@ def vllm_launches(
         sweep(state)
         server = VllmServer(
             executable=_executable(engine.executable, sampling.loaded.base),
-            model=_source(sampling),
+            model=served_source(sampling),
             dtype=sampling.config.model.dtype,
             max_context=sampling.model.max_context,
             max_batch=engine.max_batch,
@@ -63,15 +72,3 @@ def vllm_launches(
 def _executable(name: str, base: Path) -> str:
     """A path is relative to the config file, as everywhere in it; a bare name is looked for in PATH."""
     return str((base / name).absolute()) if "/" in name else name
-
-
-def _source(sampling: LocalSamplingParts) -> str:
-    """The folder or name of the model, as a server can load it."""
-    source = parts.model_source(sampling.loaded, sampling.config.model.path)
-    return str(smollm2_folder(sampling.cache)) if source == SMOLLM2 else source
-
-
-def _labels(folder: RunFolder) -> VersionLabels:
-    """Names that no opening of the run had before. A run without a database has the same lineage at every opening."""
-    holder = lease_holder(folder)
-    return VersionLabels(f"{holder.run}-{secrets.token_hex(4)}", holder.lineage)

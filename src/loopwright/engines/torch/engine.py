@@ -20,7 +20,7 @@ import torch
 
 from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.sequence import Sequence
-from loopwright.errors import EngineError, UnanswerableError
+from loopwright.errors import EngineError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.models.weight_files import read_weights
@@ -78,6 +78,7 @@ class TorchEngine:
         self._waiting_for_quiet: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self._news: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._expected = 0
+        self._loads = 0
 
     async def __aenter__(self) -> Self:
         self._open = True
@@ -135,7 +136,14 @@ class TorchEngine:
 
     async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         self._require_open()
+        self._loads += 1
+        this = self._loads
         tensors = await self._received(update)
+        if this != self._loads:
+            raise WeightsError(
+                f"the weights of version {version} came after a newer update had begun; nothing was changed",
+                remedy="nothing to do: whoever sent them has given up, and the newer ones are loaded",
+            )
         parameters = dict(self._model.named_parameters())
         if tensors is not None:
             _check_weights(parameters, tensors)
@@ -154,10 +162,10 @@ class TorchEngine:
         match update:
             case InPlace():
                 return None
+            # Not in the compute thread: tokens are sampled while the weights arrive and are verified.
             case WeightFile():
-                return await self._compute.run(read_weights, update)
+                return await asyncio.to_thread(read_weights, update)
             case WeightBroadcast():
-                # Not in the compute thread: tokens are sampled while the weights arrive.
                 from loopwright.models.broadcast import receive_weights
 
                 return await asyncio.to_thread(receive_weights, update)

@@ -21,6 +21,7 @@ from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller
 from loopwright.engines.http.connection import Connections
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
+from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.wire import (
     part_from_json,
@@ -29,8 +30,9 @@ from loopwright.engines.vllm.wire import (
     score_request,
     versions_from_json,
 )
-from loopwright.errors import EngineError, EngineLostError, ModelError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, WeightsError
 from loopwright.ports import OnPart
+from loopwright.serve.lease import LeaseHolder, lease_to_json
 from loopwright.types import (
     IN_PLACE,
     NOTHING_YET,
@@ -40,7 +42,6 @@ from loopwright.types import (
     InPlace,
     PauseMode,
     ProbeAnswer,
-    Sampling,
     WeightUpdate,
 )
 
@@ -51,10 +52,7 @@ CUT_SECONDS = 5.0
 """How long to wait for aborted answers to arrive. A request that reached the server after the pause waits there, and is
 taken back."""
 EXTENSION = "loopwright_vllm.WeightLoader"
-HEADROOM = 8
-"""How many tokens the check of temperatures has as prompt and as answer."""
-RAW = 1e-3
-"""If all logprobs agree so well with those of temperature 1, they are those. At 0.7 tokens differ by far more."""
+REMEDY_FOR_LOGPROBS = "start it with --logprobs-mode processed_logprobs"
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +89,8 @@ class VllmEngine:
         """What of the server's memory is released."""
         self._version = 0
         self._is_loaded = False
+        self._is_leased = False
+        self._holder: LeaseHolder | None = None
         self._numbers = itertools.count()
         self._calls: set[_Call] = set()
         self._goes_on = asyncio.Event()
@@ -114,7 +114,7 @@ class VllmEngine:
             engine = cls(connections, labels, silence_seconds, sleeps=sleeps)
             if labels is not None:
                 await engine._check_extension()
-                await engine._check_logprobs()
+                await check_temperature(engine, url, REMEDY_FOR_LOGPROBS)
             yield engine
         finally:
             connections.close()
@@ -127,9 +127,24 @@ class VllmEngine:
         """A server does not count for how long it answers nobody."""
         return 0.0
 
-    async def look(self) -> None:
-        """Raises EngineLostError if the server does not answer."""
-        await self._caller.text("GET", "/health", None, self._caller.little_patience)
+    async def lease(self, holder: LeaseHolder, seconds: float) -> None:
+        """The extension keeps the lease, and refuses the weights of others while it lives. A server that was started
+        again has no lease and not our weights, so it counts as lost."""
+        asked = {**lease_to_json(holder, seconds), "renews": self._is_leased}
+        for said in await self._in_workers("loopwright_lease", asked):
+            match said:
+                case {"status": "held"}:
+                    continue
+                case {"status": "refused", "why": str(why)}:
+                    raise LeaseError(
+                        f"{self._caller.url}: {why}", remedy="wait for that run to end, or use another server"
+                    )
+            raise EngineLostError("the server was started again", remedy="nothing to do: it gets the weights again")
+        self._is_leased, self._holder = True, holder
+
+    async def release(self) -> None:
+        if self._holder is not None:
+            await self._in_workers("loopwright_lease", {**lease_to_json(self._holder, 0.0), "renews": True})
 
     async def model(self) -> ModelCard:
         """Which model is served."""
@@ -188,7 +203,8 @@ class VllmEngine:
         if was_going_on:
             await self.pause(PauseMode.ABORT)
         await self._wake_up("weights")
-        description = update_to_json(version, update)
+        holder = {} if self._holder is None else {"holder": lease_to_json(self._holder, 0.0)}
+        description = {**update_to_json(version, update), **holder}
         for said in await self._in_workers("loopwright_load_weights", description):
             match said:
                 case {"status": "loaded"}:
@@ -294,20 +310,6 @@ class VllmEngine:
                     f"the server at {self._caller.url} cannot be updated rightly: {why}",
                     remedy="serve another model, or sample with another kind of engine",
                 )
-
-    async def _check_logprobs(self) -> None:
-        """Refuse a server whose logprobs are those of temperature 1, whatever it samples with (T8)."""
-        prompt = tuple(range(HEADROOM, 2 * HEADROOM))
-        asked = GenerateRequest("temperature", prompt, Sampling(temperature=0.7, max_new_tokens=HEADROOM))
-        sampled = (await self.probe(asked)).sampled
-        nothing = Sampling(max_new_tokens=1)
-        scored = await self.probe(GenerateRequest("scored", (*prompt, *sampled.ids), nothing))
-        raw = scored.prompt_logprobs[len(prompt) - 1 :]
-        if all(abs(one - other) < RAW for one, other in zip(sampled.logprobs, raw, strict=True)):
-            raise ModelError(
-                f"the server at {self._caller.url} gives the logprobs of temperature 1 for tokens sampled at 0.7",
-                remedy="start it with --logprobs-mode processed_logprobs",
-            )
 
     async def _in_workers(self, method: str, argument: Any) -> Sequence[Any]:
         """What each worker returned."""

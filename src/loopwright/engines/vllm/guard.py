@@ -119,6 +119,8 @@ class ServerGuard:
                 return Reason.DIED
             if not ready and self._call("GET", "/health", HEALTH_SECONDS):
                 ready = True
+                # What lives when the supervisor hears of it is in the state file.
+                self._left.look()
                 with suppress(BrokenPipeError):
                     print(json.dumps({"port": self._port, "pid": self._server.pid}), flush=True)
             elif not ready and time.monotonic() > deadline:
@@ -184,7 +186,11 @@ def main(arguments: Sequence[str]) -> int:
             left.end()
             print(f"the server cannot be started: {error}", file=sys.stderr)
             return 1
-        code, how = ServerGuard(server, port, left, supervisor).supervise(options.start_seconds)
+        try:
+            code, how = ServerGuard(server, port, left, supervisor).supervise(options.start_seconds)
+        except BaseException:
+            left.end()
+            raise
         if code and (words := _last_words(log.fileno(), options.log, begin)):
             print(f"the server's last words:\n{words}", file=sys.stderr)
         print(how, file=sys.stderr)

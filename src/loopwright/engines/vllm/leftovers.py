@@ -101,7 +101,9 @@ class Leftovers:
         files = self._files | {file for one in living for file in shared_files(one.pid)}
         if (known, files) != (self._known, self._files):
             self._known, self._files = known, files
-            self._write()
+            # A full disk must not end the guard: it knows all of this itself.
+            with suppress(OSError):
+                self._write()
         return living
 
     def end(self) -> int:

@@ -35,6 +35,8 @@ def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Ma
             "top_p": sampling.top_p,
             "stop": sampling.stop,
             "stop_token_ids": sampling.stop_token_ids,
+            # Only the request says where an answer ends: vLLM would also stop at the model's own end tokens.
+            "ignore_eos": True,
             "logprobs": 1,
         },
         **_salted(salt),

@@ -63,6 +63,8 @@ class WeightLoader:
     get_model: Callable[[], torch.nn.Module]
     reload_weights: Callable[..., None]
     _loopwright_lost: str
+    _loopwright_holder: tuple[str, int]
+    _loopwright_until: float
     _loopwright_checkpoint: Specs
 
     def loopwright_about(self, text: str) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class WeightLoader:
             return {"status": "lost", "why": f"an earlier update failed: {lost}", "touched": True}
         try:
             update = json.loads(text)
+            _check_holder(self, update.get("holder"))
             manifest = update["file"]
             expected = _expected(self)
             wanted = _specs(manifest["tensors"])
@@ -120,6 +123,33 @@ class WeightLoader:
             "checksum": found,
             "touched": True,
         }
+
+    def loopwright_lease(self, text: str) -> dict[str, Any]:
+        """Give the server's weights to one run at a time: `{"run", "lineage", "seconds", "renews"}`. A later lineage of
+        the same run takes over at once. `unknown`: it `renews` a lease that this start of the server never gave. With 0
+        seconds the lease ends."""
+        asked = json.loads(text)
+        try:
+            _check_holder(self, asked)
+        except RefusedUpdate as error:
+            return {"status": "refused", "why": str(error)}
+        if asked["renews"] and not hasattr(self, "_loopwright_holder"):
+            return {"status": "unknown"}
+        self._loopwright_holder = asked["run"], asked["lineage"]
+        self._loopwright_until = time.monotonic() + asked["seconds"]
+        return {"status": "held"}
+
+
+def _check_holder(worker: WeightLoader, asking: Mapping[str, Any] | None) -> None:
+    """Refuse whoever is not the run that holds the lease, while it lives."""
+    left = getattr(worker, "_loopwright_until", 0.0) - time.monotonic()
+    if left <= 0:
+        return
+    run, lineage = worker._loopwright_holder
+    if asking is None or asking["run"] != run or asking["lineage"] < lineage:
+        raise RefusedUpdate(
+            f"run {run} (lineage {lineage}) holds this server for another {left:.0f} s, unless it renews its lease"
+        )
 
 
 def _tied(worker: WeightLoader) -> bool:

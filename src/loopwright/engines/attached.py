@@ -1,4 +1,4 @@
-"""Attaches a run to an engine that somebody else has started.
+"""Attaches a run to an engine that somebody else has started, of whatever kind.
 
 It is never started or ended by us. While we use it, we hold the lease on its weights. If it goes away, we wait for it
 at the same address, but not for ever. One that is back has lost its weights and the lease, so it counts as a new engine
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
-from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.engines.worker import Worker
 from loopwright.errors import EngineLostError, LoopwrightError
+from loopwright.ports import StreamingEngine
 from loopwright.serve.lease import LeaseHolder
 from loopwright.types import PauseMode
 
@@ -29,13 +30,26 @@ FAREWELL_SECONDS = 10.0
 log = logging.getLogger("loopwright")
 
 
+class AttachableEngine(StreamingEngine, Protocol):
+    """An engine that several runs may find at its address."""
+
+    async def model(self) -> ModelCard: ...
+
+    async def lease(self, holder: LeaseHolder, seconds: float) -> None:
+        """Take or renew the lease on its weights. Raises LeaseError if another run has it, and EngineLostError if the
+        engine is gone, or is another one than before."""
+        ...
+
+    async def release(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Which engine is attached to which run. `check` raises if its model is not the run's. An engine that is away is
-    waited for, up to `wait_seconds`."""
+    """Which engine is attached to which run. `connect` connects to it. `check` raises if its model is not the run's. An
+    engine that is away is waited for, up to `wait_seconds`."""
 
     url: str
-    key: str | None
+    connect: Callable[[], AbstractAsyncContextManager[AttachableEngine]]
     holder: LeaseHolder
     check: Callable[[str, ModelCard], Awaitable[None]]
     wait_seconds: float
@@ -56,14 +70,14 @@ async def attached_engine(attachment: Attachment) -> AsyncIterator[Worker]:
         yield Worker(engine, lambda: asyncio.shield(beating))
 
 
-async def _found(attachment: Attachment, stack: AsyncExitStack) -> HttpEngine:
+async def _found(attachment: Attachment, stack: AsyncExitStack) -> AttachableEngine:
     """Connect to the engine and take its lease, as soon as it answers. `stack` closes the connection."""
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + attachment.wait_seconds, FIRST_PAUSE_SECONDS
     while True:
         try:
             async with asyncio.timeout_at(deadline), AsyncExitStack() as trying:
-                engine = await trying.enter_async_context(HttpEngine.connect(attachment.url, attachment.key))
+                engine = await trying.enter_async_context(attachment.connect())
                 await attachment.check(attachment.url, await engine.model())
                 await engine.lease(attachment.holder, attachment.lease_seconds)
                 stack.push_async_exit(trying.pop_all())
@@ -72,7 +86,7 @@ async def _found(attachment: Attachment, stack: AsyncExitStack) -> HttpEngine:
             if loop.time() + pause > deadline:
                 raise EngineLostError(
                     f"no engine answered at {attachment.url} within {attachment.wait_seconds:g} s",
-                    remedy="start it with `loopwright engine`, or correct rollout.engine.urls",
+                    remedy="start it, or correct rollout.engine.urls",
                 ) from error
             if pause == FIRST_PAUSE_SECONDS:
                 log.warning("waiting for the engine at %s", attachment.url)
@@ -80,7 +94,7 @@ async def _found(attachment: Attachment, stack: AsyncExitStack) -> HttpEngine:
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
-async def _renew(engine: HttpEngine, attachment: Attachment) -> str:
+async def _renew(engine: AttachableEngine, attachment: Attachment) -> str:
     """Renew the lease until the engine cannot be reached any more. Returns why."""
     while True:
         await asyncio.sleep(attachment.lease_seconds / BEATS_PER_LEASE)
@@ -95,7 +109,7 @@ async def _ended(beating: asyncio.Task[str]) -> None:
     await asyncio.gather(beating, return_exceptions=True)
 
 
-async def _leave(engine: HttpEngine) -> None:
+async def _leave(engine: AttachableEngine) -> None:
     """Leave the engine to others as it was found: resumed, and without a lease. If it is gone, there is nothing to
     leave."""
     with suppress(LoopwrightError, TimeoutError):
