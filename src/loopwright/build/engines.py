@@ -63,7 +63,7 @@ async def embedded_engine(sampling: LocalSamplingParts, learner: Learner) -> Asy
     proof = _proof(sampling, learner)
     async with (
         sampling.embedded_engine(learner.version) as engine,
-        RolloutController.open([embedded(engine)], prove=proof) as controller,
+        RolloutController.open([embedded(engine, sampling.capacity)], prove=proof) as controller,
     ):
         yield Engines(controller, SharedWeights(controller, proof), engine)
 
@@ -95,8 +95,9 @@ def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
 def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
     match sampling.config.rollout.engine:
         case TorchEngineConfig() as engine:
-            count = engine.processes(sampling.config.trainer.kind)
-            return [partial(engine_process, _command(sampling, engine), env=env, log=folder.engine_log)] * count
+            command, count = _command(sampling, engine), engine.processes(sampling.config.trainer.kind)
+            capacity = sampling.capacity
+            return [partial(engine_process, command, env=env, log=folder.engine_log, capacity=capacity)] * count
         case LoopwrightEngineConfig() as engine:
             return _attached(sampling, engine, folder)
         case VllmEngineConfig() as engine:
