@@ -41,7 +41,9 @@ def test_without_a_name_all_are_listed(run):
         "decode",
         "decode-groups",
         "makespan",
+        "weights",
         "manager",
+        "pool",
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.wire import (
+    cache_tokens_of,
     part_from_json,
     prompt_logprobs_from_json,
     request_to_vllm,
@@ -97,3 +98,14 @@ def test_prompt_logprobs_that_are_missing_are_no_zeros(entries: Any) -> None:
 def test_a_label_names_run_lineage_and_version() -> None:
     assert LABELS.read(LABELS.of(7)) == 7
     assert [LABELS.read(name) for name in ("run-1:3:", "run-1:3:x", "run-1:4:7", "7", "default")] == [None] * 5
+
+
+def test_the_room_in_the_cache_is_read_from_metrics() -> None:
+    metrics = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",num_gpu_blocks="182",sliding_window="None"} 1.0
+vllm:num_requests_running{engine="0"} 0.0
+"""
+    assert cache_tokens_of(metrics) == 128 * 182
+    assert cache_tokens_of(metrics.replace(b"182", b"None")) is None
+    assert cache_tokens_of(b"") is None

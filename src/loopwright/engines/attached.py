@@ -19,7 +19,7 @@ from loopwright.engines.worker import Worker
 from loopwright.errors import EngineLostError, LoopwrightError
 from loopwright.ports import StreamingEngine
 from loopwright.serve.lease import LeaseHolder
-from loopwright.types import PauseMode
+from loopwright.types import EngineCapacity, PauseMode
 
 LEASE_SECONDS = 60.0
 BEATS_PER_LEASE = 4
@@ -37,6 +37,8 @@ class AttachableEngine(StreamingEngine, Protocol):
     def workers(self) -> int: ...
 
     async def model(self) -> ModelCard: ...
+
+    async def capacity(self) -> EngineCapacity: ...
 
     async def lease(self, holder: LeaseHolder, seconds: float) -> None:
         """Take or renew the lease on its weights. Raises LeaseError if another run has it, and EngineLostError if the
@@ -71,7 +73,7 @@ async def attached_engine(attachment: Attachment) -> AsyncIterator[Worker]:
         # Whoever used it before may have left it paused, or with requests that nobody reads any more.
         await engine.pause(PauseMode.ABORT)
         await engine.resume()
-        yield Worker(attachment.carry(engine), lambda: asyncio.shield(beating))
+        yield Worker(attachment.carry(engine), lambda: asyncio.shield(beating), await engine.capacity())
 
 
 async def _found(attachment: Attachment, stack: AsyncExitStack) -> AttachableEngine:

@@ -27,7 +27,16 @@ from loopwright.engines.http.wire import (
 from loopwright.errors import EngineError, EngineLostError, LoopwrightError
 from loopwright.ports import OnPart
 from loopwright.serve.lease import INSTANCE_HEADER, LEASE, LeaseHolder, lease_to_json
-from loopwright.types import IN_PLACE, GenerateRequest, Generation, PauseMode, ProbeAnswer, WeightUpdate
+from loopwright.types import (
+    IN_PLACE,
+    UNKNOWN_CAPACITY,
+    EngineCapacity,
+    GenerateRequest,
+    Generation,
+    PauseMode,
+    ProbeAnswer,
+    WeightUpdate,
+)
 
 MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "keep"}
 
@@ -100,6 +109,10 @@ class HttpEngine:
     async def model(self) -> ModelCard:
         """Which model is served."""
         return card_from_json(await self._caller.command("GET", MODELS))
+
+    async def capacity(self) -> EngineCapacity:
+        """It does not say."""
+        return UNKNOWN_CAPACITY
 
     async def abort(self, request_id: str) -> None:
         await self._caller.command("POST", "/abort_requests", {"request_ids": [request_id]})

@@ -41,6 +41,7 @@ from loopwright.serve.lease import LeaseHolder
 from loopwright.types import (
     IN_PLACE,
     NOTHING_YET,
+    EngineCapacity,
     FinishReason,
     GenerateRequest,
     Generation,
@@ -159,6 +160,14 @@ class SglangEngine:
         card = card_from_json(await self._caller.command("GET", MODELS))
         told = await self._caller.command("GET", "/model_info")
         return ModelCard(str(told.get("tokenizer_path") or card.source), card.max_context)
+
+    async def capacity(self) -> EngineCapacity:
+        """What the server says of itself when it starts."""
+        told = await self._caller.command("GET", "/server_info")
+        tokens, sequences = told.get("max_total_num_tokens"), told.get("max_running_requests")
+        return EngineCapacity(
+            tokens if isinstance(tokens, int) else None, sequences if isinstance(sequences, int) else None
+        )
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Always streamed: if the server dies, the tokens that have arrived are kept."""

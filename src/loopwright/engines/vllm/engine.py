@@ -24,6 +24,7 @@ from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
 from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.wire import (
+    cache_tokens_of,
     part_from_json,
     prompt_logprobs_from_json,
     request_to_vllm,
@@ -36,6 +37,7 @@ from loopwright.serve.lease import LeaseHolder, lease_to_json
 from loopwright.types import (
     IN_PLACE,
     NOTHING_YET,
+    EngineCapacity,
     FinishReason,
     GenerateRequest,
     Generation,
@@ -155,6 +157,10 @@ class VllmEngine:
     async def model(self) -> ModelCard:
         """Which model is served."""
         return card_from_json(await self._caller.command("GET", MODELS))
+
+    async def capacity(self) -> EngineCapacity:
+        """How many tokens its cache holds, from its metrics."""
+        return EngineCapacity(cache_tokens_of(await self._caller.text("GET", "/metrics", None, self._caller.patience)))
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Always streamed: if the server dies, the tokens that have arrived are kept."""

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loopwright.core.environment import child_environment
@@ -19,7 +19,6 @@ from loopwright.engines.vllm.engine import EXTENSION, VllmEngine
 from loopwright.engines.vllm.guard import END_SECONDS
 from loopwright.engines.worker import Worker
 from loopwright.serve.child import child_process
-from loopwright.types import EngineCapacity
 
 EXTENSION_FOLDER = Path(__file__).parent / "extension"
 """The only part of Loopwright that a server sees: it has an environment of its own."""
@@ -85,7 +84,7 @@ async def vllm_process(server: VllmServer, labels: VersionLabels, *, env: Mappin
             f"http://127.0.0.1:{child.ready['port']}", None, labels=labels, sleeps=server.sleeps
         ) as engine,
     ):
-        yield Worker(engine, child.wait, EngineCapacity(sequences=server.max_batch))
+        yield Worker(engine, child.wait, replace(await engine.capacity(), sequences=server.max_batch))
 
 
 def cores_of(number: int, engines: int, available: Sequence[int]) -> tuple[int, ...]:

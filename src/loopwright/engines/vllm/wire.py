@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,14 @@ def prompt_logprobs_from_json(body: Any, ids: Sequence[int]) -> tuple[float, ...
         Fields(Fields(entry, "prompt_logprobs").mapping(str(token)), "a prompt logprob").number("logprob")
         for token, entry in zip(ids[1:], entries[1:], strict=True)
     )
+
+
+def cache_tokens_of(metrics: bytes) -> int | None:
+    """For how many tokens the server has room, as its Prometheus metrics say. None if they do not."""
+    info = re.search(rb"^vllm:cache_config_info\{(.*)\}", metrics, re.M)
+    said = dict(re.findall(rb'(\w+)="(\d+)"', info[1])) if info else {}
+    blocks, size = said.get(b"num_gpu_blocks"), said.get(b"block_size")
+    return int(blocks) * int(size) if blocks and size else None
 
 
 def _version(name: str, labels: VersionLabels | None) -> int:

@@ -91,7 +91,7 @@ class KvModel:
         return [(name, parameter.detach()) for name, parameter in self._model.named_parameters()]
 
 
-def tensors_in(folder: str) -> list[Path]:
+def weight_files_in(folder: str) -> list[Path]:
     """The weight files of a folder; a config is not needed beside them."""
     files = sorted(Path(folder).glob("*.safetensors")) if Path(folder).is_dir() else []
     if not files:

@@ -15,7 +15,7 @@ import torch
 
 from loopwright.testing.sglang.faults import AskedToDieError, Faults
 from loopwright.testing.sglang.groups import WeightGroup
-from loopwright.testing.sglang.model import read_tensors, tensors_in
+from loopwright.testing.sglang.model import read_tensors, weight_files_in
 from loopwright.testing.sglang.pickles import read_pickles
 from loopwright.testing.sglang.scheduler import Scheduler
 
@@ -35,7 +35,7 @@ class Updates:
 
     async def from_disk(self, body: Mapping[str, Any]) -> Result:
         try:
-            files = tensors_in(body["model_path"])
+            files = weight_files_in(body["model_path"])
         except RuntimeError as error:
             return False, f"Failed to get weights iterator: {error}."
         tensors = await self._scheduler.compute.run(lambda: list(read_tensors(files)))
