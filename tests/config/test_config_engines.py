@@ -69,6 +69,11 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
             "rollout.engine.num_engines: is set, and so is urls",
         ),
         ((*APART, "rollout.engine={kind: vllm, urls: ['http://10.0.0.7:1']}"), "is on another machine"),
+        ((*APART, "rollout.engine={kind: sglang}"), "rollout.engine.urls"),
+        (
+            (*APART, "rollout.engine={kind: sglang, urls: ['http://localhost:1']}", "produce.in_flight=keep"),
+            "produce.in_flight: is keep, but rollout.engine.kind is sglang",
+        ),
         ((*APART, VLLM, "produce.in_flight=keep"), "produce.in_flight: is keep, but rollout.engine.kind is vllm"),
         ((*APART, VLLM, "rollout.top_k=5"), "rollout.top_k: is 5: the logprobs of vllm come after it"),
         ((*APART, VLLM, "sampling.top_p=0.9"), "top_p: is 0.9: the logprobs of vllm come after it"),

@@ -160,7 +160,7 @@ def test_sigterm_with_a_request_in_flight(tmp_path: Path) -> None:
 def test_a_killed_guard_is_swept_up_after(guarded: Guarded, tmp_path: Path) -> None:
     guard = guarded.start()
     ready(guard)
-    eventually(lambda: len(json.loads(guarded.state.read_text())["files"]) == 3, "the files are not in the state file")
+    assert len(json.loads(guarded.state.read_text())["files"]) == 3
     guard.kill()
     guard.communicate()
     assert all(map(lives, guarded.pids))

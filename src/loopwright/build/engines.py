@@ -13,8 +13,9 @@ from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.sglang import sglang_launches
 from loopwright.build.vllm import vllm_launches
-from loopwright.config import LoopwrightEngineConfig, TorchEngineConfig, VllmEngineConfig
+from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
@@ -102,6 +103,8 @@ def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str,
             return _attached(sampling, engine, folder)
         case VllmEngineConfig() as engine:
             return vllm_launches(sampling, engine, folder, env)
+        case SglangEngineConfig() as engine:
+            return sglang_launches(sampling, engine, folder)
 
 
 def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:

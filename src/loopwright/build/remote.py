@@ -17,6 +17,7 @@ from loopwright.types import ServerKind
 
 if TYPE_CHECKING:
     from loopwright.engines.http.client import HttpEngine
+    from loopwright.engines.sglang.engine import SglangEngine
     from loopwright.engines.vllm.engine import VllmEngine
 
 
@@ -52,8 +53,9 @@ async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[RestartableEngi
         yield RestartableEngine(engine, remote.wait_seconds), RemoteModel(tokenizer, card.max_context, card.source)
 
 
-def _client(remote: RemoteEngine) -> AbstractAsyncContextManager[HttpEngine | VllmEngine]:
+def _client(remote: RemoteEngine) -> AbstractAsyncContextManager[HttpEngine | VllmEngine | SglangEngine]:
     from loopwright.engines.http.client import HttpEngine
+    from loopwright.engines.sglang.engine import SglangEngine
     from loopwright.engines.vllm.engine import VllmEngine
 
     match remote.kind:
@@ -61,3 +63,5 @@ def _client(remote: RemoteEngine) -> AbstractAsyncContextManager[HttpEngine | Vl
             return HttpEngine.connect(remote.url, remote.key)
         case ServerKind.VLLM:
             return VllmEngine.connect(remote.url, remote.key)
+        case ServerKind.SGLANG:
+            return SglangEngine.connect(remote.url, remote.key)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.servers import served_source, version_labels
 from loopwright.config import VllmEngineConfig
 from loopwright.config.extras import require
-from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch
-from loopwright.models.smollm2 import NAME as SMOLLM2
-from loopwright.models.smollm2 import smollm2_folder
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import TrainerKind
 
@@ -31,11 +27,11 @@ def vllm_launches(
     from loopwright.engines.vllm.leftovers import sweep
     from loopwright.engines.vllm.process import VllmServer, cores_of, vllm_process
 
-    labels = _labels(folder)
+    labels = version_labels(folder)
     sleeps = sampling.config.trainer.kind is TrainerKind.COLOCATE
     if engine.urls:
         key = sampling.loaded.secrets.get(engine.key_env or "")
-        check = ModelCheck(_source(sampling), sampling.model, sampling.cache)
+        check = ModelCheck(served_source(sampling), sampling.model, sampling.cache)
         holder = lease_holder(folder)
         return [
             partial(
@@ -57,7 +53,7 @@ def vllm_launches(
         sweep(state)
         server = VllmServer(
             executable=_executable(engine.executable, sampling.loaded.base),
-            model=_source(sampling),
+            model=served_source(sampling),
             dtype=sampling.config.model.dtype,
             max_context=sampling.model.max_context,
             max_batch=engine.max_batch,
@@ -76,15 +72,3 @@ def vllm_launches(
 def _executable(name: str, base: Path) -> str:
     """A path is relative to the config file, as everywhere in it; a bare name is looked for in PATH."""
     return str((base / name).absolute()) if "/" in name else name
-
-
-def _source(sampling: LocalSamplingParts) -> str:
-    """The folder or name of the model, as a server can load it."""
-    source = parts.model_source(sampling.loaded, sampling.config.model.path)
-    return str(smollm2_folder(sampling.cache)) if source == SMOLLM2 else source
-
-
-def _labels(folder: RunFolder) -> VersionLabels:
-    """Names that no opening of the run had before. A run without a database has the same lineage at every opening."""
-    holder = lease_holder(folder)
-    return VersionLabels(f"{holder.run}-{secrets.token_hex(4)}", holder.lineage)

@@ -40,7 +40,7 @@ EngineUrl = Annotated[
     ),
 ]
 EngineKindOption = Annotated[
-    ServerKind, typer.Option("--engine-kind", help="Of which kind the --engine is: loopwright, vllm.")
+    ServerKind, typer.Option("--engine-kind", help="Of which kind the --engine is: loopwright, vllm, sglang.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to keep the trajectories.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete what is in that folder and start over.")]

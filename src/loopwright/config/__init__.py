@@ -15,6 +15,7 @@ from loopwright.config.engines import (
     EngineConfig,
     LoopwrightEngineConfig,
     ServerConfig,
+    SglangEngineConfig,
     TorchEngineConfig,
     VllmEngineConfig,
 )
@@ -164,6 +165,7 @@ __all__ = [
     "ServerConfig",
     "Setting",
     "SftConfig",
+    "SglangEngineConfig",
     "SingleTurnAgent",
     "Source",
     "TaskSetConfig",

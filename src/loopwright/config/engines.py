@@ -119,6 +119,31 @@ class VllmEngineConfig(ServerConfig):
     executable: Text = "vllm"
 
 
+class SglangEngineConfig(EngineKind):
+    """SGLang servers that already run, at `urls`. `key_env` names the variable with their key. One that goes away is
+    waited for, up to `wait_seconds`."""
+
+    kind: Literal["sglang"]
+    urls: Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
+    key_env: Text | None = None
+    wait_seconds: Positive = 300.0
+
+    def processes(self, trainer: TrainerKind) -> int:
+        return len(self.urls)
+
+    @property
+    def keeps_requests(self) -> bool:
+        return False
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, (), "serve")
+        if self.key_env is not None:
+            yield Need(Outside.KEY, ("key_env",), self.key_env)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from url_problems(self.urls)
+
+
 class LoopwrightEngineConfig(EngineKind):
     """Engines that already run (`loopwright engine`), at `urls`. `key_env` names the variable with their key. One that
     goes away is waited for, up to `wait_seconds`. `proof` is `off` only for engines that compute nothing."""
@@ -160,7 +185,9 @@ def url_problems(urls: Sequence[str]) -> Iterator[Problem]:
             yield Problem(place, f"{url} is named twice", "name every engine once")
 
 
-EngineConfig = Annotated[TorchEngineConfig | LoopwrightEngineConfig | VllmEngineConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[
+    TorchEngineConfig | LoopwrightEngineConfig | VllmEngineConfig | SglangEngineConfig, Field(discriminator="kind")
+]
 
 
 class DoorConfig(Listening):

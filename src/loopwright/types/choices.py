@@ -188,3 +188,5 @@ class ServerKind(StrEnum):
     """`loopwright engine`, or a run's door."""
     VLLM = "vllm"
     """A vLLM server with its generate route (`--enable-scale-out`)."""
+    SGLANG = "sglang"
+    """An SGLang server."""

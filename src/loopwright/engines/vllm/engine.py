@@ -21,6 +21,7 @@ from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller
 from loopwright.engines.http.connection import Connections
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
+from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.wire import (
     part_from_json,
@@ -41,7 +42,6 @@ from loopwright.types import (
     InPlace,
     PauseMode,
     ProbeAnswer,
-    Sampling,
     WeightUpdate,
 )
 
@@ -52,10 +52,7 @@ CUT_SECONDS = 5.0
 """How long to wait for aborted answers to arrive. A request that reached the server after the pause waits there, and is
 taken back."""
 EXTENSION = "loopwright_vllm.WeightLoader"
-HEADROOM = 8
-"""How many tokens the check of temperatures has as prompt and as answer."""
-RAW = 1e-3
-"""If all logprobs agree so well with those of temperature 1, they are those. At 0.7 tokens differ by far more."""
+REMEDY_FOR_LOGPROBS = "start it with --logprobs-mode processed_logprobs"
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +114,7 @@ class VllmEngine:
             engine = cls(connections, labels, silence_seconds, sleeps=sleeps)
             if labels is not None:
                 await engine._check_extension()
-                await engine._check_logprobs()
+                await check_temperature(engine, url, REMEDY_FOR_LOGPROBS)
             yield engine
         finally:
             connections.close()
@@ -313,20 +310,6 @@ class VllmEngine:
                     f"the server at {self._caller.url} cannot be updated rightly: {why}",
                     remedy="serve another model, or sample with another kind of engine",
                 )
-
-    async def _check_logprobs(self) -> None:
-        """Refuse a server whose logprobs are those of temperature 1, whatever it samples with (T8)."""
-        prompt = tuple(range(HEADROOM, 2 * HEADROOM))
-        asked = GenerateRequest("temperature", prompt, Sampling(temperature=0.7, max_new_tokens=HEADROOM))
-        sampled = (await self.probe(asked)).sampled
-        nothing = Sampling(max_new_tokens=1)
-        scored = await self.probe(GenerateRequest("scored", (*prompt, *sampled.ids), nothing))
-        raw = scored.prompt_logprobs[len(prompt) - 1 :]
-        if all(abs(one - other) < RAW for one, other in zip(sampled.logprobs, raw, strict=True)):
-            raise ModelError(
-                f"the server at {self._caller.url} gives the logprobs of temperature 1 for tokens sampled at 0.7",
-                remedy="start it with --logprobs-mode processed_logprobs",
-            )
 
     async def _in_workers(self, method: str, argument: Any) -> Sequence[Any]:
         """What each worker returned."""

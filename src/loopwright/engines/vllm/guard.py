@@ -119,6 +119,8 @@ class ServerGuard:
                 return Reason.DIED
             if not ready and self._call("GET", "/health", HEALTH_SECONDS):
                 ready = True
+                # What lives when the supervisor hears of it is in the state file.
+                self._left.look()
                 with suppress(BrokenPipeError):
                     print(json.dumps({"port": self._port, "pid": self._server.pid}), flush=True)
             elif not ready and time.monotonic() > deadline:
