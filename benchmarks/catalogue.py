@@ -10,6 +10,7 @@ from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
 from benchmarks.models import Model
 from benchmarks.neighbour import BesideBusy
+from benchmarks.pool import PoolRequests
 from benchmarks.remote import Remote
 from benchmarks.setting import Benchmark
 from benchmarks.weights import Weights
@@ -59,6 +60,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ),
     Weights("weights", "new weights to an engine, proven: SmolLM2-135M in place, by file and by broadcast on loopback"),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
+    PoolRequests("pool", "what a request costs the controller with 1, 8 and 64 scripted engines, 256 in flight"),
 )
 
 

@@ -8,6 +8,7 @@
     ├── EngineError                generation failed for reasons of infrastructure: worth a retry
     │   ├── EngineLostError        an engine cannot be reached: it died, or the connection broke
     │   ├── ProofError             an engine does not compute what the learner's weights compute
+    │   ├── UnanswerableError      no engine can answer the request as it is
     │   ├── ToolServerError        a server of tools did not start, or died under a rollout
     │   ├── WorkerLostError        a rollout worker cannot be reached, or is silent
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
@@ -91,6 +92,11 @@ class EngineLostError(EngineError):
 
 class ProofError(EngineError):
     """An engine computes something else than the learner's weights do (W1). It must not serve."""
+
+
+class UnanswerableError(EngineError):
+    """No engine can answer the request as it is, for example because it holds a token that the model does not have. It
+    says nothing about the engine, and another engine need not be asked."""
 
 
 class InterruptionError(EngineError):

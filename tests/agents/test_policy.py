@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.agents import EnginePolicy
-from loopwright.errors import AgentError, ChainError, ContextError, EngineError
+from loopwright.agents import EnginePolicies, EnginePolicy
+from loopwright.errors import AgentError, ContextError, EngineError
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.testing import CharRenderer, ScriptedEngine
 from loopwright.testing.tiny import tiny_tokenizer
@@ -22,8 +22,12 @@ from loopwright.types import (
     GenerateRequest,
     Generation,
     Message,
+    RolloutKey,
+    RolloutRequest,
     Sampling,
+    Split,
     StopReason,
+    Task,
 )
 
 ASK: tuple[Message, ...] = ({"role": "user", "content": "hi"},)
@@ -194,8 +198,23 @@ class Misaligned(ScriptedEngine):
 
 
 async def test_misaligned_streams_are_refused() -> None:
-    with pytest.raises(ChainError, match="must align"):
+    with pytest.raises(EngineError, match="2 tokens, 1 logprobs"):
         await policy_on(Misaligned([])).reply(ASK)
+
+
+async def test_all_requests_of_a_group_have_its_affinity_and_no_other_group_has_it() -> None:
+    engine = ScriptedEngine(["one"])
+    policies = EnginePolicies(engine, CharRenderer(), 1000)
+
+    async def asked(split: Split, key: RolloutKey) -> str:
+        request = RolloutRequest(split, key, Task.ask("t", "hi"), Sampling(), 60.0)
+        await policies.policy(request, resumable=False).reply(ASK)
+        return engine.requests[-1].affinity
+
+    group = await asked(Split.TRAIN, RolloutKey("a", 7, 0))
+    assert group == await asked(Split.TRAIN, RolloutKey("a", 7, 3, attempt=1)) != ""
+    others = [(Split.TRAIN, "a", 8), (Split.TRAIN, "b", 7), (Split.EVAL, "a", 7)]
+    assert group not in [await asked(split, RolloutKey(name, draw, 0)) for split, name, draw in others]
 
 
 @pytest.mark.parametrize("transcript", [None, "19", [1], 5, [{"content": "no role"}]])

@@ -13,6 +13,7 @@ from benchmarks.gateway import BarePlan
 from benchmarks.grpo import Grpo
 from benchmarks.harness import Measured, Side
 from benchmarks.makespan import LEARNER_SECONDS, STALENESS
+from benchmarks.pool import PoolRequests, StraightPlan
 from benchmarks.products import Products
 from benchmarks.remote import BareProgramsPlan
 from benchmarks.report import as_json, table
@@ -84,6 +85,7 @@ ANSWERS = {
     "gateway": (CALLS, BARE),
     "remote": (PROGRAMS, BARE_PROGRAMS),
     "manager": ({**STEP, "cases": [1.0, 1.0]}, None),
+    "pool": ({**STEP, "cases": [1.0, 1.0, 1.0]}, {"us_1": 10.0, "us_8": 10.0, "us_64": 10.0}),
 }
 
 
@@ -156,6 +158,18 @@ def test_a_gateway_round():
     limit = BarePlan({}).measured([{**CALLS, "rates": [rate, 1.0]} for rate in (2000.0, 3000.0, 9000.0)])
     assert limit.pace["rate_16"] == 3000.0
     assert "3,000 and 1 requests per second" in limit.line
+
+
+def test_a_pool_round():
+    pool = PoolRequests("pool", "for a test", requests=1000)
+    answer = {"seconds": 9.0, "cpu_seconds": 9.0, "peak_memory": 2_000_000, "cases": [0.020, 0.021, 0.024]}
+    figures = pool.round(answer, {"us_1": 10.0, "us_8": 10.0, "us_64": 12.0})
+    assert [figures[key] for key in ("us_1", "us_64", "added_us_1", "added_us_64")] == pytest.approx([20, 24, 10, 12])
+    assert figures["growth"] == pytest.approx(1.2)
+    assert figures["added_growth"] == pytest.approx(1.2)
+    limit = StraightPlan({"requests": 1000}).measured([{"cases": [one, one, one]} for one in (0.010, 0.011, 0.030)])
+    assert limit.pace["us_64"] == pytest.approx(11)
+    assert "11.0 (engines: 64)" in limit.line
 
 
 def test_a_weights_round():

@@ -13,6 +13,7 @@ from loopwright.config.base import needs_of
 from loopwright.config.needs import Outside
 from loopwright.config.purpose import part_for
 from loopwright.errors import ConfigError
+from loopwright.types import TrainerKind
 
 APART = ("trainer.kind=disaggregated", "produce.kind=async")
 VLLM = "rollout.engine={kind: vllm}"
@@ -59,7 +60,10 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
         ((*APART, "rollout.engine=loopwright"), "rollout.engine.urls: missing"),
         ((*APART, attached()), "rollout.engine.urls: "),
         ((*APART, attached("127.0.0.1:8000")), "rollout.engine.urls.0: '127.0.0.1:8000' is no address"),
-        ((*APART, attached("http://10.0.0.7:1")), "http://10.0.0.7:1 is on another machine"),
+        (
+            (*APART, "rollout.engine={kind: sglang, urls: ['http://10.0.0.7:1']}"),
+            "http://10.0.0.7:1 is on another machine",
+        ),
         ((*APART, attached("http://me:pw@localhost")), "name that as key_env"),
         ((*APART, attached("http://localhost:1", "http://localhost:1/")), "rollout.engine.urls.1"),
         (("rollout.engine={kind: vlm}",), "unknown kind 'vlm'"),
@@ -68,7 +72,6 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
             (*APART, "rollout.engine={kind: vllm, num_engines: 2, urls: ['http://localhost:1']}"),
             "rollout.engine.num_engines: is set, and so is urls",
         ),
-        ((*APART, "rollout.engine={kind: vllm, urls: ['http://10.0.0.7:1']}"), "is on another machine"),
         ((*APART, "rollout.engine={kind: sglang}"), "rollout.engine.urls"),
         (
             (*APART, "rollout.engine={kind: sglang, urls: ['http://localhost:1']}", "produce.in_flight=keep"),
@@ -88,6 +91,11 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
 )
 def test_mistakes_are_reported_with_their_place(problems: Any, overrides: tuple[str, ...], words: str) -> None:
     assert words in problems(*overrides)
+
+
+def test_engines_on_other_machines_get_their_weights_by_broadcast(load_text: LoadText, minimal: str) -> None:
+    for engine in (attached("http://10.0.0.7:1"), "rollout.engine={kind: vllm, urls: ['http://10.0.0.7:1']}"):
+        assert load_text(minimal, *APART, engine).config.rollout.engine.processes(TrainerKind.DISAGGREGATED) == 1
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ def test_off_is_a_word_not_a_truth_value(load_text, minimal):
         ([ASYNC, MORE, "trainer.deterministic=true"], "trainer.deterministic: is on, but produce.kind is async"),
         ([ASYNC, APART, "produce.stale=retry", "produce.tail_batch=off"], "produce.tail_batch: is off"),
         ([ASYNC, APART, "produce.tail_batch=0"], "produce.tail_batch: is 0"),
+        (["rollout.concurrency=many"], "rollout.concurrency: is 'many', must be 'auto' or a whole number"),
+        (["rollout.concurrency=0"], "rollout.concurrency: is 0, must be 'auto' or at least 1"),
         (
             [ASYNC, APART, "trainer.sync_interval=4", "trainer.checkpoint_every=10"],
             "trainer.checkpoint_every: is 10, which is no multiple of trainer.sync_interval (4)",
@@ -78,6 +80,7 @@ def test_a_deterministic_run_names_both_kinds_that_are_in_its_way(problems_of, m
         [ASYNC, APART, "trainer.sync_interval=8", "trainer.checkpoint_every=8", "eval.every=0", EVAL.replace("4", "0")],
         [ASYNC, APART, "produce.stale=retry", "produce.max_expiries=3", "produce.tail_batch=2"],
         [ASYNC, APART, "rollout.concurrency=128"],
+        [ASYNC, APART, "rollout.concurrency=auto", "rollout.engine.max_batch=512"],
         [ASYNC, MORE, "produce.in_flight=drain", "rollout.concurrency=96"],
         [ASYNC, "produce.over_sample=1.0", "produce.stale=wait"],
         [ASYNC, "produce.over_sample=3", "produce.max_staleness=3"],

@@ -17,8 +17,9 @@ import pytest
 
 from loopwright.buffer.auditing.audit import audit
 from loopwright.buffer.reader import StoredRun
-from loopwright.build import open_run
+from loopwright.build import open_run, servers
 from loopwright.config import load
+from loopwright.config.transport import Transport, TransportChoice
 from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.errors import LeaseError, ModelError
@@ -38,10 +39,11 @@ KEY = "the-key-of-the-engine"
 ANSWERS = ["aeiou", "xyz", "ae", "xe"]
 
 
-def attached(url: str, **more: Any) -> dict[str, Any]:
+def attached(url: str, proof: str = "off", **more: Any) -> dict[str, Any]:
+    """A run on the engine at `url`. Scripted ones compute nothing, and cannot be proven."""
     return {
         "produce": {"kind": "async", "max_staleness": 0},
-        "rollout__engine": {"kind": "loopwright", "urls": [url], "key_env": "ENGINE_KEY", "proof": "off"},
+        "rollout__engine": {"kind": "loopwright", "urls": [url], "key_env": "ENGINE_KEY", "proof": proof},
         "trainer__kind": "disaggregated",
         "trainer__steps": 2,
         "eval": None,
@@ -221,12 +223,26 @@ async def test_a_scripted_engine_in_a_process_of_its_own_is_killed_and_started_a
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("transport", [Transport.FILE, Transport.BROADCAST])
 async def test_a_real_engine_that_already_runs_samples_with_the_learners_weights(
-    write_config: WriteConfig, tiny_model: Path, tmp_path: Path
+    write_config: WriteConfig, tiny_model: Path, tmp_path: Path, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if it counts as one of another machine, to which the weights are broadcast."""
+    monkeypatch.setattr(servers, "transport_to", lambda url: TransportChoice(transport, "the test says so"))
     words = ("loopwright.cli", "engine", "--model", str(tiny_model), "--threads", "1")
     async with process(*words, log=tmp_path / "log", LOOPWRIGHT_ENGINE_KEY=KEY) as url:
-        folder = await run(write_config(**attached(url)))
+        folder = await run(write_config(**attached(url, "on")))
     mismatch = [one["learner/mismatch_mean"] for one in read_jsonl(folder.metrics) if "learner/mismatch_mean" in one]
     assert len(mismatch) == 2
     assert max(mismatch) < 1e-4, "tokens are trained by the weights that sampled them"
+    proofs = [one["engine/0/proof_max"] for one in read_jsonl(folder.metrics) if "engine/0/proof_max" in one]
+    assert len(proofs) == 2
+    assert max(proofs) < 1e-4
+
+
+async def test_an_engine_that_computes_nothing_must_be_said_to_be_one(
+    write_config: WriteConfig, tiny_model: Path, engine: ScriptedEngine
+) -> None:
+    async with serve_scripted(engine, card_of(tiny_model), key=KEY) as url:
+        with pytest.raises(ModelError, match="computes nothing"):
+            await run(write_config(**attached(url, "on")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rich.console
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,6 +22,7 @@ from loopwright.build import open_chat, open_run, run_renderer
 from loopwright.config import load
 from loopwright.errors import BudgetError, CheckpointError, ConfigChangedError, ConfigError, RunLockedError
 from loopwright.testing.tiny import tiny_qwen3
+from loopwright.track.console import Console
 from loopwright.track.jsonl import read_jsonl
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, GroupStatus
@@ -42,6 +45,16 @@ def groups(folder: RunFolder) -> dict[str, dict[GroupStatus, int]]:
     """The conservation table, without its zeros."""
     counts = StoredRun(folder.rollouts).counts()
     return {name: {status: n for status, n in row.items() if n} for name, row in counts.items()}
+
+
+async def test_as_many_rollouts_are_in_flight_as_the_engine_holds_and_the_number_is_shown(
+    write_config: WriteConfig,
+) -> None:
+    file, out = write_config(rollout__concurrency="auto", rollout__engine={"max_batch": 3}), io.StringIO()
+    console = Console(steps=3, title="x", out=rich.console.Console(file=out, width=200))
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event(), console=console) as opened:
+        assert opened._runner._concurrency == 3
+    assert "rollout.concurrency: 3 rollouts at a time" in out.getvalue()
 
 
 async def test_a_run_leaves_metrics_rollouts_evaluations_checkpoint_export_and_report(

@@ -16,8 +16,8 @@ PROMPT = tuple(range(5))
 FILE = WeightFile("/nowhere/weights", 1, "crc32:0", {})
 
 
-def ask(id: str = "a/0", tokens: int = 40, *, resumable: bool = False) -> GenerateRequest:
-    return GenerateRequest(id, PROMPT, Sampling(max_new_tokens=tokens), resumable)
+def ask(id: str = "a/0", tokens: int = 40, *, resumable: bool = False, affinity: str = "") -> GenerateRequest:
+    return GenerateRequest(id, PROMPT, Sampling(max_new_tokens=tokens), resumable, affinity=affinity)
 
 
 def whole(generation: Generation, tokens: int = 40) -> bool:

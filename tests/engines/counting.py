@@ -15,7 +15,17 @@ from loopwright.core.partial_answer import joined
 from loopwright.engines.worker import Worker
 from loopwright.errors import EngineError, EngineLostError
 from loopwright.ports import OnPart
-from loopwright.types import IN_PLACE, NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, ProbeAnswer
+from loopwright.types import (
+    IN_PLACE,
+    NOTHING_YET,
+    UNKNOWN_CAPACITY,
+    EngineCapacity,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    PauseMode,
+    ProbeAnswer,
+)
 
 PART = 4
 
@@ -99,11 +109,18 @@ class CountingEngine:
 class Nursery:
     """Launches counting engines, and remembers them: `engines[-1]` is the youngest."""
 
-    def __init__(self, *, seconds: float = 0.001, make: Callable[..., CountingEngine] = CountingEngine) -> None:
+    def __init__(
+        self,
+        *,
+        seconds: float = 0.001,
+        make: Callable[..., CountingEngine] = CountingEngine,
+        capacity: EngineCapacity = UNKNOWN_CAPACITY,
+    ) -> None:
         self.engines: list[CountingEngine] = []
         self.stillborn = 0
         self._seconds = seconds
         self._make = make
+        self._capacity = capacity
 
     @asynccontextmanager
     async def launch(self) -> AsyncIterator[Worker]:
@@ -118,6 +135,6 @@ class Nursery:
             return f"engine {engine.number} says goodbye"
 
         try:
-            yield Worker(engine, died)
+            yield Worker(engine, died, self._capacity)
         finally:
             engine.dead.set()

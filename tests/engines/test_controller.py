@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from controller_pool import FILE, ask, pool, start, under_way, whole
+from controller_pool import FILE, ask, pool, start, under_way, until, whole
 from counting import Nursery
 
 from loopwright.errors import BudgetError
-from loopwright.types import FinishReason, PauseMode
+from loopwright.types import EngineCapacity, FinishReason, PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
 
@@ -63,6 +63,26 @@ async def test_calls_go_to_the_engine_that_has_the_fewest() -> None:
     async with pool(one, two) as controller:
         await asyncio.gather(*start(controller, *(ask(f"s{i}/0") for i in range(10))))
     assert [len(n.engines[0].requests) for n in (one, two)] == [5, 5]
+
+
+async def test_the_capacity_of_every_engine_is_told_also_while_one_is_replaced() -> None:
+    one, two = Nursery(capacity=EngineCapacity(kv_tokens=1000)), Nursery(capacity=EngineCapacity(sequences=4))
+    async with pool(one, two) as controller:
+        assert controller.capacities == [EngineCapacity(kv_tokens=1000), EngineCapacity(sequences=4)]
+        one.stillborn = 99
+        one.engines[0].dead.set()
+        await until(lambda: len(controller._pool.running) == 1)
+        assert controller.capacities == [EngineCapacity(kv_tokens=1000), EngineCapacity(sequences=4)]
+
+
+async def test_a_group_goes_to_one_engine_and_spreads_before_it_is_overloaded() -> None:
+    one, two = Nursery(), Nursery()
+    async with pool(one, two) as controller:
+        await asyncio.gather(*start(controller, *(ask(f"g/{m}/0", affinity="g") for m in range(3))))
+        asked = [len(nursery.engines[0].requests) for nursery in (one, two)]
+        assert asked == [3, 0]
+        await asyncio.gather(*start(controller, *(ask(f"h/{m}/0", affinity="h") for m in range(8))))
+    assert min(len(nursery.engines[0].requests) for nursery in (one, two)) >= 3
 
 
 async def test_a_session_stays_with_its_engine() -> None:

@@ -127,7 +127,7 @@ async def test_a_spent_budget_is_an_error_with_the_last_words() -> None:
     async with pool(nursery, max_restarts=2) as controller:
         nursery.stillborn = 99
         nursery.engines[0].dead.set()
-        with pytest.raises(BudgetError, match=r"died 3 times .* it cannot start"):
+        with pytest.raises(BudgetError, match=r"lost 3 times .* it cannot start"):
             await controller.generate(ask())
 
 

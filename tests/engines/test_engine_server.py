@@ -22,7 +22,7 @@ from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.server import engine_app
 from loopwright.engines.http.wire import GENERATE
 from loopwright.engines.torch.engine import TorchEngine
-from loopwright.errors import EngineError, EngineLostError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.ports import OnPart
@@ -331,6 +331,32 @@ async def test_an_error_after_nothing_but_a_beat_arrives_as_what_it_is_too() -> 
     events = [line for line in text.splitlines() if line.startswith("data: ")]
     assert json.loads(events[0].removeprefix("data: "))["error"]["message"] == "out of memory"
     assert events[1:] == ["data: [DONE]"]
+
+
+@pytest.mark.parametrize("on_part", [None, lambda part: None], ids=["whole", "streamed"])
+async def test_a_request_that_no_engine_can_answer_is_told_from_an_engine_that_failed(on_part: Any) -> None:
+    class Strict(CountingEngine):
+        async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+            raise UnanswerableError("no such token", remedy="render anew")
+
+    async with served(Strict()) as client:
+        with pytest.raises(UnanswerableError, match="no such token"):
+            await client.generate(ask(), on_part)
+
+
+@pytest.mark.parametrize(("status", "is_the_requests"), [(400, True), (422, True), (500, False), (429, False)])
+async def test_the_status_of_another_server_tells_whose_fault_it_is(status: int, is_the_requests: bool) -> None:
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        refusal = f"HTTP/1.1 {status} No\r\ncontent-length: 2\r\n\r\n{{}}".encode()
+        for said in (VERSION, refusal):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+        await reader.read()
+
+    async with played(play) as url, HttpEngine.connect(url, None) as client:
+        with pytest.raises(EngineError) as caught:
+            await client.generate(ask())
+    assert isinstance(caught.value, UnanswerableError) is is_the_requests
 
 
 async def test_a_server_that_is_gone_is_a_lost_engine(engine: CountingEngine) -> None:

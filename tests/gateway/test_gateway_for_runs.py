@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_house import KEY, MAX_CONTEXT, odd_ids, renderer
+from gateway_house import KEY, MAX_CONTEXT, house, odd_ids, renderer
 from run_house import (
     DOOR_KEY,
     OTHER,
@@ -79,6 +79,15 @@ async def test_a_rollout_has_the_tokens_that_the_gateway_has_recorded(tmp_path: 
     assert rollout.episode.drift is not None
     assert rollout.episode.drift.tokens > 0
     assert {one.sampling.seed for one in door.engine.requests} & {7} == set(), "each answer has a seed of its own"
+    assert {one.affinity for one in door.engine.requests} == {request().group}
+
+
+async def test_a_session_in_this_process_has_the_affinity_of_its_group_too() -> None:
+    async with house(["Hello."]) as h:
+        policy = h.gateway.policies().policy(request(), resumable=False)
+        async with policy.endpoint():
+            await policy.reply([{"role": "user", "content": "Hi"}])
+    assert [one.affinity for one in h.engine.requests] == [request().group]
 
 
 async def test_an_endpoint_names_the_model_and_where_agents_reach_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,38 @@ def test_mismatch_metrics_by_hand(loaded: LoadedModel, reference: Any) -> None:
     assert metrics["mismatch_kl"] == pytest.approx((sampled - old).mean().item(), rel=1e-4, abs=1e-5)
     assert metrics["entropy"] == pytest.approx(entropy.item(), rel=1e-4)
     assert metrics["trained_tokens"] == len(sampled)
+
+
+def test_the_mismatch_is_split_by_the_staleness_of_each_token(loaded: LoadedModel, reference: Any) -> None:
+    """Also within a rollout: the second half of every chain was sampled by newer weights than the first."""
+    learner, step = learner_of(loaded, micro_batch_tokens=1), 4
+    learner._version = step - 1
+
+    def aged(group: Group) -> Group:
+        members = []
+        for number, rollout in enumerate(group.rollouts):
+            assert rollout.episode is not None
+            old, new = (step - 1, step - 1) if number == 0 else (step - 3, step - 2)
+            chains = []
+            for chain in rollout.episode.chains:
+                halves = np.where(np.cumsum(chain.mask) > chain.sampled // 2, new, old)
+                chains.append(replace(chain, versions=np.where(chain.mask, halves, -1).astype(np.int32)))
+            members.append(replace(rollout, episode=replace(rollout.episode, chains=tuple(chains))))
+        return replace(group, rollouts=tuple(members))
+
+    groups = [aged(group) for group in simple_groups()]
+    chains = trained_chains(groups)
+    with torch.no_grad():
+        old = torch.cat(logprobs_of(reference, chains, 1.0))
+    sampled = torch.cat([torch.tensor(chain.logprobs[chain.mask]) for chain in chains])
+    ages = step - 1 - torch.cat([torch.tensor(chain.versions[chain.mask]) for chain in chains])
+    metrics = learner._step(groups).metrics
+    split = {name for name in metrics if "_s" in name and name.startswith("mismatch")}
+    assert split == {f"mismatch_{what}_s{age}" for what in ("mean", "tokens") for age in (0, 1, 2)}
+    for age in (0, 1, 2):
+        apart = (old - sampled).abs()[ages == age]
+        assert metrics[f"mismatch_tokens_s{age}"] == len(apart) > 0
+        assert metrics[f"mismatch_mean_s{age}"] == pytest.approx(apart.mean().item(), rel=1e-4)
 
 
 def test_on_policy_groups_show_no_mismatch(loaded: LoadedModel, reference: Any) -> None:

@@ -76,6 +76,7 @@ class EnginePolicies:
             resume_from=before.chains if before else (),
             seconds=request.seconds,
             held=self.held,
+            affinity=request.group,
         )
 
     def first_attempt(self, split: Split, key: RolloutKey) -> int:
@@ -92,7 +93,7 @@ class EnginePolicy:
     """A `Policy` for one rollout; it is used once. Calls may overlap, for example if an agent runs several sub-agents.
 
     With `resumable`, a paused engine interrupts the rollout; `resume_from` are the chains of an interrupted one.
-    `seconds` is how long the agent may take.
+    `seconds` is how long the agent may take. `affinity` is that of its requests.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class EnginePolicy:
         resume_from: Sequence[TokenChain] = (),
         seconds: float = math.inf,
         held: Callable[[], float] = lambda: 0.0,
+        affinity: str = "",
     ) -> None:
         self._engine = engine
         self._renderer = renderer
@@ -115,6 +117,7 @@ class EnginePolicy:
         self._max_context = max_context
         self._resumable = resumable
         self._seconds = seconds
+        self._affinity = affinity
         self._clock = AgentClock(held)
         self._earlier = Earlier(resume_from, renderer)
         self._interruption: InterruptionError | None = None
@@ -167,7 +170,9 @@ class EnginePolicy:
             return Reply("", FinishReason.LENGTH)
         seed = derive_seed(self._sampling.seed, number)
         sampling = answer_sampling(self._sampling, self._renderer.stop_token_ids, budget, seed)
-        request = GenerateRequest(f"{self._prefix}/{number}", prepared.prompt, sampling, self._resumable)
+        request = GenerateRequest(
+            f"{self._prefix}/{number}", prepared.prompt, sampling, self._resumable, affinity=self._affinity
+        )
         reply = await self._sample(number, request, prepared, math.inf if seconds is None else seconds)
         self._transcript = (*asked, reply.message)
         return reply

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from loopwright.build import parts
-from loopwright.build.attached import ModelCheck
-from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.build.sglang import sglang_launches
+from loopwright.build.servers import attached_launches, version_labels
 from loopwright.build.vllm import vllm_launches
 from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.extras import require
@@ -65,7 +63,7 @@ async def embedded_engine(sampling: LocalSamplingParts, learner: Learner) -> Asy
     proof = _proof(sampling, learner)
     async with (
         sampling.embedded_engine(learner.version) as engine,
-        RolloutController.open([embedded(engine)], prove=proof) as controller,
+        RolloutController.open([embedded(engine, sampling.capacity)], prove=proof) as controller,
     ):
         yield Engines(controller, SharedWeights(controller, proof), engine)
 
@@ -97,14 +95,32 @@ def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
 def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
     match sampling.config.rollout.engine:
         case TorchEngineConfig() as engine:
-            count = engine.processes(sampling.config.trainer.kind)
-            return [partial(engine_process, _command(sampling, engine), env=env, log=folder.engine_log)] * count
+            command, count = _command(sampling, engine), engine.processes(sampling.config.trainer.kind)
+            capacity = sampling.capacity
+            return [partial(engine_process, command, env=env, log=folder.engine_log, capacity=capacity)] * count
         case LoopwrightEngineConfig() as engine:
             return _attached(sampling, engine, folder)
         case VllmEngineConfig() as engine:
             return vllm_launches(sampling, engine, folder, env)
         case SglangEngineConfig() as engine:
-            return sglang_launches(sampling, engine, folder)
+            return _sglang(sampling, engine, folder)
+
+
+def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, folder: RunFolder) -> list[Launch]:
+    require("serve")
+    from loopwright.engines.http.client import HttpEngine
+
+    if not engine.is_proven:
+        log.warning("rollout.engine.proof is off: nobody knows which weights the engines serve")
+    return attached_launches(sampling, engine, folder, HttpEngine.connect)
+
+
+def _sglang(sampling: LocalSamplingParts, engine: SglangEngineConfig, folder: RunFolder) -> list[Launch]:
+    require("serve")
+    from loopwright.engines.sglang.engine import SglangEngine
+
+    connect = partial(SglangEngine.connect, labels=version_labels(folder))
+    return attached_launches(sampling, engine, folder, connect)
 
 
 def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:
@@ -118,23 +134,3 @@ def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[st
         cache_tokens=engine.cache_tokens,
         native=engine.native,
     )
-
-
-def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, folder: RunFolder) -> list[Launch]:
-    require("serve")
-    from loopwright.engines.attached import Attachment, attached_engine
-    from loopwright.engines.http.client import HttpEngine
-
-    holder = lease_holder(folder)
-    source = parts.model_source(sampling.loaded, sampling.config.model.path)
-    check = ModelCheck(source, sampling.model, sampling.cache, engine.is_proven)
-    if not engine.is_proven:
-        log.warning("rollout.engine.proof is off: nobody knows which weights the engines serve")
-    key = sampling.loaded.secrets.get(engine.key_env or "")
-    return [
-        partial(
-            attached_engine,
-            Attachment(url, partial(HttpEngine.connect, url, key), holder, check, engine.wait_seconds),
-        )
-        for url in engine.urls
-    ]

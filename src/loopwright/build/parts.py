@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, is_resuma
 from loopwright.build.choices import make_chain_choice, make_filter
 from loopwright.build.programs import program_host
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
+from loopwright.core.capacity import rollouts_in_flight
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
@@ -27,7 +28,7 @@ from loopwright.produce import (
 )
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
-from loopwright.types import PauseMode, ProduceKind, Sampling, Split, SyncKind, TrainerKind
+from loopwright.types import EngineCapacity, PauseMode, ProduceKind, Sampling, Split, SyncKind, TrainerKind
 
 Judgers = Mapping[str, Judger]
 Agents = Mapping[tuple[Split, str], AgentSetup]
@@ -135,7 +136,16 @@ def make_worker(
     return LocalWorker(agents, EnginePolicies(TimedClient(engine, held), renderer, model.max_context, held), served)
 
 
-def make_runner(config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor) -> RolloutRunner:
+def concurrency(config: RunConfig, engines: Sequence[EngineCapacity], max_context: int) -> int:
+    """How many rollouts are in flight at most. How long a rollout gets is not known before it was made, so with `auto`
+    each counts as long as the context allows."""
+    wanted = config.rollout.concurrency
+    return wanted if isinstance(wanted, int) else rollouts_in_flight(engines, max_context)
+
+
+def make_runner(
+    config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor, concurrency: int
+) -> RolloutRunner:
     produce, rollout = config.produce, config.rollout
     # A lost worker must be noticed before the watchdog ends the run as stalled.
     silence, stall = rollout.worker_silence_seconds, config.trainer.stall_seconds
@@ -144,7 +154,7 @@ def make_runner(config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | N
         worker,
         seed=config.trainer.seed,
         limits=Limits(produce.agent_timeout_seconds, produce.judge_attempts, silence),
-        concurrency=rollout.concurrency,
+        concurrency=concurrency,
         max_attempts=produce.max_attempts,
         lockstep=lockstep,
         redact=redact,

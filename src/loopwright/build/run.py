@@ -96,11 +96,21 @@ async def _open(
                 elsewhere = policies_elsewhere(
                     loaded, sampling.model, door, lease_holder(folder), unfinished, held=held, redact=redact
                 )
+        concurrency = sampling.concurrency(engines.engine.capacities)
         if console is not None:
             stack.enter_context(console)
+            if config.rollout.concurrency == "auto":
+                console.say(
+                    f"rollout.concurrency: {concurrency} rollouts at a time, which is what the engines can hold"
+                )
         runner = await stack.enter_async_context(
             sampling.runner(
-                engines.engine, engines.lockstep, engines.engine.held_seconds, redact=redact, elsewhere=elsewhere
+                engines.engine,
+                engines.lockstep,
+                engines.engine.held_seconds,
+                redact=redact,
+                concurrency=concurrency,
+                elsewhere=elsewhere,
             )
         )
         on_rollout = console.on_rollout if console else None

@@ -25,6 +25,7 @@ from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Lockstep, PolicyMaker, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import EvalPlan
+from loopwright.types import UNKNOWN_CAPACITY, EngineCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,15 @@ class SamplingParts:
         """Whether some agents talk to a gateway."""
         return any(agent.served for agent in self.agents.values())
 
+    @property
+    def capacity(self) -> EngineCapacity:
+        """What an engine elsewhere can hold: it does not say."""
+        return UNKNOWN_CAPACITY
+
+    def concurrency(self, engines: Sequence[EngineCapacity]) -> int:
+        """How many rollouts are in flight at most, on engines that can hold so much."""
+        return parts.concurrency(self.config, engines, self.model.max_context)
+
     @asynccontextmanager
     async def runner(
         self,
@@ -55,11 +65,12 @@ class SamplingParts:
         held: Callable[[], float] = lambda: 0.0,
         *,
         redact: Redactor,
+        concurrency: int,
         elsewhere: AbstractAsyncContextManager[PolicyMaker] | None = None,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
-        answered nobody. `redact` removes secrets from rollouts. If agents talk to a gateway, one is opened,
-        or `elsewhere` gives sessions of another one."""
+        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. If agents talk to
+        a gateway, one is opened, or `elsewhere` gives sessions of another one."""
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with AsyncExitStack() as stack:
             served = None
@@ -67,7 +78,7 @@ class SamplingParts:
                 opened = elsewhere or served_policies(self.config, engine, self.model, held)
                 served = await stack.enter_async_context(opened)
             worker = parts.make_worker(self.config, self.agents, engine, self.model, held, served)
-            yield parts.make_runner(self.config, worker, lockstep, redact)
+            yield parts.make_runner(self.config, worker, lockstep, redact, concurrency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,12 @@ class LocalSamplingParts(SamplingParts):
     """Where converted models are kept."""
     engine_threads: int | None = None
     """The threads of an engine in a process of its own."""
+
+    @property
+    def capacity(self) -> EngineCapacity:
+        """What the embedded engine can hold, here or in a process of its own. Its memory for keys and values grows with
+        its batch."""
+        return EngineCapacity(sequences=self.config.rollout.engine.embedded.max_batch)
 
     def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
         """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""

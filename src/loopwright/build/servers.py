@@ -1,16 +1,34 @@
-"""What all inference servers of a run have in common: their model, and the names of its weights."""
+"""What all engines have in common that run outside of this process: their model, the names of its weights, and how a
+run attaches to those that somebody else has started."""
 
 from __future__ import annotations
 
+import logging
 import secrets
+import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from urllib.parse import urlsplit
 
 from loopwright.build import parts
+from loopwright.build.attached import ModelCheck
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
+from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, VllmEngineConfig
+from loopwright.config.transport import Transport, transport_to
+from loopwright.engines.attached import AttachableEngine, Attachment, attached_engine
 from loopwright.engines.version_labels import VersionLabels
+from loopwright.engines.worker import Launch
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
+from loopwright.ports import StreamingEngine
 from loopwright.trainers.run_folder import RunFolder
+
+log = logging.getLogger("loopwright")
+
+Connect = Callable[[str, str | None], AbstractAsyncContextManager[AttachableEngine]]
+"""Connects to the engine at a URL, with its key."""
 
 
 def served_source(sampling: LocalSamplingParts) -> str:
@@ -23,3 +41,42 @@ def version_labels(folder: RunFolder) -> VersionLabels:
     """Names that no opening of the run had before. A run without a database has the same lineage at every opening."""
     holder = lease_holder(folder)
     return VersionLabels(f"{holder.run}-{secrets.token_hex(4)}", holder.lineage)
+
+
+def attached_launches(
+    sampling: LocalSamplingParts,
+    engine: LoopwrightEngineConfig | VllmEngineConfig | SglangEngineConfig,
+    folder: RunFolder,
+    connect: Connect,
+) -> list[Launch]:
+    """The engines at the config's URLs. New weights reach them by the way that fits where they are."""
+    key = sampling.loaded.secrets.get(engine.key_env or "")
+    check = ModelCheck(served_source(sampling), sampling.model, sampling.cache, engine.is_proven)
+    holder = lease_holder(folder)
+    launches: list[Launch] = []
+    for url in engine.urls:
+        way = transport_to(url)
+        log.info("weights reach %s by %s", url, way)
+        carry = partial(_by_broadcast, url) if way.transport is Transport.BROADCAST else _by_file
+        attachment = Attachment(url, partial(connect, url, key), holder, check, engine.wait_seconds, carry=carry)
+        launches.append(partial(attached_engine, attachment))
+    return launches
+
+
+def _by_file(engine: AttachableEngine) -> StreamingEngine:
+    return engine
+
+
+def _by_broadcast(url: str, engine: AttachableEngine) -> StreamingEngine:
+    from loopwright.weights.broadcast import BroadcastEngine, Broadcasting
+
+    return BroadcastEngine(engine, Broadcasting(_own_address(url), workers=engine.workers))
+
+
+def _own_address(url: str) -> str:
+    """The address of this machine that reaches `url`. A connected UDP socket knows it; nothing is sent."""
+    parts = urlsplit(url)
+    family, kind, *_, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -85,7 +85,11 @@ async def open_session(
             folder,
             sampling,
             engine,
-            await stack.enter_async_context(sampling.runner(engine, lockstep, held, redact=redact)),
+            await stack.enter_async_context(
+                sampling.runner(
+                    engine, lockstep, held, redact=redact, concurrency=sampling.concurrency([sampling.capacity])
+                )
+            ),
             storage,
             Trackers(jsonl, console) if console else jsonl,
             console.on_rollout if console else None,

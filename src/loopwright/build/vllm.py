@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from loopwright.build.attached import ModelCheck
-from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.build.servers import served_source, version_labels
+from loopwright.build.servers import attached_launches, served_source, version_labels
 from loopwright.config import VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.worker import Launch
@@ -22,7 +20,6 @@ def vllm_launches(
     sampling: LocalSamplingParts, engine: VllmEngineConfig, folder: RunFolder, env: Mapping[str, str]
 ) -> list[Launch]:
     require("serve")
-    from loopwright.engines.attached import Attachment, attached_engine
     from loopwright.engines.vllm.engine import VllmEngine
     from loopwright.engines.vllm.leftovers import sweep
     from loopwright.engines.vllm.process import VllmServer, cores_of, vllm_process
@@ -30,22 +27,8 @@ def vllm_launches(
     labels = version_labels(folder)
     sleeps = sampling.config.trainer.kind is TrainerKind.COLOCATE
     if engine.urls:
-        key = sampling.loaded.secrets.get(engine.key_env or "")
-        check = ModelCheck(served_source(sampling), sampling.model, sampling.cache)
-        holder = lease_holder(folder)
-        return [
-            partial(
-                attached_engine,
-                Attachment(
-                    url,
-                    partial(VllmEngine.connect, url, key, labels=labels, sleeps=sleeps),
-                    holder,
-                    check,
-                    engine.wait_seconds,
-                ),
-            )
-            for url in engine.urls
-        ]
+        connect = partial(VllmEngine.connect, labels=labels, sleeps=sleeps)
+        return attached_launches(sampling, engine, folder, connect)
     count, available = engine.num_engines or 1, sorted(os.sched_getaffinity(0))
     launches: list[Launch] = []
     for number in range(count):

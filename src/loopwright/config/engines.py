@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from loopwright.config.addresses import address_problems, is_loopback
+from loopwright.config.addresses import address_problems
 from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positive, Section, Text
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem
+from loopwright.config.transport import Transport, transport_to
 from loopwright.types import TrainerKind
 
 
@@ -141,7 +141,7 @@ class SglangEngineConfig(EngineKind):
             yield Need(Outside.KEY, ("key_env",), self.key_env)
 
     def problems(self) -> Iterator[Problem]:
-        yield from url_problems(self.urls)
+        yield from url_problems(self.urls, takes_broadcasts=False)
 
 
 class LoopwrightEngineConfig(EngineKind):
@@ -169,16 +169,16 @@ class LoopwrightEngineConfig(EngineKind):
         yield from url_problems(self.urls)
 
 
-def url_problems(urls: Sequence[str]) -> Iterator[Problem]:
-    """What is wrong with the addresses of engines."""
+def url_problems(urls: Sequence[str], *, takes_broadcasts: bool = True) -> Iterator[Problem]:
+    """What is wrong with the addresses of engines. On another machine they must take broadcasts of weights."""
     for index, url in enumerate(urls):
         place = ("urls", index)
         wrong = list(address_problems(place, url, "key_env"))
         yield from wrong
-        if not wrong and not is_loopback(urlsplit(url).hostname or ""):
+        if not wrong and not takes_broadcasts and transport_to(url).transport is Transport.BROADCAST:
             yield Problem(
                 place,
-                f"{url} is on another machine, and new weights reach engines through shared memory",
+                f"{url} is on another machine, and new weights reach engines of this kind through shared memory",
                 "start the engine on this machine, and name it as http://127.0.0.1:PORT",
             )
         elif not wrong and url.rstrip("/") in [other.rstrip("/") for other in urls[:index]]:

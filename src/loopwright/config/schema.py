@@ -54,9 +54,9 @@ class ModelConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How answers are sampled. `concurrency` counts rollouts in flight. A worker that is silent for
-    `worker_silence_seconds` is lost: its rollouts are made again. With `door`, other processes can sample with the
-    run's engines."""
+    """How answers are sampled. `concurrency` counts rollouts in flight; `auto` is what the engines can hold. A worker
+    that is silent for `worker_silence_seconds` is lost: its rollouts are made again. With `door`, other processes can
+    sample with the run's engines."""
 
     engine: EngineConfig = TorchEngineConfig()
     samples_per_task: Count = 8
@@ -65,7 +65,7 @@ class RolloutConfig(Section):
     top_k: CountOrZero = 0
     top_p: Share = 1.0
     stop: FromYaml[tuple[str, ...]] = ()
-    concurrency: Count = 256
+    concurrency: Literal["auto"] | Count = 256
     worker_silence_seconds: Positive = 60.0
     door: DoorConfig | None = None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 
+from loopwright.errors import EngineError
 from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation
 
 
@@ -60,8 +61,14 @@ class PartialAnswer:
 
     def add(self, returned: Generation) -> Generation:
         """Take what the engine returned for `rest()`: tokens that `hear` already got, and the others, which are
-        reported to the listener now. Returns the answer so far."""
+        reported to the listener now. Returns the answer so far. If heard tokens are missing, nothing is taken, and
+        EngineError is raised."""
         heard = self.tokens - self._asked_at
+        if len(returned.ids) < heard:
+            raise EngineError(
+                f"an engine streamed {heard} tokens, and its whole answer has {len(returned.ids)}",
+                remedy="see its log: an answer repeats all tokens that were streamed",
+            )
         new = returned.since(heard) if heard else returned
         self._parts = [new] if not self.tokens else [*self._parts, new]
         self.tokens += len(new.ids)

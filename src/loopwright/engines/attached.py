@@ -31,7 +31,10 @@ log = logging.getLogger("loopwright")
 
 
 class AttachableEngine(StreamingEngine, Protocol):
-    """An engine that several runs may find at its address."""
+    """An engine that several runs may find at its address. `workers` is how many processes of it receive weights."""
+
+    @property
+    def workers(self) -> int: ...
 
     async def model(self) -> ModelCard: ...
 
@@ -46,7 +49,7 @@ class AttachableEngine(StreamingEngine, Protocol):
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """Which engine is attached to which run. `connect` connects to it. `check` raises if its model is not the run's. An
-    engine that is away is waited for, up to `wait_seconds`."""
+    engine that is away is waited for, up to `wait_seconds`. `carry` is the way of new weights to it."""
 
     url: str
     connect: Callable[[], AbstractAsyncContextManager[AttachableEngine]]
@@ -54,6 +57,7 @@ class Attachment:
     check: Callable[[str, ModelCard], Awaitable[None]]
     wait_seconds: float
     lease_seconds: float = LEASE_SECONDS
+    carry: Callable[[AttachableEngine], StreamingEngine] = lambda engine: engine
 
 
 @asynccontextmanager
@@ -67,7 +71,7 @@ async def attached_engine(attachment: Attachment) -> AsyncIterator[Worker]:
         # Whoever used it before may have left it paused, or with requests that nobody reads any more.
         await engine.pause(PauseMode.ABORT)
         await engine.resume()
-        yield Worker(engine, lambda: asyncio.shield(beating))
+        yield Worker(attachment.carry(engine), lambda: asyncio.shield(beating))
 
 
 async def _found(attachment: Attachment, stack: AsyncExitStack) -> AttachableEngine:

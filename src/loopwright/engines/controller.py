@@ -2,9 +2,9 @@
 
 The invariants: each token of an answer is sampled once, no matter what happens to the engines, and is stamped with the
 version that sampled it (T4). An engine serves only with the current weights. If a pause or the death of an engine cuts
-an answer short, the answer continues from the tokens that have arrived. Only a pause returns a partial answer, and only
-to callers that can continue from it themselves. If the pool cannot be kept alive, every call fails with the error of
-its restart budget (R4).
+an answer short, the answer continues from the tokens that have arrived. So it does if an engine answers with an error,
+as long as there is another engine to ask. Only a pause returns a partial answer, and only to callers that can continue
+from it themselves. If the pool cannot be kept alive, every call fails with the error of its restart budget (R4).
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from loopwright.core.partial_answer import PartialAnswer
-from loopwright.engines.pool import MAX_RESTARTS, Pool, Prove, unproven
+from loopwright.engines.pool import LOAD_SECONDS, MAX_RESTARTS, Pool, Prove, unproven
 from loopwright.engines.routing import Router
 from loopwright.engines.stopwatch import Stopwatch
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
-from loopwright.errors import EngineError, EngineLostError
+from loopwright.errors import EngineError, EngineLostError, UnanswerableError
 from loopwright.ports import OnPart
 from loopwright.types import (
     IN_PLACE,
+    EngineCapacity,
     FinishReason,
     GenerateRequest,
     Generation,
@@ -34,14 +35,15 @@ from loopwright.types import (
 )
 
 MAX_BREAKS = 3
-"""How often one answer may lose its engine. After that the request itself may be the cause."""
+"""How often one answer may lose its engine, or get an error from it. After that the request itself may be the
+cause."""
 STRAGGLER_SECONDS = 2.0
 """How long to wait for aborted answers to arrive."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request, its answer so far, and why it may have to end early."""
+    """A request, its answer so far, which engines answered it with an error, and why it may have to end early."""
 
     request: GenerateRequest
     answer: PartialAnswer
@@ -49,6 +51,7 @@ class _Call:
     aborted: bool = False
     cut: bool = False
     asking: asyncio.Future[Generation] | None = None
+    failed_by: list[Supervised] = field(default_factory=list)
 
     @property
     def ends(self) -> bool:
@@ -74,19 +77,27 @@ class RolloutController:
         launches: Sequence[Launch],
         *,
         max_restarts: int = MAX_RESTARTS,
+        load_seconds: float = LOAD_SECONDS,
         on_death: Callable[[str], object] = lambda words: None,
         prove: Prove = unproven,
     ) -> AsyncIterator[Self]:
         """Start the engines of a pool, and yield the controller when they serve. Leaving ends them.
 
-        `on_death` gets the last words of each engine that is lost. `prove` is asked after every update.
+        `on_death` gets the last words of each engine that is lost. `prove` is asked after every update. An engine may
+        take `load_seconds` for an update with its proof.
         """
-        async with Pool(launches, max_restarts=max_restarts, on_death=on_death, prove=prove).open() as pool:
+        pool = Pool(launches, max_restarts=max_restarts, on_death=on_death, prove=prove, load_seconds=load_seconds)
+        async with pool.open():
             yield cls(pool)
 
     @property
     def version(self) -> int:
         return self._pool.version
+
+    @property
+    def capacities(self) -> Sequence[EngineCapacity]:
+        """What each engine of the pool can hold."""
+        return self._pool.capacities
 
     @property
     def steps(self) -> int:
@@ -159,12 +170,11 @@ class RolloutController:
         while (member := await self._admit(call)) is not None:
             try:
                 await self._ask(member, call)
-            except EngineLostError:
+            except EngineError as error:
                 breaks += 1
-                if breaks > MAX_BREAKS:
+                if breaks > MAX_BREAKS or not self._may_go_on(call, member, error):
                     raise
                 continue
-            member.answered()
             self._steps += 1
             if call.answer.so_far.finish is not FinishReason.ABORT or call.ends or call.request.resumable:
                 break
@@ -179,11 +189,24 @@ class RolloutController:
         if call.ends:
             return None
         call.begun = True
-        return self._router.choose(call.request.id, running)
+        return self._router.choose(call.request, running, call.failed_by)
 
     def _places_for(self, call: _Call) -> Sequence[Supervised]:
-        """The engines that may answer the call now."""
-        return self._pool.running if self._lets_in(call) else ()
+        """The engines that may answer the call now: if possible, only those that have not failed it yet."""
+        if not self._lets_in(call):
+            return ()
+        running = self._pool.running
+        if not call.failed_by:
+            return running
+        return [member for member in running if member not in call.failed_by] or running
+
+    def _may_go_on(self, call: _Call, member: Supervised, error: EngineError) -> bool:
+        """Whether another engine may be asked after this error. A lost engine is replaced, and an error may be the
+        engine's own."""
+        if isinstance(error, EngineLostError):
+            return True
+        call.failed_by.append(member)
+        return not isinstance(error, UnanswerableError) and any(one not in call.failed_by for one in self._pool.running)
 
     def _lets_in(self, call: _Call) -> bool:
         """Whether the call may run now. During a drain, calls that had begun may finish, also on another engine."""
@@ -214,8 +237,13 @@ class RolloutController:
             call.answer.add(call.asking.result())
         except EngineLostError:
             member.lose(engine)
-            self._pool.changed.notify()
             raise
+        except UnanswerableError:
+            raise
+        except EngineError as error:
+            member.failed(engine, error)
+            raise
+        member.answered(engine)
 
     async def _cut_stragglers(self) -> None:
         """Abort requests that reached their engine after the pause and wait there."""

@@ -2,12 +2,14 @@
 
 The invariant: a running engine was proven to have the weights that were loaded last (W1). Weights go to all engines,
 and an engine that starts later gets them before it serves. An update ends with each engine on the new version or
-counted as lost (W2). If no engine can be kept alive any more, all waiting callers get the reason.
+counted as lost (W2). An engine that cannot be kept alive is given up, and the others go on. When none is left, all
+waiting callers get the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
@@ -16,9 +18,11 @@ from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
-from loopwright.errors import BudgetError, EngineLostError, LoopwrightError
+from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, ProofError
 from loopwright.ports import StreamingEngine
-from loopwright.types import IN_PLACE, WeightUpdate
+from loopwright.types import IN_PLACE, EngineCapacity, WeightUpdate
+
+log = logging.getLogger("loopwright")
 
 MAX_RESTARTS = 3
 LOAD_SECONDS = 600.0
@@ -33,7 +37,8 @@ async def unproven(name: str, engine: StreamingEngine, version: int) -> None:
 
 
 class Pool:
-    """The engines that `launches` start, supervised. `on_death` gets the last words of each engine that is lost."""
+    """The engines that `launches` start, supervised. `on_death` gets the last words of each engine that is lost.
+    `running` are those that serve; there is a new list after every change."""
 
     def __init__(
         self,
@@ -48,10 +53,12 @@ class Pool:
         self._prove = prove
         self._load_seconds = load_seconds
         self._members = [
-            Supervised(str(number), launch, self._join, on_death, max_restarts=max_restarts)
+            Supervised(str(number), launch, self._join, on_death, self._count_running, max_restarts=max_restarts)
             for number, launch in enumerate(launches)
         ]
+        self.running: list[Supervised] = []
         self._keepers: list[asyncio.Task[None]] = []
+        self._is_open = False
         self._loading = asyncio.Lock()
         self._update: WeightUpdate = IN_PLACE
         self._version: int | None = None
@@ -61,10 +68,11 @@ class Pool:
         """Start all engines, and wait until they serve. Leaving ends them."""
         try:
             for member in self._members:
-                keeper = asyncio.create_task(member.keep())
-                keeper.add_done_callback(lambda _: self.changed.notify())
+                keeper = asyncio.create_task(member.keep(), name=f"engine {member.name}")
+                keeper.add_done_callback(self._ended)
                 self._keepers.append(keeper)
             await self.until(lambda: len(self.running) == len(self._members))
+            self._is_open = True
             yield self
         finally:
             for keeper in self._keepers:
@@ -76,23 +84,28 @@ class Pool:
         return self._version or 0
 
     @property
-    def running(self) -> list[Supervised]:
-        return [member for member in self._members if member.engine is not None]
+    def capacities(self) -> list[EngineCapacity]:
+        """What each engine can hold, also one that is being replaced."""
+        return [member.capacity for member in self._members]
 
     async def load(self, version: int, update: WeightUpdate) -> None:
         """Give all engines new weights, and prove that they have them. An engine that fails is lost, and replaced.
 
-        Raises only if no engine took the update and one of them refused it. The pool keeps its version then.
+        Raises only if no engine took the update and one of them refused it. The pool keeps its version then, and so
+        does an engine that refused the update. One that was not proven has unknown weights, so it is lost in any case.
         """
         async with self._loading:
             running = [(member, member.engine) for member in self._members if member.engine is not None]
             refusals = await together(self._loaded(member, engine, version, update) for member, engine in running)
             refused = [(*asked, refusal) for asked, refusal in zip(running, refusals, strict=True) if refusal]
-            if refused and len(refused) == len(self.running):
-                raise refused[0][2]
-            self._version, self._update = version, update
+            is_refused = bool(refused) and len(refused) == len(self.running)
+            if not is_refused:
+                self._version, self._update = version, update
             for member, engine, refusal in refused:
-                member.lose(engine, refusal.message)
+                if not is_refused or isinstance(refusal, ProofError):
+                    member.lose(engine, refusal.message)
+            if is_refused:
+                raise refused[0][2]
 
     async def _loaded(
         self, member: Supervised, engine: StreamingEngine, version: int, update: WeightUpdate
@@ -118,13 +131,14 @@ class Pool:
             ) from None
 
     async def each(self, command: Callable[[StreamingEngine], Awaitable[None]]) -> None:
-        """Run a command on every engine. An engine that is lost meanwhile is replaced by one that does not need it."""
+        """Run a command on every engine. An engine that does not follow it is lost, and replaced by one that does not
+        need it."""
 
         async def one(member: Supervised, engine: StreamingEngine) -> None:
             try:
                 await command(engine)
-            except EngineLostError:
-                member.lose(engine)
+            except EngineError as error:
+                member.lose(engine, error.message)
 
         await together(one(member, member.engine) for member in self._members if member.engine is not None)
 
@@ -142,12 +156,27 @@ class Pool:
                 self._version = engine.version
             elif engine.version != self._version or self._update != IN_PLACE:
                 await self._updated(member, engine, self._version, self._update)
-            member.engine = engine
+            member.serve(engine)
+
+    def _count_running(self) -> None:
+        self.running = [member for member in self._members if member.engine is not None]
+        self.changed.notify()
+
+    def _ended(self, keeper: asyncio.Task[None]) -> None:
+        """Nobody keeps an engine alive any more."""
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            words = error.message if isinstance(error, LoopwrightError) else repr(error)
+            log.warning("%s is given up: %s", keeper.get_name(), words)
         self.changed.notify()
 
     def _failure(self) -> BaseException | None:
-        """The error that ended the pool. An exceeded restart budget ends it only when no engine is left; any other
-        error ends it at once."""
+        """The error that ended the pool. At the start every engine has to come up. Later the pool goes on with the
+        engines that are left, unless another run has taken one or there is a bug."""
         ended = [keeper.exception() for keeper in self._keepers if keeper.done() and not keeper.cancelled()]
-        fatal = next((error for error in ended if not isinstance(error, BudgetError)), None)
-        return fatal or (ended[0] if ended and len(ended) == len(self._keepers) else None)
+        if len(ended) == len(self._keepers) or not self._is_open:
+            return next(iter(ended), None)
+        return next((error for error in ended if isinstance(error, LeaseError) or not _is_known(error)), None)
+
+
+def _is_known(error: BaseException | None) -> bool:
+    return isinstance(error, LoopwrightError)

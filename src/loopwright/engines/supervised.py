@@ -1,8 +1,10 @@
 """Keeps one engine of a pool running.
 
 An engine that died is started again, within a budget (R4): after several deaths in a row without an answer in between,
-it is given up, and the error quotes its last words. An engine that never served is not started again, because a wrong
-model stays wrong. A new engine serves only after it has joined the pool, where it gets the current weights.
+it is given up, and the error quotes its last words. An engine that answers with one error after another is treated as
+if it had died, so that a sick engine does not fail every rollout. An engine that never served is not started again,
+because a wrong model stays wrong. A new engine serves only after it has joined the pool, where it gets the current
+weights.
 """
 
 from __future__ import annotations
@@ -13,15 +15,20 @@ from collections.abc import Awaitable, Callable
 from loopwright.engines.worker import Launch, Worker
 from loopwright.errors import BudgetError, EngineError
 from loopwright.ports import StreamingEngine
+from loopwright.types import UNKNOWN_CAPACITY
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
+SICK_AFTER = 3
+"""How many errors in a row, without an answer in between, make an engine sick. One or two may be due to the
+requests."""
 LAST_WORDS_SECONDS = 1.0
 """How long to wait for the last words of a lost engine before it is ended."""
 
 
 class Supervised:
-    """`engine` is the running engine, if there is one. `busy` counts its calls."""
+    """`engine` is the running engine, if there is one. `capacity` is what it, or the last one, can hold. `busy` counts
+    its calls. `on_change` is called when `engine` has changed."""
 
     def __init__(
         self,
@@ -29,17 +36,21 @@ class Supervised:
         launch: Launch,
         join: Callable[[Supervised, StreamingEngine], Awaitable[None]],
         on_death: Callable[[str], object],
+        on_change: Callable[[], object],
         *,
         max_restarts: int,
     ) -> None:
         self.name = name
         self.engine: StreamingEngine | None = None
+        self.capacity = UNKNOWN_CAPACITY
         self.busy = 0
         self._launch = launch
         self._join = join
         self._on_death = on_death
+        self._on_change = on_change
         self._max_restarts = max_restarts
         self._deaths = 0
+        self._errors = 0
         self._served = False
         self._lost = asyncio.Event()
         self._why = ""
@@ -51,28 +62,45 @@ class Supervised:
             self._on_death(words)
             self._deaths += 1
             if not self._served:
-                raise BudgetError(f"an engine did not start: {words}", remedy="fix what its last words say")
+                raise BudgetError(f"engine {self.name} did not start: {words}", remedy="fix what its last words say")
             if self._deaths > self._max_restarts:
                 raise BudgetError(
-                    f"an engine died {self._deaths} times without answering in between: {words}",
+                    f"engine {self.name} was lost {self._deaths} times without answering in between: {words}",
                     remedy="fix what its last words say; if memory ran out, lower rollout.engine.max_batch",
                 )
             await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (self._deaths - 1), LONGEST_PAUSE_SECONDS))
 
-    def answered(self) -> None:
-        self._deaths = 0
+    def serve(self, engine: StreamingEngine) -> None:
+        """Let `engine` get calls."""
+        self.engine, self._errors = engine, 0
+        self._on_change()
+
+    def answered(self, engine: StreamingEngine) -> None:
+        """Record a good answer."""
+        if engine is self.engine:
+            self._deaths = self._errors = 0
+
+    def failed(self, engine: StreamingEngine, error: EngineError) -> None:
+        """Record an answer that was an error. An engine that is sick gets no more calls, and is replaced."""
+        if engine is not self.engine:
+            return
+        self._errors += 1
+        if self._errors >= SICK_AFTER:
+            self.lose(engine, f"it answered {self._errors} times in a row with an error, at last: {error.message}")
 
     def lose(self, engine: StreamingEngine, why: str = "") -> None:
         """Record that `engine` cannot be used any more. It is ended, if it still runs, and replaced."""
         if engine is self.engine:
             self.engine, self._why = None, why
             self._lost.set()
+            self._on_change()
 
     async def _live(self) -> str:
         """Start one engine and wait until it ends. Returns its last words."""
         self._lost.clear()
         try:
             async with self._launch() as worker:
+                self.capacity = worker.capacity
                 await self._join(self, worker.engine)
                 self._served = True
                 return await self._death(worker)
@@ -80,6 +108,7 @@ class Supervised:
             return error.message
         finally:
             self.engine = None
+            self._on_change()
 
     async def _death(self, worker: Worker) -> str:
         dying, losing = (asyncio.ensure_future(wait) for wait in (worker.died(), self._lost.wait()))

@@ -8,14 +8,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from loopwright.ports import StreamingEngine
+from loopwright.types import UNKNOWN_CAPACITY, EngineCapacity
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A running engine. `died` returns its last words when it has ended."""
+    """A running engine. `died` returns its last words when it has ended. `capacity` is what it can hold, as far as it
+    says."""
 
     engine: StreamingEngine
     died: Callable[[], Awaitable[str]]
+    capacity: EngineCapacity = UNKNOWN_CAPACITY
 
 
 Launch = Callable[[], AbstractAsyncContextManager[Worker]]
@@ -23,12 +26,12 @@ Launch = Callable[[], AbstractAsyncContextManager[Worker]]
 cannot start."""
 
 
-def embedded(engine: StreamingEngine) -> Launch:
+def embedded(engine: StreamingEngine, capacity: EngineCapacity = UNKNOWN_CAPACITY) -> Launch:
     """A worker in this process. It ends with the process."""
 
     @asynccontextmanager
     async def launch() -> AsyncIterator[Worker]:
-        yield Worker(engine, _never)
+        yield Worker(engine, _never, capacity)
 
     return launch
 

@@ -223,7 +223,8 @@ class Exchange:
             head = replace(head, id=sample_id(head.id, number))
         if sampling.max_new_tokens == 0:
             return _answer(head, Parsed(), NOTHING), NOTHING
-        request = GenerateRequest(f"{session.id}/{head.id}", prepared.prompt, sampling, part_tokens=1)
+        name, affinity = f"{session.id}/{head.id}", session.settings.affinity
+        request = GenerateRequest(name, prepared.prompt, sampling, part_tokens=1, affinity=affinity)
         reader = SampleReader(served.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
             generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)

@@ -28,6 +28,7 @@ from loopwright.serve.lease import LINEAGE_HEADER, RUN_HEADER, LeaseHolder
 from loopwright.types import Sampling
 
 SHORTEST_TTL, LONGEST_TTL = 1.0, 7 * 24 * 3600.0
+LONGEST_AFFINITY = 256
 
 
 class Management:
@@ -239,6 +240,7 @@ def settings_from(body: Mapping[str, Any]) -> SessionSettings:
         ttl_seconds=number(body, "ttl_seconds", least=SHORTEST_TTL, most=LONGEST_TTL) or SessionSettings().ttl_seconds,
         seed=count(body, "seed", least=0, most=(1 << 63) - 1) or 0,
         label=text(body.get("label"), "label"),
+        affinity=text(body.get("affinity"), "affinity")[:LONGEST_AFFINITY],
     )
 
 

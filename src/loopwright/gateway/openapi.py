@@ -23,6 +23,7 @@ SETTINGS = {
         "ttl_seconds": {"type": "number", "description": "An unused session ends after so long."},
         "seed": {"type": "integer"},
         "label": {"type": "string", "description": "Shown in the list of sessions."},
+        "affinity": {"type": "string", "description": "Sessions with the same text begin with the same prompt."},
     },
 }
 ROUTES: tuple[tuple[str, str, str, bool], ...] = (

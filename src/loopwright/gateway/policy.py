@@ -81,7 +81,11 @@ class SessionPolicy:
     async def endpoint(self, *, max_tokens: int | None = None) -> AsyncIterator[Endpoint]:
         sampling = self._request.sampling
         settings = SessionSettings(
-            replace(sampling, seed=0), max_tokens, ttl_seconds=LONGEST_PAUSE_SECONDS, seed=sampling.seed
+            replace(sampling, seed=0),
+            max_tokens,
+            ttl_seconds=LONGEST_PAUSE_SECONDS,
+            seed=sampling.seed,
+            affinity=self._request.group,
         )
         session, key = self._sessions.create(None, settings)
         self._session, self._recorder = session, session.recorder

@@ -378,6 +378,7 @@ class RemoteSessionPolicy:
             "ttl_seconds": LONGEST_PAUSE_SECONDS,
             "seed": sampling.seed,
             "label": label_of(self._request.split, self._request.key),
+            "affinity": self._request.group,
         }
         # Every try has an id of its own: the answer to the try before may have been lost.
         tried: list[str] = []

@@ -36,8 +36,8 @@ class SessionSettings:
     """The sampling settings of a session's calls.
 
     With `sampling`, those settings override the agent's wishes (T8), and its `max_new_tokens` is the budget of a turn.
-    `max_tokens` is the budget of all turns together. `seed` is the seed of its answers.
-    `label` is for whoever created the session.
+    `max_tokens` is the budget of all turns together. `seed` is the seed of its answers. `label` is for whoever created
+    the session. `affinity` is that of its requests.
     """
 
     sampling: Sampling | None = None
@@ -45,6 +45,7 @@ class SessionSettings:
     ttl_seconds: float = 3600.0
     seed: int = 0
     label: str = ""
+    affinity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,7 @@ class TorchLearner:
                 reference_logprobs=micro.reference,
             )
             loss = rollout_loss(self._recipe, batch, credit.weights, entropy, meter)
+            meter.staleness(batch, self._version - credit.versions)
             self._add_gradients(loss)
             meter.loss(loss.item())
 

@@ -17,6 +17,8 @@ class StepMeter:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._tokens = 0
+        self._by_staleness: dict[int, tuple[float, int]] = {}
+        """The sum of the mismatches, and the tokens."""
         self._largest_mismatch = 0.0
         self._losses = 0.0
         self._sft_losses: list[float] = []
@@ -37,6 +39,18 @@ class StepMeter:
                 }
             )
 
+    def staleness(self, batch: TokenBatch, staleness: torch.Tensor) -> None:
+        """Add the mismatch of a micro-batch again, split by how old each token is: on tokens of older weights it also
+        measures how far the policy has moved since."""
+        with torch.no_grad():
+            mismatch = (batch.old_logprobs - batch.sampled_logprobs).abs().double()
+            sums = staleness.bincount(weights=mismatch).tolist()
+            counts = staleness.bincount().tolist()
+        for age, (total, tokens) in enumerate(zip(sums, counts, strict=True)):
+            if tokens:
+                total_before, tokens_before = self._by_staleness.get(age, (0.0, 0))
+                self._by_staleness[age] = total_before + total, tokens_before + tokens
+
     def _add(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value.double().sum())
@@ -56,6 +70,9 @@ class StepMeter:
         means = {name: total / self._tokens for name, total in self._sums.items()}
         if self._tokens:
             means["mismatch_max"] = self._largest_mismatch
+        for age, (total, tokens) in sorted(self._by_staleness.items()):
+            means[f"mismatch_mean_s{age}"] = total / tokens
+            means[f"mismatch_tokens_s{age}"] = float(tokens)
         if self._sft_losses:
             means["sft_loss"] = math.fsum(self._sft_losses) / len(self._sft_losses)
         return {

@@ -124,12 +124,14 @@ class Credit:
     weights: torch.Tensor
     sequence: torch.Tensor
     """The number of its chain within the micro-batch."""
+    versions: torch.Tensor
 
 
 def credit_of(rows: Sequence[Packed], samples: Sequence[Sample], device: torch.device) -> Credit:
     chosen = [samples[index] for row in rows for index in row.chains]
     counts = [sample.chain.sampled for sample in chosen]
     logprobs = np.concatenate([sample.chain.logprobs[sample.chain.mask] for sample in chosen])
+    versions = np.concatenate([sample.chain.versions[sample.chain.mask] for sample in chosen])
 
     def repeated(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(np.repeat(values, counts), dtype=dtype, device=device)
@@ -139,4 +141,5 @@ def credit_of(rows: Sequence[Packed], samples: Sequence[Sample], device: torch.d
         advantages=repeated([sample.advantage for sample in chosen], torch.float32),
         weights=repeated([sample.weight for sample in chosen], torch.float32),
         sequence=repeated(range(len(chosen)), torch.long),
+        versions=torch.from_numpy(versions).to(device),
     )

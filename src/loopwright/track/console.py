@@ -83,6 +83,10 @@ class Console:
         if self._out.is_interactive:
             self._bars.stop()
 
+    def say(self, line: str) -> None:
+        """Write a permanent line."""
+        self._print(Text(line, style="dim"))
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the line of a step, or of each evaluation in `metrics`."""
         if self._steps is None:

@@ -1,6 +1,7 @@
 """Frozen values that the rooms pass to one another. They need the standard library and numpy only. They have no
 behaviour except to check themselves: a value that cannot be true cannot be built."""
 
+from loopwright.types.capacity import UNKNOWN_CAPACITY, EngineCapacity
 from loopwright.types.choices import (
     Aggregate,
     BufferKind,
@@ -66,12 +67,14 @@ from loopwright.types.weights import (
 __all__ = [
     "IN_PLACE",
     "NOTHING_YET",
+    "UNKNOWN_CAPACITY",
     "Aggregate",
     "BroadcastBackend",
     "BufferKind",
     "ChainStart",
     "ContentDelta",
     "Delta",
+    "EngineCapacity",
     "Episode",
     "EpisodeDrift",
     "EvalMode",

@@ -37,5 +37,10 @@ class RolloutRequest:
         return self.key.task_set
 
     @property
+    def group(self) -> str:
+        """The name of its group within the run. Training and evaluation may use the same names of task sets."""
+        return f"{self.split}/{self.key.task_set}/{self.key.draw:06d}"
+
+    @property
     def seed(self) -> int:
         return self.sampling.seed

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, EngineError
 
 
 class FinishReason(StrEnum):
@@ -114,6 +114,14 @@ class Generation:
     versions: tuple[int, ...]
     finish: FinishReason
     held: tuple[float, float] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        tokens = len(self.ids)
+        if len(self.logprobs) != tokens or len(self.versions) != tokens:
+            raise EngineError(
+                f"an engine gave {tokens} tokens, {len(self.logprobs)} logprobs and {len(self.versions)} versions",
+                remedy="see its log: each token needs its own logprob and version (T3)",
+            )
 
     def since(self, count: int) -> Generation:
         """The part after the first `count` tokens."""

@@ -32,6 +32,11 @@ def _in_flight(config: RunConfig) -> int | None:
     return groups * config.rollout.samples_per_task
 
 
+def _fixed(rollout: RolloutConfig, otherwise: int) -> int:
+    # With `auto` it follows what the engines can hold, which is not known here.
+    return rollout.concurrency if isinstance(rollout.concurrency, int) else otherwise
+
+
 def _one_call_each(config: RunConfig) -> bool:
     return all(task_set.agent.call_limit == 1 for _, task_set in config.all_task_sets())
 
@@ -44,12 +49,12 @@ IDLE = (
     ),
     Idle(
         "rollout.concurrency",
-        lambda config, rollout: (most := _in_flight(config)) is not None and rollout.concurrency > most,
+        lambda config, rollout: (most := _in_flight(config)) is not None and _fixed(rollout, most) > most,
         "training has fewer rollouts at a time",
     ),
     Idle(
         "rollout.engine.max_batch",
-        lambda config, engine: _one_call_each(config) and engine.max_batch > config.rollout.concurrency,
+        lambda config, engine: _one_call_each(config) and engine.max_batch > _fixed(config.rollout, engine.max_batch),
         "rollout.concurrency lets fewer answers be sampled at once",
     ),
     Idle(

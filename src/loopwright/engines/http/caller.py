@@ -15,7 +15,15 @@ import orjson
 
 from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
 from loopwright.engines.http.wire import HELD, held_from_json
-from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, OutOfTimeError, WeightsError
+from loopwright.errors import (
+    EngineError,
+    EngineLostError,
+    LeaseError,
+    LoopwrightError,
+    OutOfTimeError,
+    UnanswerableError,
+    WeightsError,
+)
 from loopwright.serve.errors import SEE_LOG, read_error
 
 SILENCE_SECONDS = 60.0
@@ -26,9 +34,14 @@ COMMAND_SECONDS = 600.0
 OK = 200
 NOT_THERE = frozenset({502, 503, 504})
 """The statuses with which a proxy answers while the engine behind it is away."""
-BAD_REQUEST = 400
 HELD_BY_ANOTHER = 409
-KINDS: Mapping[str, type[LoopwrightError]] = {"WeightsError": WeightsError, "OutOfTimeError": OutOfTimeError}
+NO_ENGINE_CAN = frozenset({400, 413, 422})
+"""The statuses with which a server says that the request is at fault."""
+KINDS: Mapping[str, type[LoopwrightError]] = {
+    "WeightsError": WeightsError,
+    "OutOfTimeError": OutOfTimeError,
+    "UnanswerableError": UnanswerableError,
+}
 
 
 class EngineCaller:
@@ -121,11 +134,7 @@ def _check(status: int, text: bytes) -> None:
     if status == HELD_BY_ANOTHER:
         raise read_error(_said(text), {}, LeaseError)
     if status != OK:
-        error = _error(_said(text))
-        if status == BAD_REQUEST:
-            # The caller's fault stays one where this engine is served to others.
-            error.facts["status"] = status
-        raise error
+        raise _error(_said(text), UnanswerableError if status in NO_ENGINE_CAN else EngineError)
 
 
 def _said(text: bytes) -> Any:
@@ -135,8 +144,8 @@ def _said(text: bytes) -> Any:
         return text.decode(errors="replace")
 
 
-def _error(said: Any) -> LoopwrightError:
-    error = read_error(said, KINDS, EngineError)
+def _error(said: Any, otherwise: type[EngineError] = EngineError) -> LoopwrightError:
+    error = read_error(said, KINDS, otherwise)
     if isinstance(said, dict) and (held := held_from_json(said)) is not None:
         error.facts[HELD] = held
     return error

@@ -66,6 +66,11 @@ class HttpEngine:
     def version(self) -> int:
         return self._version
 
+    @property
+    def workers(self) -> int:
+        """One process receives weights."""
+        return 1
+
     def held_seconds(self) -> float:
         """For how many seconds in total the engines behind a run's door have answered nobody, as far as the door has
         told: while a call is out, it tells this once a second. 0 for an engine, which does not count them."""

@@ -12,6 +12,7 @@ from loopwright.core.environment import child_environment
 from loopwright.engines.worker import Worker
 from loopwright.serve.child import child_process
 from loopwright.serve.keys import new_key
+from loopwright.types import UNKNOWN_CAPACITY, EngineCapacity
 
 KEY_VARIABLE = "LOOPWRIGHT_ENGINE_KEY"
 START_SECONDS = 600.0
@@ -37,7 +38,12 @@ def engine_command(
 
 @asynccontextmanager
 async def engine_process(
-    command: Sequence[str], *, env: Mapping[str, str], log: Path, start_seconds: float = START_SECONDS
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    start_seconds: float = START_SECONDS,
+    capacity: EngineCapacity = UNKNOWN_CAPACITY,
 ) -> AsyncIterator[Worker]:
     """Start the engine with a new key that only both processes know, and connect to it. `env` is the caller's
     environment; the engine sees only the allow-listed part of it. Leaving the context ends the engine."""
@@ -50,4 +56,4 @@ async def engine_process(
         child_process(command, env=with_key, log=log, ready_seconds=start_seconds) as child,
         HttpEngine.connect(f"http://127.0.0.1:{child.ready['port']}", key) as engine,
     ):
-        yield Worker(engine, child.wait)
+        yield Worker(engine, child.wait, capacity)

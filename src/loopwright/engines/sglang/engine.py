@@ -126,6 +126,11 @@ class SglangEngine:
     def version(self) -> int:
         return self._version
 
+    @property
+    def workers(self) -> int:
+        """One process receives weights."""
+        return 1
+
     def held_seconds(self) -> float:
         """A server does not count for how long it answers nobody."""
         return 0.0

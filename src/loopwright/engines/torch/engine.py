@@ -20,7 +20,7 @@ import torch
 
 from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.sequence import Sequence
-from loopwright.errors import EngineError, WeightsError
+from loopwright.errors import EngineError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.models.weight_files import read_weights
@@ -348,10 +348,9 @@ class TorchEngine:
     def _check(self, request: GenerateRequest) -> None:
         vocabulary = self._model.config.vocab_size
         if not request.prompt_ids or not all(0 <= token < vocabulary for token in request.prompt_ids):
-            raise EngineError(
+            raise UnanswerableError(
                 f"request {request.id}: the prompt must be a non-empty list of ids in 0..{vocabulary - 1}",
                 remedy="render the prompt with the tokenizer of the model that is served",
-                status=400,
             )
 
 

@@ -90,6 +90,7 @@ class VllmEngine:
         self._version = 0
         self._is_loaded = False
         self._is_leased = False
+        self._workers = 1
         self._holder: LeaseHolder | None = None
         self._numbers = itertools.count()
         self._calls: set[_Call] = set()
@@ -122,6 +123,11 @@ class VllmEngine:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def workers(self) -> int:
+        """How many processes receive weights: as many as the model is split over."""
+        return self._workers
 
     def held_seconds(self) -> float:
         """A server does not count for how long it answers nobody."""
@@ -303,6 +309,7 @@ class VllmEngine:
                 remedy="start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs, "
                 f"--worker-extension-cls {EXTENSION} and the folder of `loopwright vllm-extension` in PYTHONPATH",
             ) from error
+        self._workers = len(said)
         for about in said:
             why = about.get("refuses") if isinstance(about, dict) else f"it said {about!r}"
             if why:

@@ -19,6 +19,7 @@ from loopwright.engines.vllm.engine import EXTENSION, VllmEngine
 from loopwright.engines.vllm.guard import END_SECONDS
 from loopwright.engines.worker import Worker
 from loopwright.serve.child import child_process
+from loopwright.types import EngineCapacity
 
 EXTENSION_FOLDER = Path(__file__).parent / "extension"
 """The only part of Loopwright that a server sees: it has an environment of its own."""
@@ -84,7 +85,7 @@ async def vllm_process(server: VllmServer, labels: VersionLabels, *, env: Mappin
             f"http://127.0.0.1:{child.ready['port']}", None, labels=labels, sleeps=server.sleeps
         ) as engine,
     ):
-        yield Worker(engine, child.wait)
+        yield Worker(engine, child.wait, EngineCapacity(sequences=server.max_batch))
 
 
 def cores_of(number: int, engines: int, available: Sequence[int]) -> tuple[int, ...]:
