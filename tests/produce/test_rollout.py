@@ -205,7 +205,7 @@ async def test_a_judge_that_keeps_failing_is_a_failure_with_its_episode_kept() -
 
 
 class Broken(ScriptedEngine):
-    """An engine with a bug of ours."""
+    """An engine with a bug of ours, or one that leaves logprobs out."""
 
     def __init__(self, bug: Exception | None = None) -> None:
         super().__init__([])
@@ -218,12 +218,18 @@ class Broken(ScriptedEngine):
 
 
 @pytest.mark.parametrize("loop", [SingleTurn(), Wraps(True), Wraps(False)])
-@pytest.mark.parametrize(("bug", "error"), [(None, ChainError), (ZeroDivisionError("ours"), ZeroDivisionError)])
-async def test_our_own_bugs_crash_even_when_the_agent_hides_them(
-    loop: AgentLoop, bug: Exception | None, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
+@pytest.mark.parametrize("bug", [ChainError("ours", remedy="none"), ZeroDivisionError("ours")])
+async def test_our_own_bugs_crash_even_when_the_agent_hides_them(loop: AgentLoop, bug: Exception) -> None:
+    with pytest.raises(type(bug)):
         await run(loop, Broken(bug), on_agent_error="grade")
+
+
+@pytest.mark.parametrize("loop", [SingleTurn(), Wraps(True), Wraps(False)])
+async def test_an_answer_without_its_logprobs_is_the_engines_failure_and_trains_nothing(loop: AgentLoop) -> None:
+    rollout = await run(loop, Broken(), on_agent_error="grade")
+    assert isinstance(rollout.reward, Failed)
+    assert (rollout.reward.cause, rollout.reward.error) == (FailureCause.INFRA, "EngineError")
+    assert rollout.episode is None
 
 
 @pytest.mark.parametrize("loop", [SingleTurn(), Wraps(True), Wraps(False)])
