@@ -27,7 +27,7 @@ def _figures() -> Iterator[Figure]:
             if transport != "in_place" or part != "write":
                 yield Figure(f"{transport}_{part}", f"  of it {part}", digits=3)
         if transport != "in_place":
-            yield Figure(f"{transport}_copies", "  without the proof, in copies to fresh pages", digits=1)
+            yield Figure(f"{transport}_copies", "  without the proof, in bare copies to memory that is there", digits=1)
     yield Figure("cpu_seconds", "CPU seconds of the learner's process, all three", digits=2)
     yield Figure("peak_memory_mb", "peak memory of the learner's process, MB", digits=0)
 
@@ -93,5 +93,5 @@ class Weights:
         for transport, parts in answer["updates"].items():
             figures |= {f"{transport}_{part}": seconds for part, seconds in parts.items()}
             moved = parts["seconds"] - parts["proof"]
-            figures[f"{transport}_copies"] = moved / pace["fresh"]
+            figures[f"{transport}_copies"] = moved / pace["warm"]
         return figures

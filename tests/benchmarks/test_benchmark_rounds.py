@@ -76,7 +76,7 @@ PROGRAMS = {
 BARE_PROGRAMS = {"driver_cpu_ms": 3.0, "program_cpu_ms": 60.0}
 PARTS = {"seconds": 2.0, "write": 0.5, "load": 0.5, "proof": 1.0}
 UPDATES = {"seconds": 9.0, "cpu_seconds": 3.0, "peak_memory": 2_000_000, "updates": dict.fromkeys(TRANSPORTS, PARTS)}
-COPY = {"warm": 0.2, "fresh": 0.5}
+COPY = {"warm": 0.25, "fresh": 0.5}
 ANSWERS = {
     "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
@@ -174,8 +174,8 @@ def test_a_pool_round():
 
 def test_a_weights_round():
     figures = find("weights").round(UPDATES, COPY)
-    assert (figures["file_seconds"], figures["broadcast_copies"]) == (2.0, 2.0)
-    limit = CopyPlan({"bytes": 1000}).measured([{"warm": 0.1, "fresh": 0.5}, {"warm": 0.3, "fresh": 0.5}])
+    assert (figures["file_seconds"], figures["broadcast_copies"]) == (2.0, 4.0)
+    limit = CopyPlan({"bytes": 1000}).measured([{"warm": 0.125, "fresh": 0.5}, {"warm": 0.375, "fresh": 0.5}])
     assert limit.as_json() == {**COPY, "bytes": 1000}
     assert "0.500 s into fresh pages" in limit.line
 

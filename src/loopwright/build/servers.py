@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -68,15 +67,9 @@ def _by_file(engine: AttachableEngine) -> StreamingEngine:
 
 
 def _by_broadcast(url: str, engine: AttachableEngine) -> StreamingEngine:
+    from loopwright.models.broadcast import own_address
     from loopwright.weights.broadcast import BroadcastEngine, Broadcasting
 
-    return BroadcastEngine(engine, Broadcasting(_own_address(url), workers=engine.workers))
-
-
-def _own_address(url: str) -> str:
-    """The address of this machine that reaches `url`. A connected UDP socket knows it; nothing is sent."""
     parts = urlsplit(url)
-    family, kind, *_, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+    host = own_address(parts.hostname or "", parts.port or 80)
+    return BroadcastEngine(engine, Broadcasting(host, workers=engine.workers))

@@ -20,7 +20,7 @@ import torch
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from loopwright.errors import WeightsError
-from loopwright.models.weight_files import WRITE_AGAIN, mapped, tensors_in, verify
+from loopwright.models.weight_files import WRITE_AGAIN, file_tensors, mapped, verify
 from loopwright.types import BroadcastBackend, WeightBroadcast, WeightFile
 
 SENDER = 0
@@ -196,7 +196,7 @@ def _received(update: WeightBroadcast, rank: int, deadline: float) -> Mapping[st
     for bucket in group.buckets(data):
         checksum = zlib.crc32(bucket.numpy().data, checksum)
     verify(checksum, update.file)
-    return tensors_in(data, update.file)
+    return file_tensors(data, update.file)
 
 
 def _left(update: WeightBroadcast, deadline: float) -> timedelta:

@@ -132,7 +132,7 @@ def read_weights(manifest: WeightFile) -> Mapping[str, torch.Tensor]:
     try:
         data = mapped(manifest)
         verify(zlib.crc32(data.numpy().data), manifest)
-        return tensors_in(data, manifest)
+        return file_tensors(data, manifest)
     except (OSError, ValueError) as error:
         raise WeightsError(
             f"the weights in {manifest.path} cannot be used: {error}; nothing was changed", remedy=WRITE_AGAIN
@@ -159,7 +159,7 @@ def checksum_text(value: int) -> str:
     return f"crc32:{value:08x}"
 
 
-def tensors_in(data: torch.Tensor, manifest: WeightFile) -> Mapping[str, torch.Tensor]:
+def file_tensors(data: torch.Tensor, manifest: WeightFile) -> Mapping[str, torch.Tensor]:
     """The tensors of a weight file whose bytes are `data`: views of it where their alignment allows that. Raises
     ValueError if they are not those of the manifest."""
     try:
