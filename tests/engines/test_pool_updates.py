@@ -9,7 +9,7 @@ import pytest
 from controller_pool import FILE, ask, pool, until, whole
 from counting import CountingEngine, Nursery
 
-from loopwright.errors import BudgetError, LeaseError, ModelError, ProofError, WeightsError
+from loopwright.errors import BudgetError, EngineError, LeaseError, LearnerError, ModelError, ProofError, WeightsError
 from loopwright.types import PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
@@ -198,3 +198,68 @@ async def test_when_all_engines_are_down_every_call_gets_the_reason_and_keeps_wh
         assert sum(len(part.ids) for part in heard) >= 8, "what arrived was told"
         with pytest.raises(BudgetError):
             await controller.generate(ask())
+
+
+@pytest.mark.parametrize("error", [EngineError("its answer is malformed", remedy="x"), LearnerError("nan", remedy="x")])
+async def test_an_engine_whose_proof_could_not_be_made_has_unknown_weights_and_is_lost(error: Exception) -> None:
+    async def broken(name: str, engine: Any, version: int) -> None:
+        if engine.number == 0:
+            raise error
+
+    nursery = Nursery()
+    async with pool(nursery, prove=broken) as controller:
+        with pytest.raises(ProofError, match=r"engine 0 .*version 1"):
+            await controller.load(1, FILE)
+        assert controller.version == 0
+        assert nursery.engines[0] not in [member.engine for member in controller._pool.running]
+        await until(lambda: len(controller._pool.running) == 1)
+        assert set((await controller.generate(ask())).versions) == {0}
+
+
+async def test_after_an_update_that_was_broken_off_no_engine_serves_that_may_have_it() -> None:
+    """By a cancellation, or by a bug."""
+    reached = asyncio.Event()
+
+    async def never(name: str, engine: Any, version: int) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    one, two = Nursery(), Nursery(make=Slow)
+    async with pool(one, two, prove=never) as controller:
+        loading = asyncio.create_task(controller.load(1, FILE))
+        await reached.wait()
+        loading.cancel()
+        await asyncio.wait({loading})
+        assert loading.cancelled()
+        assert not controller._pool.running
+        assert set((await controller.generate(ask())).versions) == {0}
+
+
+async def test_a_bug_in_the_proof_leaves_no_engine_unproven() -> None:
+    async def buggy(name: str, engine: Any, version: int) -> None:
+        raise KeyError("proof")
+
+    nursery = Nursery()
+    async with pool(nursery, prove=buggy) as controller:
+        with pytest.raises(KeyError):
+            await controller.load(1, FILE)
+        assert not controller._pool.running
+
+
+class RefusingOnce(CountingEngine):
+    """The second engine of its place does not get its weights: say, because of the network."""
+
+    async def load(self, version: int, update: Any = None) -> None:
+        if self.number == 1:
+            raise WeightsError("the weights did not reach it", remedy="none")
+        await super().load(version, update)
+
+
+async def test_an_engine_that_gets_no_weights_when_it_comes_back_is_started_once_more() -> None:
+    nursery = Nursery(make=RefusingOnce)
+    async with pool(nursery) as controller:
+        await controller.load(1, FILE)
+        nursery.engines[0].dead.set()
+        async with asyncio.timeout(5):
+            assert set((await controller.generate(ask())).versions) == {1}
+    assert [engine.loads for engine in nursery.engines] == [[(1, FILE)], [], [(1, FILE)]]

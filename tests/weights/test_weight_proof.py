@@ -13,11 +13,11 @@ import torch
 from teacher import Teacher
 
 from loopwright.engines.torch.engine import TorchEngine
-from loopwright.errors import EngineError, ProofError
+from loopwright.errors import EngineError, ProofError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import load_model
 from loopwright.testing.weight_file import weight_file
-from loopwright.types import GenerateRequest, PauseMode, ProbeAnswer, Sampling
+from loopwright.types import NOTHING_YET, GenerateRequest, PauseMode, ProbeAnswer, Sampling
 from loopwright.weights.proof import WeightProof
 
 VOCABULARY = 300
@@ -223,3 +223,82 @@ async def test_each_version_has_prompts_of_its_own(teacher: Teacher) -> None:
                 await proof("0", Listening(), version)  # type: ignore[arg-type]
     assert len(set(asked)) == 6, "three prompts for each of two versions"
     assert all(0 <= token < VOCABULARY for prompt in asked for token in prompt)
+
+
+class Wrong:
+    """An engine that computes something else."""
+
+    async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+        return ProbeAnswer((-1.0,) * (len(request.prompt_ids) - 1), NOTHING_YET)
+
+
+async def test_an_engine_of_the_version_before_is_proven_while_the_next_one_is_published(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    """It comes back just then, and serves that version if the new one is refused."""
+    proof = proof_of(teacher, temperature=0.7)
+    async with proof.of(1):
+        await handed_over(teacher, engine, tmp_path)
+    teacher.step()
+    with pytest.raises(WeightsError):
+        async with proof.of(2):
+            await proof("0", engine, 1)
+            with pytest.raises(ProofError, match="version 1"):
+                await proof("1", Wrong(), 1)  # type: ignore[arg-type]
+            raise WeightsError("every engine refused them", remedy="none")
+    await proof("0", engine, 1)
+    with pytest.raises(ProofError, match="version 1"):
+        await proof("1", Wrong(), 1)  # type: ignore[arg-type]
+    with pytest.raises(ProofError, match="version 2"):
+        await proof("1", Wrong(), 2)  # type: ignore[arg-type]
+
+
+async def test_a_proof_under_way_when_the_next_version_is_published_is_still_of_its_own(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    proof = proof_of(teacher)
+    async with proof.of(1):
+        await handed_over(teacher, engine, tmp_path)
+    probing, goes_on, asked = asyncio.Event(), asyncio.Event(), []
+
+    class Waiting:
+        async def probe(self, request: GenerateRequest) -> ProbeAnswer:
+            asked.append(request)
+            probing.set()
+            await goes_on.wait()
+            return await engine.probe(request)
+
+    late = asyncio.create_task(proof("0", Waiting(), 1))  # type: ignore[arg-type]
+    await probing.wait()
+    teacher.step()
+    async with proof.of(2) as metrics:
+        goes_on.set()
+        await late
+    assert len(asked) == 2, "the first prompt was good enough"
+    assert metrics == {}
+
+
+async def test_an_engine_that_comes_while_the_learner_is_asked_is_not_waved_through(teacher: Teacher) -> None:
+    """All engines were lost in the update, so nobody has asked the learner yet."""
+    asking, goes_on = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def logprobs(self, ids: Any, temperature: float = 1.0) -> tuple[float, ...]:
+            asking.set()
+            await goes_on.wait()
+            return await teacher.logprobs(ids, temperature)
+
+    proof = proof_of(Slow())
+
+    async def publish() -> None:
+        async with proof.of(1):
+            pass
+
+    publishing = asyncio.create_task(publish())
+    await asking.wait()
+    late = asyncio.create_task(proof("0", Wrong(), 1))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    goes_on.set()
+    await publishing
+    with pytest.raises(ProofError):
+        await late

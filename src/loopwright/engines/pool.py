@@ -96,7 +96,13 @@ class Pool:
         """
         async with self._loading:
             running = [(member, member.engine) for member in self._members if member.engine is not None]
-            refusals = await together(self._loaded(member, engine, version, update) for member, engine in running)
+            try:
+                refusals = await together(self._loaded(member, engine, version, update) for member, engine in running)
+            except BaseException:
+                # Nobody knows how far each of them came.
+                for member, engine in running:
+                    member.lose(engine, f"its update to version {version} was broken off")
+                raise
             refused = [(*asked, refusal) for asked, refusal in zip(running, refusals, strict=True) if refusal]
             is_refused = bool(refused) and len(refused) == len(self.running)
             if not is_refused:
@@ -123,12 +129,25 @@ class Pool:
         try:
             async with asyncio.timeout(self._load_seconds):
                 await engine.load(version, update)
-                await self._prove(member.name, engine, version)
+                await self._proven(member, engine, version)
         except TimeoutError:
             raise EngineLostError(
                 f"engine {member.name} did not load the weights of version {version} within {self._load_seconds:g} s",
                 remedy="see its log",
             ) from None
+
+    async def _proven(self, member: Supervised, engine: StreamingEngine, version: int) -> None:
+        """Whatever error keeps a proof from being made, the engine has new weights that are not proven. So none of them
+        may be taken for a refusal of the update."""
+        try:
+            await self._prove(member.name, engine, version)
+        except (EngineLostError, ProofError):
+            raise
+        except LoopwrightError as error:
+            raise ProofError(
+                f"engine {member.name} could not be proven to serve the weights of version {version}: {error.message}",
+                remedy=error.remedy,
+            ) from error
 
     async def each(self, command: Callable[[StreamingEngine], Awaitable[None]]) -> None:
         """Run a command on every engine. An engine that does not follow it is lost, and replaced by one that does not

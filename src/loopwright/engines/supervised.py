@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from loopwright.engines.worker import Launch, Worker
-from loopwright.errors import BudgetError, EngineError
+from loopwright.errors import BudgetError, EngineError, WeightsError
 from loopwright.ports import StreamingEngine
 from loopwright.types import UNKNOWN_CAPACITY
 
@@ -104,7 +104,8 @@ class Supervised:
                 await self._join(self, worker.engine)
                 self._served = True
                 return await self._death(worker)
-        except EngineError as error:
+        except (EngineError, WeightsError) as error:
+            # Weights that did not reach it may do so the next time.
             return error.message
         finally:
             self.engine = None

@@ -18,11 +18,11 @@ import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from loopwright.errors import ProofError
 from loopwright.ports import Learner, StreamingEngine
-from loopwright.types import GenerateRequest, ProbeAnswer, Sampling
+from loopwright.types import GenerateRequest, Sampling
 
 PROMPT_TOKENS = 20
 SAMPLED_TOKENS = 4
@@ -31,6 +31,17 @@ TOLERANCES = {"float32": 5e-4, "bfloat16": 0.25}
 """How much a logprob may differ, by the type of the weights."""
 USUAL_LOGPROB = 32.0
 """A logprob further below 0 than this is the difference of large numbers, and may differ by more in proportion."""
+
+
+@dataclass(slots=True)
+class _Probes:
+    """The probes of one version. `expected` is what the learner gave the tokens of a prompt, by the number of the
+    prompt. `is_learners`: the learner still has this version, and can be asked."""
+
+    version: int
+    is_learners: bool = True
+    expected: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    differences: dict[str, float] = field(default_factory=dict)
 
 
 class WeightProof:
@@ -45,83 +56,93 @@ class WeightProof:
         self._vocabulary = vocabulary
         self._temperature = temperature
         self._tolerance = TOLERANCES[dtype]
-        self._version: int | None = None
-        self._expected: dict[int, tuple[float, ...]] = {}
-        """What the learner gave the tokens of a prompt, by the number of the prompt."""
-        self._is_learners = False
-        self._differences: dict[str, float] = {}
+        self._probes: dict[int, _Probes] = {}
+        """Of the version that was published last, and of a newer one that is being published, or could not be: engines
+        may come back with either."""
 
     @asynccontextmanager
     async def of(self, version: int) -> AsyncIterator[dict[str, float]]:
         """The learner has the weights `version` until the block ends. Gives the metrics of the proofs in it."""
-        self._version, self._expected, self._is_learners, self._differences = version, {}, True, {}
+        probes = self._probes[version] = _Probes(version)
         try:
-            yield self._differences
+            yield probes.differences
+            if not probes.expected:
+                prompts = {number: self._prompt(number, version) for number in range(PROMPTS)}
+                probes.expected = {number: await self._learner.logprobs(ids) for number, ids in prompts.items()}
         finally:
-            self._is_learners = False
-        if not self._expected:
-            self._expected = {number: await self._learner.logprobs(self._prompt(number)) for number in range(PROMPTS)}
+            probes.is_learners = False
+        self._probes = {version: probes}
 
     async def __call__(self, name: str, engine: StreamingEngine, version: int) -> None:
         """Raises ProofError if the engine `name` does not serve the weights `version`."""
-        if version != self._version:
+        if not self._probes:
+            # Nothing was published yet, and nothing is sampled before.
             return
-        numbers = range(PROMPTS) if self._is_learners else tuple(self._expected)
-        for number in numbers:
+        probes = self._probes.get(version) or _Probes(version, is_learners=False)
+        wrong: ProofError | None = None
+        for number in range(PROMPTS):
+            if not probes.is_learners and number not in probes.expected:
+                continue
             try:
-                await self._try(number, name, engine, version)
-            except ProofError:
-                if number == numbers[-1]:
-                    raise
+                await self._try(number, name, engine, probes)
+            except ProofError as error:
+                wrong = error
             else:
                 return
+        raise wrong or ProofError(
+            f"engine {name} cannot be proven: the learner was not asked about the weights of version {version}",
+            remedy="publish the weights again",
+        )
 
-    async def _try(self, number: int, name: str, engine: StreamingEngine, version: int) -> None:
-        prompt = self._prompt(number)
-        sampling = Sampling(max_new_tokens=SAMPLED_TOKENS, temperature=self._temperature if self._is_learners else 1.0)
-        asked = GenerateRequest(f"proof/{version}/{name}", prompt, sampling)
+    async def _try(self, number: int, name: str, engine: StreamingEngine, probes: _Probes) -> None:
+        prompt = self._prompt(number, probes.version)
+        is_learners = probes.is_learners
+        sampling = Sampling(max_new_tokens=SAMPLED_TOKENS, temperature=self._temperature if is_learners else 1.0)
+        asked = GenerateRequest(f"proof/{probes.version}/{name}", prompt, sampling)
         answer = await engine.probe(asked)
-        own = await self._own(number, engine, asked, answer)
+        if is_learners:
+            own = await self._learners(number, (*prompt, *answer.sampled.ids), probes)
+        else:
+            again = await engine.probe(replace(asked, prompt_ids=(*prompt, *answer.sampled.ids)))
+            own = (*probes.expected[number], *again.prompt_logprobs[len(prompt) - 1 :])
         said = (*answer.prompt_logprobs, *answer.sampled.logprobs)
-        self._compare(name, (*prompt, *answer.sampled.ids)[1:], said, own)
+        self._compare(name, (*prompt, *answer.sampled.ids)[1:], said, own, probes)
 
-    def _prompt(self, number: int) -> tuple[int, ...]:
+    def _prompt(self, number: int, version: int) -> tuple[int, ...]:
         """Other prompts for each version, so that no answer can come from a cache."""
-        chosen = random.Random(f"proof {number} of version {self._version}")
+        chosen = random.Random(f"proof {number} of version {version}")
         return tuple(chosen.randrange(self._vocabulary) for _ in range(PROMPT_TOKENS))
 
-    async def _own(
-        self, number: int, engine: StreamingEngine, asked: GenerateRequest, answer: ProbeAnswer
-    ) -> tuple[float, ...]:
-        """What the logprobs must be."""
-        ids, prompt = (*asked.prompt_ids, *answer.sampled.ids), len(asked.prompt_ids) - 1
-        if not self._is_learners:
-            again = await engine.probe(replace(asked, prompt_ids=ids))
-            return (*self._expected[number], *again.prompt_logprobs[prompt:])
+    async def _learners(self, number: int, ids: tuple[int, ...], probes: _Probes) -> tuple[float, ...]:
+        """What the learner gives the tokens of a prompt and of what was sampled after it."""
+        prompt = PROMPT_TOKENS - 1
         own = await self._learner.logprobs(ids)
-        self._expected[number] = own[:prompt]
+        if probes.is_learners:
+            probes.expected[number] = own[:prompt]
         if self._temperature == 1:
             return own
         return (*own[:prompt], *(await self._learner.logprobs(ids, self._temperature))[prompt:])
 
-    def _compare(self, name: str, tokens: Sequence[int], said: Sequence[float], own: Sequence[float]) -> None:
+    def _compare(
+        self, name: str, tokens: Sequence[int], said: Sequence[float], own: Sequence[float], probes: _Probes
+    ) -> None:
         if len(said) != len(own) or len(own) != len(tokens):
             raise ProofError(
-                f"engine {name} gave {len(said)} logprobs for {len(tokens)} tokens of the weights {self._version}",
+                f"engine {name} gave {len(said)} logprobs for {len(tokens)} tokens of the weights {probes.version}",
                 remedy="see the engine's log: it does not answer as its kind does",
             )
         allowed = self._tolerance * max(1.0, max(map(abs, own)) / USUAL_LOGPROB)
         apart = [abs(one - other) for one, other in zip(said, own, strict=True)]
         # Written with `not`, so that a NaN counts as a difference too.
         wrong = next((place for place, difference in enumerate(apart) if not difference <= allowed), None)
-        self._differences[f"engine/{name}/proof_max"] = max(apart, key=lambda one: math.inf if one != one else one)
+        probes.differences[f"engine/{name}/proof_max"] = max(apart, key=lambda one: math.inf if one != one else one)
         if wrong is not None:
             raise ProofError(
-                f"engine {name} does not serve the weights of version {self._version}: it gives token {tokens[wrong]} "
+                f"engine {name} does not serve the weights of version {probes.version}: it gives token {tokens[wrong]} "
                 f"(place {wrong + 1} of the probe) the logprob {said[wrong]:.6f}, and the learner {own[wrong]:.6f}; "
                 f"{allowed:.2g} is allowed",
                 remedy="its update was not done, or it computes with another precision; see the engine's log",
                 engine=name,
-                version=self._version,
+                version=probes.version,
                 place=wrong + 1,
             )
