@@ -21,8 +21,8 @@ from loopwright.engines.routing import Router
 from loopwright.engines.stopwatch import Stopwatch
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
-from loopwright.errors import EngineError, EngineLostError, UnanswerableError
-from loopwright.ports import OnPart
+from loopwright.errors import EngineError, EngineLostError, ProofError, UnanswerableError
+from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import (
     IN_PLACE,
     EngineCapacity,
@@ -202,9 +202,11 @@ class RolloutController:
 
     def _may_go_on(self, call: _Call, member: Supervised, error: EngineError) -> bool:
         """Whether another engine may be asked after this error. A lost engine is replaced, and an error may be the
-        engine's own."""
+        engine's own. What was sampled with other weights is not continued."""
         if isinstance(error, EngineLostError):
             return True
+        if isinstance(error, ProofError):
+            return False
         call.failed_by.append(member)
         return not isinstance(error, UnanswerableError) and any(one not in call.failed_by for one in self._pool.running)
 
@@ -224,14 +226,18 @@ class RolloutController:
 
         call.asking = asyncio.ensure_future(engine.generate(call.answer.rest(), keep))
         member.busy += 1
+        member.asking.add(call.asking)
         try:
             await _end_of(call.asking)
         finally:
             member.busy -= 1
+            member.asking.discard(call.asking)
             if not call.asking.done():
                 call.asking.cancel()
                 await _end_of(call.asking)
         if call.asking.cancelled():
+            if engine is not member.engine:
+                raise _lost_with(member, engine)
             return
         try:
             call.answer.add(call.asking.result())
@@ -239,6 +245,9 @@ class RolloutController:
             member.lose(engine)
             raise
         except UnanswerableError:
+            raise
+        except ProofError as error:
+            member.distrust(engine, error.message)
             raise
         except EngineError as error:
             member.failed(engine, error)
@@ -258,6 +267,15 @@ class RolloutController:
             for call in stragglers():
                 if call.asking is not None:
                     call.asking.cancel()
+
+
+def _lost_with(member: Supervised, engine: StreamingEngine) -> EngineError:
+    if member.distrusted is engine:
+        return ProofError(
+            f"engine {member.name} has served with other weights than the run's while it answered",
+            remedy="nothing to do: the engine is replaced, and the rollout is made again",
+        )
+    return EngineLostError(f"engine {member.name} was lost", remedy="nothing to do: it is replaced")
 
 
 async def _end_of(work: asyncio.Future[Any]) -> None:

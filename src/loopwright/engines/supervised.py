@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from loopwright.engines.worker import Launch, Worker
 from loopwright.errors import BudgetError, EngineError, WeightsError
 from loopwright.ports import StreamingEngine
-from loopwright.types import UNKNOWN_CAPACITY
+from loopwright.types import UNKNOWN_CAPACITY, Generation
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
@@ -28,7 +28,8 @@ LAST_WORDS_SECONDS = 1.0
 
 class Supervised:
     """`engine` is the running engine, if there is one. `capacity` is what it, or the last one, can hold. `busy` counts
-    its calls. `on_change` is called when `engine` has changed."""
+    its calls, and `asking` holds them: they end when the engine is lost, because it may never answer them. Answers of
+    `distrusted`, an engine that was lost, are in doubt. `on_change` is called when `engine` has changed."""
 
     def __init__(
         self,
@@ -44,6 +45,8 @@ class Supervised:
         self.engine: StreamingEngine | None = None
         self.capacity = UNKNOWN_CAPACITY
         self.busy = 0
+        self.asking: set[asyncio.Future[Generation]] = set()
+        self.distrusted: StreamingEngine | None = None
         self._launch = launch
         self._join = join
         self._on_death = on_death
@@ -58,7 +61,13 @@ class Supervised:
     async def keep(self) -> None:
         """Keep an engine running until this is cancelled. Raises when the budget is used up."""
         while True:
-            words = await self._live()
+            try:
+                words = await self._live()
+            except WeightsError as error:
+                # Weights that did not reach it may do so the next time.
+                if not self._served or self._deaths >= self._max_restarts:
+                    raise
+                words = error.message
             self._on_death(words)
             self._deaths += 1
             if not self._served:
@@ -93,7 +102,15 @@ class Supervised:
         if engine is self.engine:
             self.engine, self._why = None, why
             self._lost.set()
+            for asking in self.asking:
+                asking.cancel()
             self._on_change()
+
+    def distrust(self, engine: StreamingEngine, why: str) -> None:
+        """Record that `engine` has served with other weights. What it streamed to its calls is in doubt too."""
+        if engine is self.engine:
+            self.distrusted = engine
+            self.lose(engine, why)
 
     async def _live(self) -> str:
         """Start one engine and wait until it ends. Returns its last words."""
@@ -104,8 +121,7 @@ class Supervised:
                 await self._join(self, worker.engine)
                 self._served = True
                 return await self._death(worker)
-        except (EngineError, WeightsError) as error:
-            # Weights that did not reach it may do so the next time.
+        except EngineError as error:
             return error.message
         finally:
             self.engine = None

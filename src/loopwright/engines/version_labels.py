@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class VersionLabels:
-    """They hold the lineage too: after a resume the same number names other weights. A label is also the salt of the
-    server's prefix cache, so keys of other weights are never read."""
+    """They hold the lineage too: after a resume the same number names other weights."""
 
     run: str
     lineage: int
 
     def of(self, version: int) -> str:
         return f"{self.run}:{self.lineage}:{version}"
+
+    def salt(self, version: int) -> str:
+        """A name for the keys that a server caches with these weights. Each load has another one: if the first load of
+        a version did not pass its proof, its keys are not read after the second."""
+        return f"{self.of(version)}#{secrets.token_hex(4)}"
 
     def read(self, label: str) -> int | None:
         """The version that a label names. None if it is not a label of this run and lineage."""

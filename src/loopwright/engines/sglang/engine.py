@@ -97,6 +97,7 @@ class SglangEngine:
         self._caller = EngineCaller(connections, silence_seconds)
         self._labels = labels
         self._version = 0
+        self._extra_key: str | None = None
         self._is_loaded = False
         self._own_labels: set[str] = set()
         """The labels of the weights that were loaded last, and of those before: they change while an update is out."""
@@ -227,6 +228,7 @@ class SglangEngine:
             await self._update(version, {"model_path": str(folder), "flush_cache": False, "weight_version": label})
         await self._flush()
         self._version, self._is_loaded, self._tensors = version, True, update.tensors
+        self._extra_key = self._labels.salt(version)
         if was_going_on:
             await self.resume()
 
@@ -236,7 +238,7 @@ class SglangEngine:
         if self._is_server_paused is not False:
             await self._continue()
         call = _Call(request, self._version)
-        body = score_to_sglang(request, uuid.uuid4().hex, self._extra_key())
+        body = score_to_sglang(request, uuid.uuid4().hex, self._extra_key)
         scored = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
             prompt_logprobs, label = prompt_logprobs_from_sglang(scored, request.prompt_ids)
@@ -259,7 +261,7 @@ class SglangEngine:
             self._calls.discard(call)
 
     async def _asked(self, call: _Call, on_part: OnPart) -> Generation:
-        body = request_to_sglang(call.request, call.name, self._extra_key())
+        body = request_to_sglang(call.request, call.name, self._extra_key)
         async with self._caller.stream(GENERATE, body) as events:
             async for is_event, said in events:
                 if not is_event:
@@ -379,6 +381,3 @@ class SglangEngine:
                 f"the server at {self._caller.url} has dp_size {options['dp_size']}: SGLang cannot update its weights",
                 remedy="start one server for each copy of the model, and name all of them in rollout.engine.urls",
             )
-
-    def _extra_key(self) -> str | None:
-        return self._labels.of(self._version) if self._labels is not None and self._is_loaded else None

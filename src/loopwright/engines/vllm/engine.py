@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
-from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller
-from loopwright.engines.http.connection import Connections
+from loopwright.engines.http.caller import COMMAND_SECONDS, SILENCE_SECONDS, EngineCaller
+from loopwright.engines.http.connection import Connections, Patience
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
 from loopwright.engines.temperature_check import check_temperature
@@ -31,7 +31,7 @@ from loopwright.engines.vllm.wire import (
     score_request,
     versions_from_json,
 )
-from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, ProofError, WeightsError
 from loopwright.ports import OnPart
 from loopwright.serve.lease import LeaseHolder, lease_to_json
 from loopwright.types import (
@@ -90,6 +90,7 @@ class VllmEngine:
         self._asleep: tuple[str, ...] = ()
         """What of the server's memory is released."""
         self._version = 0
+        self._salt: str | None = None
         self._is_loaded = False
         self._is_leased = False
         self._workers = 1
@@ -215,41 +216,60 @@ class VllmEngine:
         if was_going_on:
             await self.pause(PauseMode.ABORT)
         await self._wake_up("weights")
-        holder = {} if self._holder is None else {"holder": lease_to_json(self._holder, 0.0)}
-        description = {**update_to_json(version, update), **holder}
-        for said in await self._in_workers("loopwright_load_weights", description):
-            match said:
-                case {"status": "loaded"}:
-                    continue
-                case {"status": "refused", "why": why}:
-                    raise WeightsError(
-                        f"the server at {self._caller.url} refused the weights of version {version}: {why}; nothing "
-                        "was changed",
-                        remedy="serve the model that is trained",
-                    )
-            raise EngineLostError(
-                f"the server at {self._caller.url} failed while it loaded the weights of version {version}: "
-                f"{said.get('why', said) if isinstance(said, dict) else said}",
-                remedy="nothing to do: it is replaced",
-            )
-        await self._told("/update_weight_version", {"new_version": self._labels.of(version)})
-        self._version, self._is_loaded = version, True
+        if (refusal := await self._refusal(version, update)) is None:
+            await self._named(version, self._labels)
         if was_going_on:
             await self.resume()
+        if refusal is not None:
+            raise WeightsError(
+                f"the server at {self._caller.url} refused the weights of version {version}: {refusal}; nothing was "
+                "changed",
+                remedy="serve the model that is trained",
+            )
 
     async def probe(self, request: GenerateRequest) -> ProbeAnswer:
         """A paused server does not answer. No request of ours is there while we are paused, so it is woken: what we
         send is all that it does."""
         await self._wake()
-        salt = self._salt()
-        scored = await self._caller.asked("POST", GENERATE, score_request(request, salt), self._caller.patience)
+        body = score_request(request, self._salt)
+        scored = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
             prompt_logprobs = prompt_logprobs_from_json(scored, request.prompt_ids)
         call = _Call(request, f"{request.id}#{next(self._numbers)}", self._version)
         return ProbeAnswer(prompt_logprobs, await self._asked(call, None))
 
+    async def _refusal(self, version: int, update: WeightUpdate) -> str | None:
+        """Have every worker load the weights. Gives the reason if all of them refused. If only some did, or if it is
+        not known, the server is lost."""
+        holder = {} if self._holder is None else {"holder": lease_to_json(self._holder, 0.0)}
+        description = {**update_to_json(version, update), **holder}
+        try:
+            told = await self._in_workers("loopwright_load_weights", description)
+        except EngineError as error:
+            raise self._failed(version, error.message) from error
+        said = [one if isinstance(one, dict) else {"why": str(one)} for one in told]
+        words = next((str(one["why"]) for one in said if "why" in one), "its workers did not say why")
+        statuses = {one.get("status") for one in said}
+        if statuses not in ({"loaded"}, {"refused"}):
+            raise self._failed(version, words)
+        return words if statuses == {"refused"} else None
+
+    async def _named(self, version: int, labels: VersionLabels) -> None:
+        """Name the weights that the server has now."""
+        try:
+            await self._told("/update_weight_version", {"new_version": labels.of(version)})
+        except EngineError as error:
+            raise self._failed(version, error.message) from error
+        self._version, self._salt, self._is_loaded = version, labels.salt(version), True
+
+    def _failed(self, version: int, why: str) -> EngineLostError:
+        return EngineLostError(
+            f"the server at {self._caller.url} failed while it loaded the weights of version {version}: {why}",
+            remedy="nothing to do: it is replaced",
+        )
+
     async def _asked(self, call: _Call, on_part: OnPart | None) -> Generation:
-        body = request_to_vllm(call.request, call.name, self._salt())
+        body = request_to_vllm(call.request, call.name, self._salt)
         async with self._caller.stream(GENERATE, body) as events:
             async for is_event, said in events:
                 if not is_event or not said.get("choices"):
@@ -265,15 +285,25 @@ class VllmEngine:
 
     def _ended(self, answer: Generation, spans: Any) -> Generation:
         """The whole answer, with the versions that the server says."""
-        with answer_read():
-            said = versions_from_json(spans, len(answer.ids), self._labels if self._is_loaded else None)
-        if self._is_loaded and said != answer.versions:
-            raise EngineError(
-                f"the server at {self._caller.url} sampled with the weights of version {sorted(set(said))} for a "
-                f"request of version {sorted(set(answer.versions))}",
-                remedy="nobody but the run may update the server: see who else uses it",
-            )
+        labels = self._labels if self._is_loaded else None
+        try:
+            with answer_read():
+                said = versions_from_json(spans, len(answer.ids), labels)
+        except EngineError as error:
+            if labels is None:
+                raise
+            raise self._other_weights(error.message) from error
+        if labels is not None and said != answer.versions:
+            raise self._other_weights(f"versions {sorted(set(said))} instead of {sorted(set(answer.versions))}")
         return Generation(answer.ids, answer.logprobs, said, answer.finish)
+
+    def _other_weights(self, why: str) -> ProofError:
+        """The server was started again, or somebody else has updated it. Its label comes with the last token only, so
+        all tokens of the answer are in doubt."""
+        return ProofError(
+            f"the server at {self._caller.url} sampled with other weights than its own: {why}",
+            remedy="nobody but the run may update the server: see who else uses it",
+        )
 
     async def _cut(self) -> None:
         """Wait until all answers have been returned, and take back requests that the server holds."""
@@ -300,8 +330,9 @@ class VllmEngine:
                 self._asleep = tuple(other for other in self._asleep if other != part)
 
     async def _told(self, path: str, body: Any = None) -> None:
-        """Give a command whose answer says nothing more."""
-        await self._caller.text("POST", path, body, self._caller.patience)
+        """Give a command whose answer says nothing more. It has a deadline: a server that hangs may still answer
+        /health."""
+        await self._caller.text("POST", path, body, Patience(COMMAND_SECONDS))
 
     async def _check_extension(self) -> None:
         """Refuse a server that cannot be updated rightly, before anything is trained."""
@@ -334,6 +365,3 @@ class VllmEngine:
                 f"the workers gave no answer to {method}: {str(said)[:200]}", remedy="see the server's log"
             )
         return results
-
-    def _salt(self) -> str | None:
-        return self._labels.of(self._version) if self._labels is not None and self._is_loaded else None

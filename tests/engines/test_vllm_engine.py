@@ -1,0 +1,204 @@
+"""The vLLM adapter where a server is late, half-way or another one than before. Real servers are in tests/vllm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from controller_pool import FILE, ask
+from counting import Nursery
+
+from loopwright.engines.controller import RolloutController
+from loopwright.engines.http.connection import Connections, Patience
+from loopwright.engines.version_labels import VersionLabels
+from loopwright.engines.vllm.engine import VllmEngine
+from loopwright.engines.worker import Worker
+from loopwright.errors import EngineError, EngineLostError, ProofError, WeightsError
+from loopwright.types import PauseMode
+
+pytestmark = pytest.mark.usefixtures("quick_restarts")
+
+LABELS = VersionLabels("run", 3)
+
+
+class Server:
+    """What the adapter asks, in place of its `EngineCaller`. The token at position p is p."""
+
+    url = "http://vllm"
+    patience = Patience(60.0)
+    little_patience = Patience(10.0)
+
+    def __init__(self) -> None:
+        self.label = "default"
+        self.workers: list[dict[str, Any]] = [{"status": "loaded"}]
+        self.fails: dict[str, Exception] = {}
+        self.paths: list[str] = []
+        self.patiences: list[Patience] = []
+        self.bodies: list[Any] = []
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+
+    async def text(self, method: str, path: str, body: Any, patience: Patience) -> bytes:
+        self.paths.append(path)
+        self.patiences.append(patience)
+        if path in self.fails:
+            raise self.fails[path]
+        if path.startswith("/pause"):
+            self._goes_on.clear()
+        elif path == "/resume":
+            self._goes_on.set()
+        elif path == "/update_weight_version":
+            self.label = body["new_version"]
+        return b""
+
+    async def command(self, method: str, path: str, body: Any = None) -> Any:
+        assert json.loads(body["args"][0])
+        return {"results": self.workers}
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[tuple[bool, Any]]]:
+        self.bodies.append(body)
+        yield self._events(len(body["token_ids"]), body["sampling_params"]["max_tokens"])
+
+    async def _events(self, start: int, count: int) -> AsyncIterator[tuple[bool, Any]]:
+        await self._goes_on.wait()
+        for place in range(count):
+            choice: dict[str, Any] = {"token_ids": [start + place], "logprobs": {"content": [{"logprob": -0.5}]}}
+            if place == count - 1:
+                spans = [{"start": 0, "end": count, "version": self.label}]
+                choice |= {"finish_reason": "length", "weight_versions": spans}
+            yield True, {"choices": [choice]}
+
+
+def engine_of(server: Server) -> VllmEngine:
+    engine = VllmEngine(Connections("http://127.0.0.1:9", None), LABELS)
+    engine._caller = server  # type: ignore[assignment]
+    return engine
+
+
+@asynccontextmanager
+async def controlled(*launches: Any, **options: Any) -> AsyncIterator[RolloutController]:
+    async with asyncio.timeout(20), RolloutController.open(launches, **options) as controller:
+        yield controller
+
+
+def attached(server: Server) -> Any:
+    """As `attached_engine` does: the server outlives the adapter, and is resumed when the adapter is left."""
+
+    @asynccontextmanager
+    async def launch() -> AsyncIterator[Worker]:
+        engine = engine_of(server)
+        try:
+            yield Worker(engine, asyncio.Event().wait)  # type: ignore[arg-type]
+        finally:
+            await engine.resume()
+
+    return launch
+
+
+async def test_a_call_that_a_pause_holds_is_asked_again_if_its_engine_fails_its_proof() -> None:
+    """Leaving an attached server resumes it. What it was held back from must not be sampled with unproven weights."""
+    proofs, server = list[int](), Server()
+
+    async def prove(name: str, engine: Any, version: int) -> None:
+        # Leaving the server and attaching to it again takes a few turns of the loop.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        proofs.append(len(server.bodies))
+        if len(proofs) == 1:
+            raise EngineLostError("it computes something else", remedy="none")
+
+    async with controlled(attached(server), prove=prove) as controller:
+        call = asyncio.create_task(controller.generate(ask(tokens=8)))
+        while not controller._calls or next(iter(controller._calls)).asking is None:
+            await asyncio.sleep(0)
+        await controller.pause(PauseMode.ABORT)
+        await controller.load(1, FILE)
+        await controller.resume()
+        async with asyncio.timeout(5):
+            answer = await call
+    assert proofs == [0, 0], "nothing was sampled before the second proof"
+    assert len(server.bodies) == 1
+    assert set(answer.versions) == {1}
+
+
+async def test_a_call_that_a_pause_holds_does_not_wait_for_an_engine_that_is_gone() -> None:
+    servers = [Server(), Server()]
+    launched = iter(servers)
+
+    @asynccontextmanager
+    async def launch() -> AsyncIterator[Worker]:
+        yield Worker(engine_of(next(launched)), asyncio.Event().wait)  # type: ignore[arg-type]
+
+    async with controlled(launch) as controller:
+        call = asyncio.create_task(controller.generate(ask(tokens=8)))
+        while not controller._calls or next(iter(controller._calls)).asking is None:
+            await asyncio.sleep(0)
+        await controller.pause(PauseMode.ABORT)
+        servers[0].workers = [{"status": "lost", "why": "out of memory"}]
+        await controller.load(1, FILE)
+        await controller.resume()
+        async with asyncio.timeout(5):
+            assert set((await call).versions) == {1}
+
+
+async def test_a_server_of_which_only_a_part_has_the_new_weights_is_lost() -> None:
+    server = Server()
+    server.workers = [{"status": "refused", "why": "no memory"}, {"status": "loaded"}]
+    with pytest.raises(EngineLostError, match="no memory"):
+        await engine_of(server).load(1, FILE)
+
+
+async def test_a_server_that_has_new_weights_under_the_old_name_is_lost() -> None:
+    server = Server()
+    server.fails["/update_weight_version"] = EngineError("status 500", remedy="none")
+    with pytest.raises(EngineLostError, match="version 1"):
+        await engine_of(server).load(1, FILE)
+
+
+async def test_a_server_that_refuses_an_update_serves_on() -> None:
+    server = Server()
+    engine = engine_of(server)
+    await engine.load(1, FILE)
+    server.workers = [{"status": "refused", "why": "too small"}]
+    with pytest.raises(WeightsError, match="too small"):
+        await engine.load(2, FILE)
+    async with asyncio.timeout(5):
+        assert set((await engine.generate(ask())).versions) == {1}
+
+
+async def test_the_same_version_loaded_again_has_another_salt() -> None:
+    """The server may have cached keys under the first load that was not right."""
+    server = Server()
+    for _ in range(2):
+        engine = engine_of(server)
+        for _ in range(2):
+            await engine.load(1, FILE)
+            await engine.generate(ask())
+    assert len({body["cache_salt"] for body in server.bodies}) == 4
+    assert all(LABELS.of(1) in body["cache_salt"] for body in server.bodies)
+
+
+async def test_tokens_of_a_server_that_was_started_again_are_not_continued() -> None:
+    """Its label comes with the end of the answer, when all but the last token have been streamed."""
+    server, other = Server(), Nursery()
+    async with controlled(attached(server), other.launch, max_restarts=0) as controller:
+        await controller.load(1, FILE)
+        server.label = "default"
+        controller._router.choose = lambda request, running, failed: running[0]  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="default"):
+            await controller.generate(ask())
+        assert len(controller._pool.running) == 1, "its weights are not ours"
+
+
+async def test_every_command_has_a_deadline() -> None:
+    """A server whose engine hangs still answers /health."""
+    server = Server()
+    engine = engine_of(server)
+    await engine.pause(PauseMode.ABORT)
+    await engine.resume()
+    assert all(patience is not server.patience for patience in server.patiences)
