@@ -58,6 +58,11 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
         (("trainer.deterministic=true", VLLM), "is on, but rollout.engine.kind is vllm"),
         (("trainer.deterministic=true", "rollout.engine.num_engines=1"), "is on, but rollout.engine.num_engines is 1"),
         ((*APART, "rollout.engine=loopwright"), "rollout.engine.urls: missing"),
+        (
+            (*APART, "rollout.engine={kind: vllm, args: [--enforce-eager, --host, 0.0.0.0]}"),
+            "rollout.engine.args.1: is '--host'",
+        ),
+        ((*APART, "rollout.engine={kind: vllm, args: ['--max_model_len=7']}"), "args.0: is '--max_model_len=7'"),
         ((*APART, attached()), "rollout.engine.urls: "),
         ((*APART, attached("127.0.0.1:8000")), "rollout.engine.urls.0: '127.0.0.1:8000' is no address"),
         (

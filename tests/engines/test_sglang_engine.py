@@ -206,8 +206,33 @@ async def test_weights_that_are_gone_or_damaged_change_nothing(
         await engine.load(1, files[1])
     with pytest.raises(EngineError, match="as a file"):
         await engine.load(1, IN_PLACE)
-    await engine.resume()
-    check(plain, ask(), await engine.generate(ask()))
+    async with asyncio.timeout(20):
+        check(plain, ask(), await engine.generate(ask()))
+
+
+async def test_a_server_that_does_not_say_what_it_has_after_an_update_is_lost(
+    served: tuple[SglangServer, SglangEngine], files: list[WeightFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are new. An error that is taken for a refusal would let it serve them under the old version."""
+    _, engine = served
+
+    async def unreadable(patience: Any) -> str:
+        raise EngineError("the answer is no JSON", remedy="none")
+
+    monkeypatch.setattr(engine, "_label", unreadable)
+    with pytest.raises(EngineLostError, match="version 1"):
+        await engine.load(1, files[1])
+
+
+async def test_each_load_of_a_version_has_keys_of_its_own(
+    served: tuple[SglangServer, SglangEngine], files: list[WeightFile]
+) -> None:
+    _, engine = served
+    keys = set()
+    for _ in range(2):
+        await engine.load(1, files[1])
+        keys.add(engine._extra_key)
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize("fault", [-1, 1])

@@ -63,6 +63,15 @@ async def test_what_the_learner_has_is_what_the_engine_gets(
     assert sampled.versions == (3,) * 4
 
 
+async def test_what_an_engine_reads_just_now_is_left_alone(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    """SGLang reads a folder beside the file. An engine that comes back may do so at any time."""
+    (tmp_path / ".weights-1-abc").mkdir()
+    await publisher(teacher, engine, tmp_path).publish(1)
+    assert sorted(os.listdir(tmp_path)) == [".weights-1-abc", "weights-1.safetensors"]
+
+
 def damage(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-5] ^= 1

@@ -19,6 +19,18 @@ from loopwright.config.transport import Transport, transport_to
 from loopwright.types import TrainerKind
 
 
+OWN_VLLM_OPTIONS = {
+    "--host": "remove it: a server that is started here has development routes without a key, so it is on loopback",
+    "--port": "remove it: a free port is chosen",
+    "--dtype": "set model.dtype",
+    "--max-model-len": "set model.max_context",
+    "--max-num-seqs": "set rollout.engine.max_batch",
+    "--logprobs-mode": "remove it: training needs processed_logprobs",
+    "--worker-extension-cls": "remove it: weights are updated through Loopwright's own",
+}
+"""What to do instead of giving vLLM an option that Loopwright gives it."""
+
+
 class EngineKind(Section):
     """What every kind of engine says about itself."""
 
@@ -117,6 +129,16 @@ class VllmEngineConfig(ServerConfig):
 
     kind: Literal["vllm"]
     executable: Text = "vllm"
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        for index, argument in enumerate(self.args):
+            # vLLM takes both spellings. The last of two equal options would win, and that is the user's.
+            name = argument.partition("=")[0].replace("_", "-")
+            if name in OWN_VLLM_OPTIONS:
+                yield Problem(
+                    ("args", index), f"is {argument!r}, which Loopwright sets itself", OWN_VLLM_OPTIONS[name]
+                )
 
 
 class SglangEngineConfig(EngineKind):

@@ -46,9 +46,9 @@ class SharedMemoryWeights:
             raise
 
     def _keep(self, proven: Path) -> None:
-        """Nobody needs the file of the version before any more."""
+        """Nobody needs the file of the version before any more. A folder belongs to an engine that is loading."""
         if self._present != proven:
             self._present, self._spare = proven, self._present
         for file in self._folder.iterdir():
-            if file not in (self._present, self._spare):
+            if file not in (self._present, self._spare) and not file.is_dir():
                 file.unlink()

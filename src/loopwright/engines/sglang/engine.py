@@ -221,11 +221,12 @@ class SglangEngine:
         was_going_on = self._goes_on.is_set()
         if was_going_on or not self._is_server_paused:
             await self.pause(PauseMode.ABORT)
-        self._check_tensors(version, update)
-        label = self._labels.of(version)
-        self._own_labels = {label, self._labels.of(self._version)}
-        async with folder_of(update) as folder:
-            await self._update(version, {"model_path": str(folder), "flush_cache": False, "weight_version": label})
+        try:
+            await self._update(version, update, self._labels)
+        except WeightsError:
+            if was_going_on:
+                await self.resume()
+            raise
         await self._flush()
         self._version, self._is_loaded, self._tensors = version, True, update.tensors
         self._extra_key = self._labels.salt(version)
@@ -334,7 +335,16 @@ class SglangEngine:
                 remedy="publish all weights of the model that is trained",
             )
 
-    async def _update(self, version: int, body: Any) -> None:
+    async def _update(self, version: int, update: WeightFile, labels: VersionLabels) -> None:
+        """Raises WeightsError if the server has kept its weights."""
+        self._check_tensors(version, update)
+        label = labels.of(version)
+        self._own_labels = {label, labels.of(self._version)}
+        async with folder_of(update) as folder:
+            await self._read(version, {"model_path": str(folder), "flush_cache": False, "weight_version": label})
+
+    async def _read(self, version: int, body: Any) -> None:
+        """Have the server read new weights, and see that it has them."""
         try:
             said = await self._caller.command("POST", "/update_weights_from_disk", body)
         except EngineLostError:
@@ -347,7 +357,10 @@ class SglangEngine:
                     remedy="start the server on this machine, as a user who may read the run's files",
                 ) from error
             raise self._broken(f"did not load the weights of version {version}: {error.message}") from error
-        label = await self._label(self._caller.patience)
+        try:
+            label = await self._label(self._caller.patience)
+        except EngineError as error:
+            raise self._broken(f"does not say that it has the weights of version {version}: {error.message}") from error
         if not (isinstance(said, dict) and said.get("success")) or label != body["weight_version"]:
             raise self._broken(f"did not take the weights of version {version}: it says {said}, and has {label!r}")
 
