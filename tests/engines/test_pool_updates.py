@@ -263,3 +263,23 @@ async def test_an_engine_that_gets_no_weights_when_it_comes_back_is_started_once
         async with asyncio.timeout(5):
             assert set((await controller.generate(ask())).versions) == {1}
     assert [engine.loads for engine in nursery.engines] == [[(1, FILE)], [], [(1, FILE)]]
+
+
+async def test_nobody_is_asked_before_the_proof_also_if_the_pool_was_not_paused() -> None:
+    proving, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(name: str, engine: Any, version: int) -> None:
+        proving.set()
+        await goes_on.wait()
+
+    nursery = Nursery()
+    async with pool(nursery, prove=slow) as controller:
+        loading = asyncio.create_task(controller.load(1, FILE))
+        await proving.wait()
+        call = asyncio.create_task(controller.generate(ask()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert nursery.engines[0].requests == []
+        goes_on.set()
+        await loading
+        assert set((await call).versions) == {1}

@@ -302,3 +302,19 @@ async def test_an_engine_that_comes_while_the_learner_is_asked_is_not_waved_thro
     await publishing
     with pytest.raises(ProofError):
         await late
+
+
+async def test_an_infinite_logprob_does_not_make_everything_right(
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
+) -> None:
+    """An engine that comes back late is compared with its own scores too, and these may be anything."""
+    proof = proof_of(teacher)
+    async with proof.of(1):
+        await handed_over(teacher, engine, tmp_path)
+
+    def off(answer: ProbeAnswer) -> ProbeAnswer:
+        scored = tuple(logprob + 1 for logprob in answer.prompt_logprobs[:19])
+        return replace(answer, prompt_logprobs=scored + (float("-inf"),) * (len(answer.prompt_logprobs) - 19))
+
+    with pytest.raises(ProofError):
+        await proof("0", Otherwise(engine, off), 1)  # type: ignore[arg-type]

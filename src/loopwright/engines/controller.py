@@ -67,6 +67,8 @@ class RolloutController:
         self._router = Router()
         self._calls: set[_Call] = set()
         self._paused: PauseMode | None = None
+        self._updates = 0
+        """How many updates are under way."""
         self._held = Stopwatch()
         self._steps = 0
 
@@ -155,8 +157,13 @@ class RolloutController:
 
     async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         """Load weights into all engines, and prove that they have them. An engine that is away loads the same weights
-        before it serves again."""
-        await self._pool.load(version, update)
+        before it serves again. Calls that come meanwhile wait, so that nothing is sampled before the proof."""
+        self._updates += 1
+        try:
+            await self._pool.load(version, update)
+        finally:
+            self._updates -= 1
+            self._pool.changed.notify()
 
     async def probe(self, request: GenerateRequest) -> ProbeAnswer:
         """The answer of an engine that serves."""
@@ -211,7 +218,9 @@ class RolloutController:
         return not isinstance(error, UnanswerableError) and any(one not in call.failed_by for one in self._pool.running)
 
     def _lets_in(self, call: _Call) -> bool:
-        """Whether the call may run now. During a drain, calls that had begun may finish, also on another engine."""
+        """Whether the call may run now: not during an update. During a drain, calls that had begun may finish, also on another engine."""
+        if self._updates:
+            return False
         return self._paused is None or (self._paused is PauseMode.DRAIN and call.begun)
 
     async def _ask(self, member: Supervised, call: _Call) -> None:

@@ -131,7 +131,8 @@ class WeightProof:
                 f"engine {name} gave {len(said)} logprobs for {len(tokens)} tokens of the weights {probes.version}",
                 remedy="see the engine's log: it does not answer as its kind does",
             )
-        allowed = self._tolerance * max(1.0, max(map(abs, own)) / USUAL_LOGPROB)
+        largest = max((abs(one) for one in own if math.isfinite(one)), default=0.0)
+        allowed = self._tolerance * max(1.0, largest / USUAL_LOGPROB)
         apart = [abs(one - other) for one, other in zip(said, own, strict=True)]
         # Written with `not`, so that a NaN counts as a difference too.
         wrong = next((place for place, difference in enumerate(apart) if not difference <= allowed), None)
