@@ -83,6 +83,7 @@ def test_a_sound_config_is_ok(run, file):
     code, out, err = run("check", file, "trainer.steps=5")
     assert (code, err) == (0, "")
     assert out.startswith(f"ok: {file}")
+    assert "engine torch: weights in place" in out
     assert "5 steps x 8 groups x 8 samples = 320 rollouts" in out
     assert "tasks.jsonl, single_turn agent, judged by mine" in out
 

@@ -187,6 +187,18 @@ def test_the_summary_says_what_was_achieved_and_what_to_do_next(file):
     assert "Stopped" not in text
 
 
+def test_the_summary_says_how_exact_the_engines_were(file):
+    """Weighed by tokens; and the worst of all proofs of all engines."""
+    steps = {
+        1: {"learner/mismatch_mean_s0": 1e-5, "learner/mismatch_tokens_s0": 900.0, "engine/0/proof_max": 2e-5},
+        2: {"learner/mismatch_mean_s1": 0.1, "learner/mismatch_tokens_s1": 500.0, "engine/1/proof_max": 9e-5},
+        3: {"learner/mismatch_mean_s0": 2e-5, "learner/mismatch_tokens_s0": 100.0, "engine/0/proof_max": 1e-5},
+    }
+    print_summary(summary_of(steps=steps), out=piped(file))
+    assert "1.1e-05 on average over 1,000 trained tokens of staleness 0" in file.getvalue()
+    assert "of 3 weight updates, each at most 9.0e-05 off" in file.getvalue()
+
+
 def test_a_run_that_was_stopped_early_says_so(file):
     print_summary(summary_of(steps={}, evaluations=()), finished=False, out=piped(file))
     assert "The same command goes on from here." in file.getvalue()

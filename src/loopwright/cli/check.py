@@ -12,6 +12,7 @@ import typer
 from loopwright.cli.arguments import ConfigFile, Overrides
 from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
 from loopwright.config import Loaded, RunConfig, TaskSetConfig, load
+from loopwright.config.transport import IN_THIS_PROCESS, ON_THIS_MACHINE, transport_to
 from loopwright.errors import DataError, LoopwrightError
 
 
@@ -76,9 +77,21 @@ def _summary(config: RunConfig) -> Iterator[str]:
         yield f"train  {_described(task_set)}"
     for task_set in config.eval.task_sets if config.eval else ():
         yield f"eval   {_described(task_set)}"
+    yield f"engine {config.rollout.engine.kind}: {_ways(config)}"
     rollouts = trainer.steps * trainer.groups_per_step * samples
     yield f"run    {trainer.steps} steps x {trainer.groups_per_step} groups x {samples} samples = {rollouts:,} rollouts"
     yield f"in     {trainer.run_dir}"
+
+
+def _ways(config: RunConfig) -> str:
+    """How new weights reach the engines."""
+    engine, trainer = config.rollout.engine, config.trainer.kind
+    count = engine.processes(trainer)
+    if count == 0:
+        return f"weights {IN_THIS_PROCESS}"
+    if engine.addresses:
+        return "; ".join(f"{url} gets weights by {transport_to(url)}" for url in engine.addresses)
+    return f"{count} started here, weights by {ON_THIS_MACHINE}"
 
 
 def _described(task_set: TaskSetConfig) -> str:

@@ -40,6 +40,11 @@ class EngineKind(Section):
         return TorchEngineConfig()
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where engines are that already run."""
+        return ()
+
+    @property
     def is_proven(self) -> bool:
         """Whether every update is followed by a proof (W1)."""
         return True
@@ -94,6 +99,10 @@ class ServerConfig(EngineKind):
     max_batch: Count = 64
     args: FromYaml[tuple[str, ...]] = ()
     env: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self.urls
 
     def processes(self, trainer: TrainerKind) -> int:
         return len(self.urls) or self.num_engines or 1
@@ -150,6 +159,10 @@ class SglangEngineConfig(EngineKind):
     key_env: Text | None = None
     wait_seconds: Positive = 300.0
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self.urls
+
     def processes(self, trainer: TrainerKind) -> int:
         return len(self.urls)
 
@@ -179,6 +192,10 @@ class LoopwrightEngineConfig(EngineKind):
     @property
     def is_proven(self) -> bool:
         return self.proof == "on"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self.urls
 
     def processes(self, trainer: TrainerKind) -> int:
         return len(self.urls)

@@ -5,6 +5,7 @@ If the output is no terminal, only the lines are written, each as soon as it is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -149,6 +150,9 @@ class _Detail(ProgressColumn):
         return Text(f"about {duration(task.time_remaining)} left" if task.time_remaining else "", style="dim")
 
 
+PROOF = re.compile(r"engine/\d+/proof_max")
+
+
 def _bars(out: rich.console.Console) -> Progress:
     return Progress(
         SpinnerColumn(),
@@ -202,6 +206,19 @@ def _before_and_after(run: RunSummary) -> Table:
     return table
 
 
+def _exactness(run: RunSummary) -> Iterator[tuple[str, str]]:
+    """How far the engines were from the learner: on the tokens that the trained weights themselves had sampled, and on
+    the probes after weight updates."""
+    tokens = run.total("learner/mismatch_tokens_s0")
+    if tokens:
+        fresh = [step for step in run.steps.values() if "learner/mismatch_tokens_s0" in step]
+        total = sum(step["learner/mismatch_mean_s0"] * step["learner/mismatch_tokens_s0"] for step in fresh)
+        yield "mismatch", f"{total / tokens:.1e} on average over {tokens:,} trained tokens of staleness 0"
+    proofs = [value for step in run.steps.values() for name, value in step.items() if PROOF.fullmatch(name)]
+    if proofs:
+        yield "proofs", f"of {len(proofs)} weight updates, each at most {max(proofs):.1e} off"
+
+
 def _results(run: RunSummary, command: str) -> Iterator[tuple[str, str]]:
     first, last = edges(run.series("reward/mean"))
     if last:
@@ -216,6 +233,7 @@ def _results(run: RunSummary, command: str) -> Iterator[tuple[str, str]]:
     if starts := run.series("time/program_start"):
         ran = mean(run.series("time/program_run"))
         yield "programs", f"{mean(starts):.1f} s to their first model call, {ran:.1f} s from there, on average"
+    yield from _exactness(run)
     if run.report:
         yield "report", str(run.report)
     if run.export:

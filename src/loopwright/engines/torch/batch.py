@@ -134,10 +134,10 @@ class EngineBatch:
     def probe(self, request: GenerateRequest) -> ProbeAnswer:
         """Score a prompt, and sample after it by the same steps as for every request. It has a batch and a cache of its
         own, so live sequences stand still, and it is computed with the copy of the weights that they use."""
-        with self._device:
-            scored = self._forward.score(request.prompt_ids)
         beside = EngineBatch(self._loaded, max_batch=1, version=self.version, forward=self._forward.beside())
         sequence = beside.submit(request)
+        with self._device:
+            scored = beside._forward.score(sequence.prefix)
         while sequence.finish is None:
             beside.step()
         return ProbeAnswer(tuple(scored.tolist()), sequence.generation())

@@ -57,11 +57,14 @@ class Forward:
         other._native = self._native
         return other
 
-    def score(self, ids: Seq[int]) -> torch.Tensor:
-        """The logprobs of all tokens but the first at temperature 1, computed in one pass as a prompt is."""
-        plan = ChunkPlan([Chunk(0, len(ids))])
-        logits = self._model.logits(tensor_of(ids), torch.arange(len(ids)), plan, None)
-        return logits[:-1].float().log_softmax(-1).gather(1, tensor_of(ids)[1:, None])[:, 0]
+    def score(self, prefix: Prefix) -> torch.Tensor:
+        """Compute a prompt, and keep all of its logits: the logprobs of its tokens but the first at temperature 1. What
+        is sampled after the prompt begins with its last logits, as always."""
+        for _ in self._prompts.in_passes([prefix]):
+            ids, plan = tensor_of(prefix.ids), ChunkPlan([Chunk(0, len(prefix.ids), _Kept(prefix.row))])
+            logits = self._model.logits(ids, torch.arange(len(ids)), plan, None)
+            prefix.logits = logits[-1].clone()
+        return logits[:-1].float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
 
     def forget(self) -> None:
         """Start with an empty cache. After a failure the cache may hold wrong values, even NaN."""
