@@ -9,7 +9,7 @@ import pytest
 from controller_pool import FILE, ask, pool, until, whole
 from counting import CountingEngine, Nursery
 
-from loopwright.errors import BudgetError, EngineError, LeaseError, LearnerError, ModelError, ProofError, WeightsError
+from loopwright.errors import BudgetError, EngineError, LearnerError, LeaseError, ModelError, ProofError, WeightsError
 from loopwright.types import PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")

@@ -17,7 +17,7 @@ from loopwright.engines.http.connection import Connections, Patience
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.engine import VllmEngine
 from loopwright.engines.worker import Worker
-from loopwright.errors import EngineError, EngineLostError, ProofError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, WeightsError
 from loopwright.types import PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
@@ -183,13 +183,13 @@ async def test_the_same_version_loaded_again_has_another_salt() -> None:
     assert all(LABELS.of(1) in body["cache_salt"] for body in server.bodies)
 
 
-async def test_tokens_of_a_server_that_was_started_again_are_not_continued() -> None:
+async def test_tokens_of_a_server_that_was_started_again_are_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its label comes with the end of the answer, when all but the last token have been streamed."""
     server, other = Server(), Nursery()
     async with controlled(attached(server), other.launch, max_restarts=0) as controller:
         await controller.load(1, FILE)
         server.label = "default"
-        controller._router.choose = lambda request, running, failed: running[0]  # type: ignore[method-assign]
+        monkeypatch.setattr(controller._router, "choose", lambda request, running, failed: running[0])
         with pytest.raises(EngineError, match="default"):
             await controller.generate(ask())
         assert len(controller._pool.running) == 1, "its weights are not ours"

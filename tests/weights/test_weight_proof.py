@@ -18,7 +18,7 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import load_model
 from loopwright.testing.weight_file import weight_file
 from loopwright.types import NOTHING_YET, GenerateRequest, PauseMode, ProbeAnswer, Sampling
-from loopwright.weights.proof import WeightProof
+from loopwright.weights.proof import PROMPT_TOKENS, WeightProof
 
 VOCABULARY = 300
 
@@ -127,12 +127,16 @@ def one_missing(answer: ProbeAnswer) -> ProbeAnswer:
     return replace(answer, prompt_logprobs=answer.prompt_logprobs[:-1])
 
 
+def nothing_sampled(answer: ProbeAnswer) -> ProbeAnswer:
+    return replace(answer, sampled=NOTHING_YET)
+
+
 def not_a_number(answer: ProbeAnswer) -> ProbeAnswer:
     return replace(answer, prompt_logprobs=(float("nan"), *answer.prompt_logprobs[1:]))
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("change", [sampled_off, prompt_off, one_missing, not_a_number])
+@pytest.mark.parametrize("change", [sampled_off, prompt_off, one_missing, nothing_sampled, not_a_number])
 async def test_each_part_of_the_answer_is_compared(
     teacher: Teacher, engine: TorchEngine, tmp_path: Path, change: Callable[[ProbeAnswer], ProbeAnswer], late: bool
 ) -> None:
@@ -240,12 +244,16 @@ async def test_an_engine_of_the_version_before_is_proven_while_the_next_one_is_p
     async with proof.of(1):
         await handed_over(teacher, engine, tmp_path)
     teacher.step()
-    with pytest.raises(WeightsError):
+
+    async def refused() -> None:
         async with proof.of(2):
             await proof("0", engine, 1)
             with pytest.raises(ProofError, match="version 1"):
                 await proof("1", Wrong(), 1)  # type: ignore[arg-type]
             raise WeightsError("every engine refused them", remedy="none")
+
+    with pytest.raises(WeightsError):
+        await refused()
     await proof("0", engine, 1)
     with pytest.raises(ProofError, match="version 1"):
         await proof("1", Wrong(), 1)  # type: ignore[arg-type]
@@ -313,8 +321,9 @@ async def test_an_infinite_logprob_does_not_make_everything_right(
         await handed_over(teacher, engine, tmp_path)
 
     def off(answer: ProbeAnswer) -> ProbeAnswer:
-        scored = tuple(logprob + 1 for logprob in answer.prompt_logprobs[:19])
-        return replace(answer, prompt_logprobs=scored + (float("-inf"),) * (len(answer.prompt_logprobs) - 19))
+        prompt = PROMPT_TOKENS - 1
+        scored = tuple(logprob + 1 for logprob in answer.prompt_logprobs[:prompt])
+        return replace(answer, prompt_logprobs=scored + (float("-inf"),) * (len(answer.prompt_logprobs) - prompt))
 
     with pytest.raises(ProofError):
         await proof("0", Otherwise(engine, off), 1)  # type: ignore[arg-type]

@@ -18,7 +18,6 @@ from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.transport import Transport, transport_to
 from loopwright.types import TrainerKind
 
-
 OWN_VLLM_OPTIONS = {
     "--host": "remove it: a server that is started here has development routes without a key, so it is on loopback",
     "--port": "remove it: a free port is chosen",
@@ -145,9 +144,7 @@ class VllmEngineConfig(ServerConfig):
             # vLLM takes both spellings. The last of two equal options would win, and that is the user's.
             name = argument.partition("=")[0].replace("_", "-")
             if name in OWN_VLLM_OPTIONS:
-                yield Problem(
-                    ("args", index), f"is {argument!r}, which Loopwright sets itself", OWN_VLLM_OPTIONS[name]
-                )
+                yield Problem(("args", index), f"is {argument!r}, which Loopwright sets itself", OWN_VLLM_OPTIONS[name])
 
 
 class SglangEngineConfig(EngineKind):

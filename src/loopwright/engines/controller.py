@@ -218,7 +218,8 @@ class RolloutController:
         return not isinstance(error, UnanswerableError) and any(one not in call.failed_by for one in self._pool.running)
 
     def _lets_in(self, call: _Call) -> bool:
-        """Whether the call may run now: not during an update. During a drain, calls that had begun may finish, also on another engine."""
+        """Whether the call may run now: not during an update. During a drain, calls that had begun may finish, also on
+        another engine."""
         if self._updates:
             return False
         return self._paused is None or (self._paused is PauseMode.DRAIN and call.begun)

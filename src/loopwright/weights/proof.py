@@ -101,6 +101,12 @@ class WeightProof:
         sampling = Sampling(max_new_tokens=SAMPLED_TOKENS, temperature=self._temperature if is_learners else 1.0)
         asked = GenerateRequest(f"proof/{probes.version}/{name}", prompt, sampling)
         answer = await engine.probe(asked)
+        if len(answer.sampled.ids) != SAMPLED_TOKENS:
+            raise ProofError(
+                f"engine {name} sampled {len(answer.sampled.ids)} tokens of the weights {probes.version} instead of "
+                f"{SAMPLED_TOKENS}",
+                remedy="see the engine's log: somebody may have aborted its requests",
+            )
         if is_learners:
             own = await self._learners(number, (*prompt, *answer.sampled.ids), probes)
         else:
