@@ -17,7 +17,7 @@ from loopwright.errors import EngineError, ProofError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import load_model
 from loopwright.testing.weight_file import weight_file
-from loopwright.types import NOTHING_YET, GenerateRequest, PauseMode, ProbeAnswer, Sampling
+from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, ProbeAnswer, Sampling
 from loopwright.weights.proof import PROMPT_TOKENS, WeightProof
 
 VOCABULARY = 300
@@ -233,7 +233,8 @@ class Wrong:
     """An engine that computes something else."""
 
     async def probe(self, request: GenerateRequest) -> ProbeAnswer:
-        return ProbeAnswer((-1.0,) * (len(request.prompt_ids) - 1), NOTHING_YET)
+        sampled = Generation((1,) * 3, (-1.0,) * 3, (1,) * 3, FinishReason.LENGTH)
+        return ProbeAnswer((-1.0,) * (len(request.prompt_ids) - 1), sampled)
 
 
 async def test_an_engine_of_the_version_before_is_proven_while_the_next_one_is_published(

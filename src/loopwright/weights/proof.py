@@ -103,8 +103,8 @@ class WeightProof:
         answer = await engine.probe(asked)
         if len(answer.sampled.ids) != SAMPLED_TOKENS:
             raise ProofError(
-                f"engine {name} sampled {len(answer.sampled.ids)} tokens of the weights {probes.version} instead of "
-                f"{SAMPLED_TOKENS}",
+                f"engine {name} sampled {len(answer.sampled.ids)} tokens with the weights of version {probes.version} "
+                f"instead of {SAMPLED_TOKENS}",
                 remedy="see the engine's log: somebody may have aborted its requests",
             )
         if is_learners:
