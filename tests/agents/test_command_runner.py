@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, suppress, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,8 @@ async def test_a_cancelled_set_up_leaves_no_folder(host: ProgramHost, seconds: f
     running = asyncio.create_task(ran(host, "true", folder="repo"))
     await asyncio.sleep(seconds)
     running.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    # On a fast machine it may have ended before.
+    with suppress(asyncio.CancelledError):
         await running
     assert list(host.workspace.glob(f"{host.owner.name}*")) == []
     await asyncio.sleep(0.2)
