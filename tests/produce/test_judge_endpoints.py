@@ -32,7 +32,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def judged_at(url: str, house: House | None = None, **settings: Any) -> AsyncIterator[House]:
     """A house of one group of two, whose judge is at `url`; it goes on with the storage of another one."""
-    config = HttpJudgerConfig(url=url, **{"retries": 0, "timeout_seconds": 0.3, **settings})
+    config = HttpJudgerConfig(url=url, **{"retries": 0, "timeout_seconds": 1.0, **settings})
     async with open_judgers(["tone"], {"tone": config}, Path(), {}) as judgers:
         task_sets = [task_set(judger=judgers["tone"])]
         given = {"storage": house.storage} if house else {}
