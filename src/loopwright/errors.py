@@ -26,6 +26,7 @@
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
     ├── WeightsError               weights could not be handed over; the engines keep what they have
+    ├── RemoteError                code on an actor raised something that could not be sent as it is
     ├── RefusedError               a request to one of our servers cannot be served as it is
     ├── LeaseError                 another run holds the server that this one wants to use
     ├── BudgetError                the run can make no progress, and stops instead of spinning
@@ -166,6 +167,10 @@ class LearnerError(LoopwrightError):
 
 class WeightsError(LoopwrightError):
     """Weights could not be written, or are not what their manifest says. The engines keep the weights they have."""
+
+
+class RemoteError(LoopwrightError):
+    """Code on an actor raised something that could not be sent as it is. `facts["trace"]` is its traceback."""
 
 
 class RefusedError(LoopwrightError):

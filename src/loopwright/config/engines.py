@@ -14,6 +14,7 @@ from loopwright.config.addresses import address_problems
 from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positive, Section, Text
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
+from loopwright.config.placement import Placed
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.transport import Transport, transport_to
 from loopwright.types import TrainerKind
@@ -59,7 +60,7 @@ class EngineKind(Section):
         return False
 
 
-class TorchEngineConfig(EngineKind):
+class TorchEngineConfig(EngineKind, Placed):
     """The embedded engine. `num_engines` of them run in processes of their own; 0 means one in the learner's process,
     on its own parameters. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
     is for an engine in its own process. `native` False decodes with torch only."""
@@ -77,11 +78,13 @@ class TorchEngineConfig(EngineKind):
 
     def processes(self, trainer: TrainerKind) -> int:
         """How many engines run outside of the learner's process. 0: one in it, on the learner's own parameters."""
+        if self.num_actors:
+            return self.num_actors
         by_default = 0 if trainer is TrainerKind.COLOCATE else 1
         return by_default if self.num_engines is None else self.num_engines
 
 
-class ServerConfig(EngineKind):
+class ServerConfig(EngineKind, Placed):
     """Inference servers: `num_engines` of them are started here and kept alive, or those at `urls` are used. One that
     goes away is waited for, up to `wait_seconds`. `key_env` names the variable with the key of servers at `urls`.
 
@@ -104,7 +107,7 @@ class ServerConfig(EngineKind):
         return self.urls
 
     def processes(self, trainer: TrainerKind) -> int:
-        return len(self.urls) or self.num_engines or 1
+        return len(self.urls) or self.num_actors or self.num_engines or 1
 
     @property
     def keeps_requests(self) -> bool:

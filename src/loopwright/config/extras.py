@@ -33,6 +33,7 @@ EXTRAS = {
         Extra("tensorboard", "tensorboard"),
         Extra("mcp", "mcp"),
         Extra("renderers", "renderers"),
+        Extra("ray", "ray"),
     )
 }
 """The pip extras by name. The sections of the config say which ones they need (`Section.needs`)."""

@@ -25,6 +25,7 @@ from loopwright.config.gateway import GatewayConfig
 from loopwright.config.judgers import JudgerConfig
 from loopwright.config.learner import LearnerConfig
 from loopwright.config.needs import Need, Outside, code_if_own
+from loopwright.config.placement import ClusterConfig
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import TaskSetConfig
 from loopwright.types import BufferKind, PauseMode, ProduceKind, Stale, SyncKind, TrainerKind
@@ -68,6 +69,7 @@ class RolloutConfig(Section):
     concurrency: Literal["auto"] | Count = 256
     worker_silence_seconds: Positive = 60.0
     door: DoorConfig | None = None
+    nodes: CountOrZero | None = None
 
 
 class ProduceConfig(Section):
@@ -150,6 +152,7 @@ class RunConfig(Section):
     trainer: TrainerConfig
     eval: EvalConfig | None = None
     track: TrackConfig = TrackConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     def all_task_sets(self) -> Iterator[tuple[KeyPath, TaskSetConfig]]:
         """The task sets of training and of evaluation, with their places in the config."""

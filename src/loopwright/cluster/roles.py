@@ -1,0 +1,36 @@
+"""What a run wants to have on a cluster: how many actors of which kind, and what each of them needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loopwright.config.placement import Strategy
+
+
+class RoleKind(StrEnum):
+    """What an actor does."""
+
+    LOOPS = "loops"
+    JUDGERS = "judgers"
+    ENGINES = "engines"
+    GATEWAY = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """`count` equal actors. `name` says for whom they work, and is unique among the roles of a run. With `nodes`, they
+    are spread evenly over so many nodes other than the driver's; 0 means the driver's own node, and None any."""
+
+    kind: RoleKind
+    name: str
+    count: int
+    cpus: float
+    gpus: float = 0.0
+    memory: int | None = None
+    strategy: Strategy = Strategy.PACK
+    nodes: int | None = None
+
+    def actor_name(self, number: int) -> str:
+        """The name of one of its actors, for people and for log files."""
+        return f"{self.kind}-{self.name}-{number}"
