@@ -13,6 +13,7 @@ from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
+from loopwright.build.cluster import open_run_cluster
 from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.gateway import policies_elsewhere
@@ -73,7 +74,8 @@ async def _open(
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
         ingredients = load_ingredients(loaded)
-        sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache))
+        cluster = await stack.enter_async_context(open_run_cluster(loaded, path))
+        sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache, cluster))
         recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.eval_plans import eval_plans
@@ -26,6 +27,9 @@ from loopwright.ports import Lockstep, PolicyMaker, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import EvalPlan
 from loopwright.types import UNKNOWN_CAPACITY, EngineCapacity
+
+if TYPE_CHECKING:
+    from loopwright.cluster.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class LocalSamplingParts(SamplingParts):
     """Where converted models are kept."""
     engine_threads: int | None = None
     """The threads of an engine in a process of its own."""
+    cluster: Cluster | None = None
 
     @property
     def capacity(self) -> EngineCapacity:
@@ -116,18 +121,21 @@ async def open_sampling_parts(loaded: Loaded, model: ModelSpec) -> AsyncIterator
 
 
 @asynccontextmanager
-async def open_local_sampling_parts(loaded: Loaded, cache: Path) -> AsyncIterator[LocalSamplingParts]:
-    """Load the user's own code first, then the model. `cache` is where converted models are kept."""
+async def open_local_sampling_parts(
+    loaded: Loaded, cache: Path, cluster: Cluster | None = None
+) -> AsyncIterator[LocalSamplingParts]:
+    """Load the user's own code first, then the model. `cache` is where converted models are kept. What the config has
+    on actors is on those of `cluster`; without one, everything is here."""
     async with AsyncExitStack() as stack:
-        task_sets = await _user_code(loaded, stack)
+        task_sets = await _user_code(loaded, stack, cluster)
         compute = stack.enter_context(ComputeThread())
         threads = await compute.run(parts.engine_threads, loaded.config)
         model = await compute.run(parts.make_model, loaded, cache)
-        yield LocalSamplingParts(loaded, *task_sets, model, compute, cache, threads)
+        yield LocalSamplingParts(loaded, *task_sets, model, compute, cache, threads, cluster)
 
 
 async def _user_code(
-    loaded: Loaded, stack: AsyncExitStack
+    loaded: Loaded, stack: AsyncExitStack, cluster: Cluster | None = None
 ) -> tuple[parts.Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
     """The agents, the task sets of training and of evaluation, and the eval plans. They are open until the stack
     ends."""

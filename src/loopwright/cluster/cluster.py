@@ -12,7 +12,7 @@ from typing import Any
 from loopwright.cluster.crew import Crew, OnDeath
 from loopwright.cluster.host import Opening
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
-from loopwright.cluster.roles import Role
+from loopwright.config.roles import Role
 
 
 class Cluster:
