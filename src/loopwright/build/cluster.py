@@ -55,7 +55,7 @@ def loop_roles(config: RunConfig) -> list[LoopRole]:
     for place, task_set in config.all_task_sets():
         if task_set.agent.num_actors:
             split = Split.EVAL if place[0] == "eval" else Split.TRAIN
-            agent = task_set.agent.model_dump_json(exclude=NOT_THE_AGENT)
+            agent = task_set.agent.model_dump_json(exclude=set(NOT_THE_AGENT))
             alike.setdefault(agent, []).append((split, task_set))
     return [_loop_role(config, users) for users in alike.values()]
 
