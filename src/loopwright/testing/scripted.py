@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from loopwright.engines.gate import Gate
+from loopwright.engines.pause_gate import PauseGate
 from loopwright.errors import EngineError
 from loopwright.ports import OnPart, PauseMode
 from loopwright.testing.chars import encode_chars
@@ -49,7 +49,7 @@ class ScriptedEngine:
         self._steps = steps
         self._seconds = seconds
         self._version = version
-        self._gate = Gate()
+        self._gate = PauseGate()
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._idle = asyncio.Event()

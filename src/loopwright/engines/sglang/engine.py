@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from loopwright.core.partial_answer import PartialAnswer, joined
-from loopwright.engines.gate import Gate
 from loopwright.engines.http.caller import COMMAND_SECONDS, SILENCE_SECONDS, EngineCaller, broke_off
 from loopwright.engines.http.calls_out import CallOut, CallsOut
 from loopwright.engines.http.connection import Connections, Patience
 from loopwright.engines.http.fields import Fields
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import answer_read
+from loopwright.engines.pause_gate import PauseGate
 from loopwright.engines.sglang.folder import folder_of
 from loopwright.engines.sglang.wire import (
     GENERATE,
@@ -99,7 +99,7 @@ class SglangEngine:
         """The labels of the weights that were loaded last, and of those before: they change while an update is out."""
         self._tensors: Mapping[str, TensorSpec] | None = None
         self._is_incremental = False
-        self._gate = Gate()
+        self._gate = PauseGate()
         self._calls = CallsOut(self._take_back)
         self._is_server_paused: bool | None = None
 

@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
-from loopwright.engines.gate import Gate
 from loopwright.engines.http.caller import COMMAND_SECONDS, SILENCE_SECONDS, EngineCaller, broke_off
 from loopwright.engines.http.calls_out import CallOut, CallsOut
 from loopwright.engines.http.connection import Connections, Patience, give_up
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
+from loopwright.engines.pause_gate import PauseGate
 from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.wire import (
@@ -86,7 +86,7 @@ class VllmEngine:
         self._workers = 1
         self._holder: LeaseHolder | None = None
         self._numbers = itertools.count()
-        self._gate = Gate()
+        self._gate = PauseGate()
         self._calls = CallsOut()
         self._is_server_paused = False
 

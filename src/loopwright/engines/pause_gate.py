@@ -17,7 +17,7 @@ class _HeldRequest:
     is_aborted: bool = False
 
 
-class Gate:
+class PauseGate:
     """Open at first."""
 
     def __init__(self) -> None:
