@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from loopwright.config.addresses import advertised_problems
 from loopwright.config.base import FromYaml, Text
@@ -16,8 +17,9 @@ from loopwright.types import Thinking
 class GatewayConfig(Listening, Placed):
     """`thinking`: whether the model sees its earlier thoughts as it sampled them, or as its chat template writes
     them. With `url`, the run serves no gateway of its own: it opens its sessions on the `loopwright gateway --for-runs`
-    there. `key_env` names the variable with that gateway's key."""
+    there. With `num_actors` 1, it serves its own on an actor. `key_env` names the variable with that gateway's key."""
 
+    num_actors: Literal[0, 1] = 0
     thinking: FromYaml[Thinking] = Thinking.KEEP
     url: Text | None = None
     key_env: Text | None = None
