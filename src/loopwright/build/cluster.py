@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loopwright.config import Loaded, RunConfig, TaskSetConfig
 from loopwright.config.extras import require
+from loopwright.config.judgers import made_of
 from loopwright.config.placement import Placed, Strategy
 from loopwright.config.roles import Role, RoleKind
 from loopwright.types import Split
@@ -45,7 +46,9 @@ async def open_run_cluster(loaded: Loaded, path: Path) -> AsyncIterator[Cluster 
 
 def roles_of(config: RunConfig) -> list[Role]:
     """Everything that the run has on actors."""
-    judgers = [role for name in config.judgers if (role := judger_role(config, name)) is not None]
+    named = {task_set.agent.judger for _, task_set in config.all_task_sets()}
+    used = named | made_of(named, config.judgers)
+    judgers = [role for name in config.judgers if name in used and (role := judger_role(config, name)) is not None]
     single = [role for role in (engine_role(config), gateway_role(config)) if role is not None]
     return [*(one.role for one in loop_roles(config)), *judgers, *single]
 
@@ -62,29 +65,40 @@ def loop_roles(config: RunConfig) -> list[LoopRole]:
 
 def judger_role(config: RunConfig, name: str) -> Role | None:
     """The actors of a judger. None if it is here."""
-    placed = config.judgers.get(name)
-    return None if placed is None else _role(placed, RoleKind.JUDGERS, name, config.cluster.strategy.judgers)
+    judger, cluster = config.judgers.get(name), config.cluster
+    if judger is None or judger.expects_reward:
+        return None
+    return _role(judger, RoleKind.JUDGERS, name, cluster.strategy.judgers, cluster.labels.judgers)
 
 
 def engine_role(config: RunConfig) -> Role | None:
-    engine, strategy = config.rollout.engine, config.cluster.strategy.engines
-    placed = engine if isinstance(engine, Placed) else None
-    return None if placed is None else _role(placed, RoleKind.ENGINES, engine.kind, strategy, config.rollout.nodes)
+    engine, cluster = config.rollout.engine, config.cluster
+    if not isinstance(engine, Placed):
+        return None
+    strategy, labels = cluster.strategy.engines, cluster.labels.engines
+    return _role(engine, RoleKind.ENGINES, engine.kind, strategy, labels, config.rollout.nodes)
 
 
 def gateway_role(config: RunConfig) -> Role | None:
-    return _role(config.gateway, RoleKind.GATEWAY, "gateway", Strategy.PACK)
+    """The actor of the gateway. None if it is here, or if no agent talks to it."""
+    if not any(task_set.agent.served for _, task_set in config.all_task_sets()):
+        return None
+    return _role(config.gateway, RoleKind.GATEWAY, "gateway", Strategy.PACK, config.cluster.labels.gateway)
 
 
 def _loop_role(config: RunConfig, users: Sequence[tuple[Split, TaskSetConfig]]) -> LoopRole:
-    first = users[0][1]
-    role = _role(first.agent, RoleKind.LOOPS, first.name, config.cluster.strategy.loops)
+    (split, first), cluster = users[0], config.cluster
+    # A task set of the evaluation may have the name of one of the training.
+    name = first.name if split is Split.TRAIN else f"eval-{first.name}"
+    role = _role(first.agent, RoleKind.LOOPS, name, cluster.strategy.loops, cluster.labels.loops)
     if role is None:
         raise RuntimeError(f"the agent of {first.name} is not on actors")
     return LoopRole(role, tuple((split, task_set.name) for split, task_set in users))
 
 
-def _role(placed: Placed, kind: RoleKind, name: str, strategy: Strategy, nodes: int | None = None) -> Role | None:
+def _role(
+    placed: Placed, kind: RoleKind, name: str, strategy: Strategy, labels: Mapping[str, str], nodes: int | None = None
+) -> Role | None:
     if not placed.num_actors:
         return None
     return Role(
@@ -96,4 +110,5 @@ def _role(placed: Placed, kind: RoleKind, name: str, strategy: Strategy, nodes: 
         placed.memory_per_actor,
         strategy,
         nodes,
+        labels,
     )
