@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loopwright.cluster.local_node import declares_too_much, local_node
+from loopwright.cluster.nodes import Node
+from loopwright.cluster.plan import Plan, make_plan
+from loopwright.cluster.plan_text import totals
 from loopwright.config import Loaded, RunConfig, TaskSetConfig
 from loopwright.config.extras import require
 from loopwright.config.judgers import made_of
@@ -17,6 +22,8 @@ from loopwright.types import Split
 
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
+
+log = logging.getLogger("loopwright")
 
 NOT_THE_AGENT = frozenset({"judger", "on_agent_error", "train"})
 """Settings of an agent's section that its actors need not have in common: they are about what happens afterwards."""
@@ -31,17 +38,60 @@ class LoopRole:
     task_sets: tuple[tuple[Split, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A plan, with everything that a run has on actors, and the nodes that it was made for."""
+
+    plan: Plan
+    roles: Sequence[Role]
+    nodes: Sequence[Node]
+
+    def lines(self) -> Iterator[str]:
+        yield from self.plan.lines()
+        yield totals(self.roles, self.nodes)
+
+
 @asynccontextmanager
 async def open_run_cluster(loaded: Loaded, path: Path) -> AsyncIterator[Cluster | None]:
     """The cluster of the run in the folder `path`. None if nothing of the run is on actors."""
-    if not roles_of(loaded.config):
+    config = loaded.config
+    roles = roles_of(config)
+    if not roles:
         yield None
         return
     require("ray", "num_actors")
     from loopwright.cluster.opening import open_cluster
 
-    async with open_cluster(loaded.config.cluster, path / "actors") as cluster:
+    if config.cluster.address is None:
+        # To start a cluster takes seconds. Whether it will have room is known before.
+        local_plan(config)
+    if (warning := declares_too_much(config.cluster.num_cpus)) is not None:
+        log.warning("%s", warning)
+    async with open_cluster(config.cluster, path / "actors") as cluster, cluster.reserved(roles):
         yield cluster
+
+
+def local_plan(config: RunConfig) -> RunPlan:
+    """Who goes where on a cluster that the run starts on this machine. Raises ConfigError if there is no room."""
+    roles, nodes = roles_of(config), [local_node(config.cluster.num_cpus)]
+    return RunPlan(make_plan(roles, nodes), roles, nodes)
+
+
+async def plan_run(loaded: Loaded) -> RunPlan:
+    """Who goes where. Nothing is started: a cluster that runs is asked, and one that would be started is imagined.
+    Raises ConfigError if there is no room."""
+    config = loaded.config
+    roles = roles_of(config)
+    if config.cluster.address is None or not roles:
+        return local_plan(config)
+    require("ray", "cluster.address")
+    from loopwright.cluster.opening import open_cluster
+
+    async with open_cluster(config.cluster, Path(config.trainer.run_dir) / "actors"):
+        from loopwright.cluster.groups import live_plan
+
+        plan, nodes = await live_plan(roles)
+    return RunPlan(plan, roles, nodes)
 
 
 def roles_of(config: RunConfig) -> list[Role]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loopwright.cluster.crew import Crew, OnDeath
+from loopwright.cluster.groups import Group, live_plan, reserved
 from loopwright.cluster.host import Opening
+from loopwright.cluster.plan_text import totals
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
 from loopwright.config.roles import Role
+
+log = logging.getLogger("loopwright")
 
 
 class Cluster:
@@ -23,6 +28,20 @@ class Cluster:
         self.address = address
         self._logs = logs
         self._on_death = on_death
+        self._groups: Mapping[str, Group] = {}
+
+    @asynccontextmanager
+    async def reserved(self, roles: Sequence[Role]) -> AsyncIterator[None]:
+        """Reserve room for these roles while the block runs. Raises ConfigError, with the arithmetic, if the cluster
+        has none."""
+        plan, nodes = await live_plan(roles)
+        for line in (*plan.lines(), totals(roles, nodes)):
+            log.info("%s", line)
+        async with reserved(plan) as self._groups:
+            try:
+                yield
+            finally:
+                self._groups = {}
 
     @asynccontextmanager
     async def crew(self, role: Role, opening: Opening, what: str) -> AsyncIterator[Crew]:
@@ -46,7 +65,9 @@ class Cluster:
 
     def _options(self, role: Role, number: int) -> Mapping[str, Any]:
         # Ray would take 1 CPU to place an actor and 0 to run it if none were given.
-        return {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
+        resources = {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
+        group = self._groups.get(role.key)
+        return resources if group is None else {**resources, **group.options(number)}
 
     def _write(self, name: str, output: bytes) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
