@@ -61,8 +61,11 @@ async def main(folder: Path) -> dict[str, Any]:
 
     from loopwright.cluster.cluster import Cluster
     from loopwright.cluster.groups import live_nodes
+    from loopwright.cluster.logs import ActorLogs
+    from loopwright.core.redaction import Redactor
 
-    deaths: list[str] = []
+    deaths, logs = list[str](), ActorLogs()
+    logs.write_to(folder, Redactor())
     simulated = Simulated(
         initialize_head=True, head_node_args={**SMALL, "_system_config": SOON, "include_dashboard": False}
     )
@@ -70,7 +73,7 @@ async def main(folder: Path) -> dict[str, Any]:
         nodes = [simulated.add_node(**SMALL) for _ in range(2)]
         ray.init(address=simulated.address, log_to_driver=False, configure_logging=False)
         driver = ray.get_runtime_context().get_node_id()
-        cluster = Cluster("127.0.0.1", folder, on_death=lambda name, words: deaths.append(name))
+        cluster = Cluster("127.0.0.1", logs, on_death=lambda name, words: deaths.append(name))
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(cluster.reserved(ROLES))
             crews = [await stack.enter_async_context(cluster.crew(role, open_part, role.title)) for role in ROLES]

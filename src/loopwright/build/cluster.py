@@ -67,7 +67,7 @@ async def open_run_cluster(loaded: Loaded, path: Path) -> AsyncIterator[Cluster 
         local_plan(config)
     if (warning := declares_too_much(config.cluster.num_cpus)) is not None:
         log.warning("%s", warning)
-    async with open_cluster(config.cluster, path / "actors") as cluster, cluster.reserved(roles):
+    async with open_cluster(config.cluster, path) as cluster, cluster.reserved(roles):
         yield cluster
 
 
@@ -87,7 +87,7 @@ async def plan_run(loaded: Loaded) -> RunPlan:
     require("ray", "cluster.address")
     from loopwright.cluster.opening import open_cluster
 
-    async with open_cluster(config.cluster, Path(config.trainer.run_dir) / "actors"):
+    async with open_cluster(config.cluster, Path(config.trainer.run_dir)):
         from loopwright.cluster.groups import live_plan
 
         plan, nodes = await live_plan(roles)

@@ -80,6 +80,8 @@ async def _open(
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
+        if cluster is not None:
+            stack.enter_context(cluster.kept_in(folder.actors, folder.ray, redact))
         storage = await stack.enter_async_context(_storage(config, folder))
         resume_state = await _resume(config, folder, storage)
         learner = await _learner(sampling, recipe, folder, resume_state.latest)

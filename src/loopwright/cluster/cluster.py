@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loopwright.cluster.crew import Crew, OnDeath
+from loopwright.cluster.folder import noted
 from loopwright.cluster.groups import Group, live_plan, reserved
 from loopwright.cluster.host import Opening
+from loopwright.cluster.logs import ActorLogs
 from loopwright.cluster.plan_text import totals
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
 from loopwright.config.roles import Role
+from loopwright.core.redaction import Redactor
 
 log = logging.getLogger("loopwright")
 
 
 class Cluster:
     """A running cluster, which this process has joined. `address` is where the actors reach this process. The output of
-    actors is written to files in `logs`. `on_death` is told of every actor that is lost."""
+    actors goes to `logs`. `folder` is Ray's folder, if the cluster was started by this process. `on_death` is told of
+    every actor that is lost."""
 
-    def __init__(self, address: str, logs: Path, on_death: OnDeath = lambda name, words: None) -> None:
+    def __init__(
+        self,
+        address: str,
+        logs: ActorLogs,
+        folder: Path | None = None,
+        on_death: OnDeath = lambda name, words: None,
+    ) -> None:
         self.address = address
         self._logs = logs
+        self._folder = folder
         self._on_death = on_death
         self._groups: Mapping[str, Group] = {}
 
@@ -35,13 +45,22 @@ class Cluster:
         """Reserve room for these roles while the block runs. Raises ConfigError, with the arithmetic, if the cluster
         has none."""
         plan, nodes = await live_plan(roles)
-        for line in (*plan.lines(), totals(roles, nodes)):
-            log.info("%s", line)
+        lines = [*plan.lines(), totals(roles, nodes)]
+        log.info("who goes where:\n%s", "\n".join(lines))
+        self._logs.write("plan", "".join(f"{line}\n" for line in lines).encode())
         async with reserved(plan) as self._groups:
             try:
                 yield
             finally:
                 self._groups = {}
+
+    @contextmanager
+    def kept_in(self, logs: Path, note: Path, redact: Redactor) -> Iterator[None]:
+        """Write the output of actors to files in `logs` from now on, and, while the block runs, the place of Ray's
+        folder to the file `note`."""
+        self._logs.write_to(logs, redact)
+        with nullcontext() if self._folder is None else noted(self._folder, note):
+            yield
 
     @asynccontextmanager
     async def crew(self, role: Role, opening: Opening, what: str) -> AsyncIterator[Crew]:
@@ -60,7 +79,7 @@ class Cluster:
             pickled(opening, what),
             self._options(role, number),
             memory=role.memory,
-            on_output=partial(self._write, name),
+            on_output=partial(self._logs.write, name),
         )
 
     def _options(self, role: Role, number: int) -> Mapping[str, Any]:
@@ -68,9 +87,3 @@ class Cluster:
         resources = {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
         group = self._groups.get(role.key)
         return resources if group is None else {**resources, **group.options(number)}
-
-    def _write(self, name: str, output: bytes) -> None:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        file = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-        with (self._logs / f"{file}.log").open("ab") as opened:
-            opened.write(output)
