@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -55,7 +56,14 @@ async def asked(crew: Any, times: int) -> list[str]:
     return sorted(await asyncio.gather(*(crew.work("node") for _ in range(times))))
 
 
-async def main(folder: Path) -> dict[str, Any]:
+def plan(config: str, address: str) -> list[str]:
+    """What `loopwright cluster plan` says of this cluster."""
+    command = [sys.executable, "-m", "loopwright.cli", "cluster", "plan", config, f"cluster.address={address}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    return done.stdout.splitlines() or [done.stderr]
+
+
+async def main(config: str, folder: Path) -> dict[str, Any]:
     import ray
     from ray.cluster_utils import Cluster as Simulated
 
@@ -67,13 +75,15 @@ async def main(folder: Path) -> dict[str, Any]:
     deaths, logs = list[str](), ActorLogs()
     logs.write_to(folder, Redactor())
     simulated = Simulated(
-        initialize_head=True, head_node_args={**SMALL, "_system_config": SOON, "include_dashboard": False}
+        initialize_head=True,
+        head_node_args={**SMALL, "num_cpus": 2, "_system_config": SOON, "include_dashboard": False},
     )
     try:
         nodes = [simulated.add_node(**SMALL) for _ in range(2)]
         ray.init(address=simulated.address, log_to_driver=False, configure_logging=False)
         driver = ray.get_runtime_context().get_node_id()
         cluster = Cluster("127.0.0.1", logs, on_death=lambda name, words: deaths.append(name))
+        planned = await asyncio.to_thread(plan, config, simulated.address)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(cluster.reserved(ROLES))
             crews = [await stack.enter_async_context(cluster.crew(role, open_part, role.title)) for role in ROLES]
@@ -110,11 +120,11 @@ async def main(folder: Path) -> dict[str, Any]:
         return dict(zip((str(role.kind) for role in ROLES), each, strict=True))
 
     found = {"before": named(before), "rest": named(rest), "after": named(after)}
-    return {**found, "deaths": sorted(deaths), "restarts": max(restarts), "groups": sorted(groups)}
+    return {**found, "deaths": sorted(deaths), "restarts": max(restarts), "plan": planned, "groups": sorted(groups)}
 
 
 if __name__ == "__main__":
     prepare_environment(joins=True)
     # This cluster is on one machine, and nobody else's business.
     os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
-    print(json.dumps(asyncio.run(main(Path(sys.argv[1])))))
+    print(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))

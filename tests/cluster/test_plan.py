@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.cluster.nodes import Node, Resources, bundles_of, may_run_on, per_actor
+from loopwright.cluster.nodes import ClusterNode, Resources, bundles_of, may_run_on, per_actor
 from loopwright.cluster.plan import Plan, make_plan
 from loopwright.cluster.plan_text import totals
 from loopwright.config.placement import Strategy
@@ -22,7 +22,7 @@ GIB = 2**30
 
 def node(id: str, cpus: float = 4, *, gpus: float = 0, gib: float = 8, used: float = 0, driver: bool = False, **labels):
     total = Resources(cpus, gpus, gib * GIB)
-    return Node(id, f"10.0.0.{id}", total, total - Resources(used), driver, labels)
+    return ClusterNode(id, f"10.0.0.{id}", total, total - Resources(used), driver, labels)
 
 
 def role(kind: RoleKind, count: int, cpus: float = 1.0, name: str = "x", **more) -> Role:
@@ -36,7 +36,7 @@ def where(plan: Plan) -> dict[str, dict[str, int]]:
     return found
 
 
-def refused(roles: Sequence[Role], nodes: Sequence[Node]) -> str:
+def refused(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> str:
     with pytest.raises(ConfigError) as error:
         make_plan(roles, nodes)
     assert error.value.remedy
@@ -157,7 +157,7 @@ def test_the_table_and_the_totals():
 
 
 @st.composite
-def clusters(draw) -> tuple[list[Role], list[Node]]:
+def clusters(draw) -> tuple[list[Role], list[ClusterNode]]:
     amounts = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
     roles = [
         Role(
@@ -201,7 +201,7 @@ def fits(plan: Plan, roles: Sequence[Role]) -> None:
         assert sum(count for other, _, count in plan.counts() if other.key == one.key) == one.count
 
 
-def first_fit(roles: Sequence[Role], nodes: Sequence[Node]) -> bool:
+def first_fit(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> bool:
     """Whether everybody finds room if each takes the first node that has it."""
     free = {one.id: one.free for one in nodes}
     for one in roles:
@@ -223,7 +223,7 @@ def first_fit(roles: Sequence[Role], nodes: Sequence[Node]) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(clusters())
-def test_a_plan_holds_and_what_a_greedy_placement_places_is_placed(case: tuple[list[Role], list[Node]]):
+def test_a_plan_holds_and_what_a_greedy_placement_places_is_placed(case: tuple[list[Role], list[ClusterNode]]):
     roles, nodes = case
     greedy = any(
         first_fit(some, others) for some in itertools.permutations(roles) for others in itertools.permutations(nodes)
@@ -237,10 +237,10 @@ def test_a_plan_holds_and_what_a_greedy_placement_places_is_placed(case: tuple[l
 
 @settings(max_examples=150, deadline=None)
 @given(clusters(), st.randoms())
-def test_the_order_of_the_nodes_makes_no_difference(case: tuple[list[Role], list[Node]], random):
+def test_the_order_of_the_nodes_makes_no_difference(case: tuple[list[Role], list[ClusterNode]], random):
     roles, nodes = case
 
-    def result(some: Sequence[Node]) -> object:
+    def result(some: Sequence[ClusterNode]) -> object:
         try:
             return make_plan(roles, some)
         except ConfigError as error:

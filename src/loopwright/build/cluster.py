@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.cluster.local_node import declares_too_much, local_node
-from loopwright.cluster.nodes import Node
+from loopwright.cluster.nodes import ClusterNode
 from loopwright.cluster.plan import Plan, make_plan
 from loopwright.cluster.plan_text import totals
 from loopwright.config import Loaded, RunConfig, TaskSetConfig
 from loopwright.config.extras import require
 from loopwright.config.judgers import made_of
-from loopwright.config.placement import Placed, Strategy
+from loopwright.config.placement import PlacedSection, Strategy
 from loopwright.config.roles import Role, RoleKind
 from loopwright.types import Split
 
@@ -44,7 +44,7 @@ class RunPlan:
 
     plan: Plan
     roles: Sequence[Role]
-    nodes: Sequence[Node]
+    nodes: Sequence[ClusterNode]
 
     def lines(self) -> Iterator[str]:
         yield from self.plan.lines()
@@ -123,7 +123,7 @@ def judger_role(config: RunConfig, name: str) -> Role | None:
 
 def engine_role(config: RunConfig) -> Role | None:
     engine, cluster = config.rollout.engine, config.cluster
-    if not isinstance(engine, Placed):
+    if not isinstance(engine, PlacedSection):
         return None
     strategy, labels = cluster.strategy.engines, cluster.labels.engines
     return _role(engine, RoleKind.ENGINES, engine.kind, strategy, labels, config.rollout.nodes)
@@ -147,7 +147,12 @@ def _loop_role(config: RunConfig, users: Sequence[tuple[Split, TaskSetConfig]]) 
 
 
 def _role(
-    placed: Placed, kind: RoleKind, name: str, strategy: Strategy, labels: Mapping[str, str], nodes: int | None = None
+    placed: PlacedSection,
+    kind: RoleKind,
+    name: str,
+    strategy: Strategy,
+    labels: Mapping[str, str],
+    nodes: int | None = None,
 ) -> Role | None:
     if not placed.num_actors:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from loopwright.cluster.crew import Crew, OnDeath
 from loopwright.cluster.folder import noted
-from loopwright.cluster.groups import Group, live_plan, reserved
+from loopwright.cluster.groups import ReservedRoom, live_plan, reserved
 from loopwright.cluster.host import Opening
 from loopwright.cluster.logs import ActorLogs
 from loopwright.cluster.plan_text import totals
@@ -38,7 +38,7 @@ class Cluster:
         self._logs = logs
         self._folder = folder
         self._on_death = on_death
-        self._groups: Mapping[str, Group] = {}
+        self._groups: Mapping[str, ReservedRoom] = {}
 
     @asynccontextmanager
     async def reserved(self, roles: Sequence[Role]) -> AsyncIterator[None]:

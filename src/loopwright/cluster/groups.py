@@ -18,9 +18,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from loopwright.cluster.nodes import Bundle, Node, Resources, bundles_of
+from loopwright.cluster.nodes import Bundle, ClusterNode, Resources, bundles_of
 from loopwright.cluster.plan import Plan, make_plan
-from loopwright.cluster.plan_text import shown
+from loopwright.cluster.plan_text import resources_text
 from loopwright.config.placement import Strategy
 from loopwright.config.roles import Role
 from loopwright.errors import ConfigError
@@ -35,7 +35,7 @@ NODE_ID = "ray.io/node-id"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReservedRoom:
     """The reserved room of a role. `actors_per_bundle` of them share a bundle."""
 
     handle: Any
@@ -48,13 +48,13 @@ class Group:
         return {"scheduling_strategy": place}
 
 
-def live_nodes() -> list[Node]:
+def live_nodes() -> list[ClusterNode]:
     """The nodes that are alive, with what is free on each."""
     # Ray has no public function for this. A resource that is used up is absent.
     free = ray._private.state.available_resources_per_node()
     driver = ray.get_runtime_context().get_node_id()
     return [
-        Node(
+        ClusterNode(
             node["NodeID"],
             node["NodeManagerAddress"],
             _resources(node["Resources"]),
@@ -67,7 +67,7 @@ def live_nodes() -> list[Node]:
     ]
 
 
-async def live_plan(roles: Sequence[Role]) -> tuple[Plan, list[Node]]:
+async def live_plan(roles: Sequence[Role]) -> tuple[Plan, list[ClusterNode]]:
     """Who goes where on the live cluster. Raises ConfigError if there is no room."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLE_SECONDS
@@ -83,10 +83,10 @@ async def live_plan(roles: Sequence[Role]) -> tuple[Plan, list[Node]]:
 
 
 @asynccontextmanager
-async def reserved(plan: Plan) -> AsyncIterator[Mapping[str, Group]]:
+async def reserved(plan: Plan) -> AsyncIterator[Mapping[str, ReservedRoom]]:
     """Reserve room for all roles of the plan, by their keys, while the block runs."""
     with ExitStack() as stack:
-        groups: dict[str, Group] = {}
+        groups: dict[str, ReservedRoom] = {}
         driver = ray.get_runtime_context().get_node_id()
         for role in plan.roles:
             bundles = bundles_of(role)
@@ -97,7 +97,7 @@ async def reserved(plan: Plan) -> AsyncIterator[Mapping[str, Group]]:
             )
             stack.callback(_remove, handle)
             await _ready(handle, role)
-            groups[role.key] = Group(handle, bundles[0].count)
+            groups[role.key] = ReservedRoom(handle, bundles[0].count)
         yield groups
 
 
@@ -106,8 +106,10 @@ async def _ready(handle: Any, role: Role) -> None:
     deadline = loop.time() + GROUP_SECONDS
     while not await asyncio.to_thread(handle.wait, POLL_SECONDS):
         if loop.time() > deadline:
-            takes = shown(bundles_of(role)[0].takes)
-            nodes = "; ".join(f"{node.name} has {shown(node.free)}" for node in await asyncio.to_thread(live_nodes))
+            takes = resources_text(bundles_of(role)[0].takes)
+            nodes = "; ".join(
+                f"{node.name} has {resources_text(node.free)}" for node in await asyncio.to_thread(live_nodes)
+            )
             raise ConfigError(
                 f"Ray found no room for {role.title} within {GROUP_SECONDS:g} seconds: {len(bundles_of(role))} places "
                 f"of {takes}. Free are: {nodes}",
@@ -143,7 +145,7 @@ def _resources(found: Mapping[str, float]) -> Resources:
     return Resources(found.get("CPU", 0.0), found.get("GPU", 0.0), found.get("memory", 0.0))
 
 
-def _fits_if_empty(roles: Sequence[Role], nodes: Sequence[Node]) -> bool:
+def _fits_if_empty(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> bool:
     try:
         make_plan(roles, [replace(node, free=node.total) for node in nodes])
     except ConfigError:

@@ -34,7 +34,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """A machine of the cluster. `total` is what it has, and `free` what nobody has reserved yet. `is_driver`: the
     run's own process is on it."""
 
@@ -74,7 +74,7 @@ def bundles_of(role: Role) -> tuple[Bundle, ...]:
     return (Bundle(role, 1),) * role.count
 
 
-def may_run_on(role: Role, node: Node) -> bool:
+def may_run_on(role: Role, node: ClusterNode) -> bool:
     """Whether the labels and `rollout.nodes` let an actor of this role be on the node."""
     if role.nodes is not None and node.is_driver != (role.nodes == 0):
         return False

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from loopwright.cluster.nodes import Bundle, Node, Resources, bundles_of, may_run_on
+from loopwright.cluster.nodes import Bundle, ClusterNode, Resources, bundles_of, may_run_on
 from loopwright.cluster.plan_text import table, too_small
 from loopwright.config.placement import Strategy
 from loopwright.config.roles import Role
@@ -26,7 +26,7 @@ class PlacedBundle:
     """A bundle, and its node."""
 
     bundle: Bundle
-    node: Node
+    node: ClusterNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Plan:
     def roles(self) -> list[Role]:
         return list({one.bundle.role.key: one.bundle.role for one in self.placed}.values())
 
-    def counts(self) -> Iterator[tuple[Role, Node, int]]:
+    def counts(self) -> Iterator[tuple[Role, ClusterNode, int]]:
         """How many actors of each role are on which node."""
         numbers: Counter[tuple[str, str]] = Counter()
         for one in self.placed:
@@ -52,7 +52,7 @@ class Plan:
         return table(self.counts())
 
 
-def make_plan(roles: Sequence[Role], nodes: Sequence[Node]) -> Plan:
+def make_plan(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> Plan:
     """Who goes where. Raises ConfigError, with the arithmetic, if there is no room for everybody."""
     ordered = sorted(nodes, key=lambda node: (not node.is_driver, node.address, node.id))
     hardest = _hardest_first(roles, ordered)
@@ -67,11 +67,11 @@ def make_plan(roles: Sequence[Role], nodes: Sequence[Node]) -> Plan:
     raise too_small(roles, ordered, _most(hardest, ordered))
 
 
-Choose = Callable[[Bundle, Sequence[Node], Mapping[str, Resources], Counter[str]], Node]
+Choose = Callable[[Bundle, Sequence[ClusterNode], Mapping[str, Resources], Counter[str]], ClusterNode]
 """The node for a bundle among those with room, given what is free on each, and how many of its role each has."""
 
 
-def _place(role: Role, nodes: Sequence[Node], free: dict[str, Resources], choose: Choose) -> list[PlacedBundle]:
+def _place(role: Role, nodes: Sequence[ClusterNode], free: dict[str, Resources], choose: Choose) -> list[PlacedBundle]:
     """Place as much of a role as there is room for. What it takes is taken from `free`."""
     used: Counter[str] = Counter()
     placed = []
@@ -86,19 +86,23 @@ def _place(role: Role, nodes: Sequence[Node], free: dict[str, Resources], choose
     return placed
 
 
-def _fits(bundle: Bundle, node: Node, free: Mapping[str, Resources], used: Counter[str]) -> bool:
+def _fits(bundle: Bundle, node: ClusterNode, free: Mapping[str, Resources], used: Counter[str]) -> bool:
     # With `nodes`, every bundle has a node of its own.
     is_taken = bool(bundle.role.nodes) and used[node.id] > 0
     return may_run_on(bundle.role, node) and free[node.id].holds(bundle.takes) and not is_taken
 
 
-def _by_strategy(bundle: Bundle, fitting: Sequence[Node], free: Mapping[str, Resources], used: Counter[str]) -> Node:
+def _by_strategy(
+    bundle: Bundle, fitting: Sequence[ClusterNode], free: Mapping[str, Resources], used: Counter[str]
+) -> ClusterNode:
     if bundle.role.strategy is Strategy.SPREAD:
         return min(fitting, key=lambda node: (used[node.id], -free[node.id].cpus))
     return min(fitting, key=lambda node: (not used[node.id], -_room(bundle, free[node.id])))
 
 
-def _first(bundle: Bundle, fitting: Sequence[Node], free: Mapping[str, Resources], used: Counter[str]) -> Node:
+def _first(
+    bundle: Bundle, fitting: Sequence[ClusterNode], free: Mapping[str, Resources], used: Counter[str]
+) -> ClusterNode:
     return fitting[0]
 
 
@@ -109,7 +113,7 @@ def _room(bundle: Bundle, free: Resources) -> int:
     return min([len(bundles_of(bundle.role)), *(int(has / one) for has, one in pairs if one)])
 
 
-def _hardest_first(roles: Sequence[Role], nodes: Sequence[Node]) -> list[Role]:
+def _hardest_first(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> list[Role]:
     """Those with the fewest nodes to choose from first, and the largest of them before the others."""
 
     def difficulty(role: Role) -> tuple[float, ...]:
@@ -119,13 +123,13 @@ def _hardest_first(roles: Sequence[Role], nodes: Sequence[Node]) -> list[Role]:
     return sorted(roles, key=difficulty)
 
 
-def _most(roles: Sequence[Role], nodes: Sequence[Node]) -> list[tuple[Role, int]]:
+def _most(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> list[tuple[Role, int]]:
     """How many actors of each role find room, if every role takes what it can, one after the other."""
     free = {node.id: node.free for node in nodes}
     return [(role, sum(one.bundle.count for one in _place(role, nodes, free, _by_strategy))) for role in roles]
 
 
-def _search(roles: Sequence[Role], nodes: Sequence[Node]) -> tuple[PlacedBundle, ...] | None:
+def _search(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> tuple[PlacedBundle, ...] | None:
     """Try all placements, up to SEARCH_STEPS. None if none was found."""
     bundles = [bundle for role in roles for bundle in bundles_of(role)]
     if len(bundles) > LARGEST_SEARCH:

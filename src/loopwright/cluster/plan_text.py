@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from loopwright.cluster.nodes import Node, Resources, bundles_of, may_run_on, per_actor
+from loopwright.cluster.nodes import ClusterNode, Resources, bundles_of, may_run_on, per_actor
 from loopwright.config.roles import Role
 from loopwright.errors import ConfigError
 
 COLUMNS = ("role", "actors", "per actor", "node")
 
 
-def table(counts: Iterable[tuple[Role, Node, int]]) -> Iterator[str]:
+def table(counts: Iterable[tuple[Role, ClusterNode, int]]) -> Iterator[str]:
     """A table of how many actors of each role are on which node, line by line."""
     rows = [COLUMNS]
-    rows += [(role.title, str(count), shown(per_actor(role)), node.name) for role, node, count in counts]
+    rows += [(role.title, str(count), resources_text(per_actor(role)), node.name) for role, node, count in counts]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
 
-def totals(roles: Sequence[Role], nodes: Sequence[Node]) -> str:
+def totals(roles: Sequence[Role], nodes: Sequence[ClusterNode]) -> str:
     """What the run takes, and what is free."""
     taken = sum((per_actor(role) * role.count for role in roles), Resources())
     free = sum((node.free for node in nodes), Resources())
     total = sum((node.total for node in nodes), Resources())
     where = f"{len(nodes)} nodes" if len(nodes) > 1 else "1 node"
-    busy = f"; the others of {shown(total)} are in use" if free != total else ""
-    return f"the run takes {shown(taken)} of {shown(free)} on {where}{busy}"
+    busy = f"; the others of {resources_text(total)} are in use" if free != total else ""
+    return f"the run takes {resources_text(taken)} of {resources_text(free)} on {where}{busy}"
 
 
-def shown(resources: Resources) -> str:
+def resources_text(resources: Resources) -> str:
     """`2 CPUs, 1 GPU, 4 GiB`. CPUs are always named."""
     parts = [_amount(resources.cpus, "CPU")]
     parts += [_amount(resources.gpus, "GPU")] if resources.gpus else []
@@ -39,11 +39,13 @@ def shown(resources: Resources) -> str:
     return ", ".join(parts)
 
 
-def too_small(roles: Sequence[Role], nodes: Sequence[Node], most: Iterable[tuple[Role, int]]) -> ConfigError:
+def too_small(roles: Sequence[Role], nodes: Sequence[ClusterNode], most: Iterable[tuple[Role, int]]) -> ConfigError:
     """The error of roles that do not fit. `most` says how many actors of each find room."""
     lines = [line for unit in ("CPU", "GPU", "GiB") if (line := _arithmetic(roles, nodes, unit))]
     lines += [_left_over(role, count, nodes) for role, count in most if count < role.count]
-    lines += [f"{node.name}: {shown(node.total - node.free)} in use" for node in nodes if node.free != node.total]
+    lines += [
+        f"{node.name}: {resources_text(node.total - node.free)} in use" for node in nodes if node.free != node.total
+    ]
     return ConfigError(
         "the cluster has no room for all actors of the run\n  " + "\n  ".join(lines),
         remedy="lower num_actors, or what an actor reserves (num_cpus_per_actor, num_gpus_per_actor, "
@@ -51,7 +53,7 @@ def too_small(roles: Sequence[Role], nodes: Sequence[Node], most: Iterable[tuple
     )
 
 
-def _arithmetic(roles: Sequence[Role], nodes: Sequence[Node], unit: str) -> str:
+def _arithmetic(roles: Sequence[Role], nodes: Sequence[ClusterNode], unit: str) -> str:
     """`8 judgers x 2 CPUs + 4 loops x 1 CPU = 20 CPUs; the cluster has 16, its largest node 8`."""
     of = OF[unit]
     asking = [role for role in roles if of(per_actor(role))]
@@ -70,7 +72,7 @@ def _several(role: Role, with_name: bool) -> str:
     return f"{role.count} {kind}" + (f" {role.name!r}" if with_name else "")
 
 
-def _left_over(role: Role, placed: int, nodes: Sequence[Node]) -> str:
+def _left_over(role: Role, placed: int, nodes: Sequence[ClusterNode]) -> str:
     allowed = [node for node in nodes if may_run_on(role, node)]
     labels = ", ".join(f"{key}: {value}" for key, value in role.labels.items())
     bundle = bundles_of(role)[0]
@@ -81,9 +83,9 @@ def _left_over(role: Role, placed: int, nodes: Sequence[Node]) -> str:
         why = f"no node has the labels {labels}" if labels else "the driver's node is not one of the cluster's"
     elif not any(node.total.holds(bundle.takes) for node in allowed):
         together = f"the {bundle.count} of a node take" if bundle.count > 1 else "each takes"
-        why = f"{together} {shown(bundle.takes)}, and no node that it may use has as much"
+        why = f"{together} {resources_text(bundle.takes)}, and no node that it may use has as much"
     else:
-        why = f"each takes {shown(per_actor(role))}"
+        why = f"each takes {resources_text(per_actor(role))}"
     return f"{role.title}: there is room for {placed} of {role.count} actors; {why}"
 
 

@@ -41,7 +41,7 @@ Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=LEAST_MEMORY)]
 PER_ACTOR = ("num_cpus_per_actor", "num_gpus_per_actor", "memory_per_actor")
 
 
-class Placed(Section):
+class PlacedSection(Section):
     """Something that may run on actors. `num_actors` 0: here, in the driver; n: on n actors of the cluster, each with
     so many CPUs and GPUs. An actor that takes more than `memory_per_actor` is ended."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from loopwright.config.base import Section
 from loopwright.config.judgers import made_of
 from loopwright.config.learner import LearnerConfig
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.schema import RunConfig
 from loopwright.types import TrainerKind
 
@@ -52,7 +52,7 @@ def _here(value: Any) -> Any:
     """The same without actors: only a training has a cluster."""
     if isinstance(value, Section):
         changes = {name: _here(getattr(value, name)) for name in type(value).model_fields}
-        return value.model_copy(update=changes | ({"num_actors": 0} if isinstance(value, Placed) else {}))
+        return value.model_copy(update=changes | ({"num_actors": 0} if isinstance(value, PlacedSection) else {}))
     if isinstance(value, dict):
         return {key: _here(item) for key, item in value.items()}
     return tuple(_here(item) for item in value) if isinstance(value, tuple) else value

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from loopwright.config.base import sections
 from loopwright.config.checks.idle import Idle
 from loopwright.config.judgers import made_of
-from loopwright.config.placement import PER_ACTOR, Placed, StrategyConfig
+from loopwright.config.placement import PER_ACTOR, PlacedSection, StrategyConfig
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import RunConfig
 from loopwright.types import TrainerKind
@@ -29,8 +29,8 @@ def _has_actors(config: RunConfig, role: str | None = None) -> bool:
     return any(wanted is None or place[0] in wanted for place, one in _placed(config) if one.num_actors)
 
 
-def _placed(config: RunConfig) -> Iterator[tuple[KeyPath, Placed]]:
-    yield from ((place, section) for place, section in sections(config) if isinstance(section, Placed))
+def _placed(config: RunConfig) -> Iterator[tuple[KeyPath, PlacedSection]]:
+    yield from ((place, section) for place, section in sections(config) if isinstance(section, PlacedSection))
 
 
 def _unused(role: str) -> Callable[[RunConfig, object], bool]:
@@ -83,7 +83,7 @@ def warnings(config: RunConfig) -> Iterator[Problem]:
 
 def _engines(config: RunConfig) -> Iterator[Problem]:
     engine = config.rollout.engine
-    if not isinstance(engine, Placed) or not engine.num_actors:
+    if not isinstance(engine, PlacedSection) or not engine.num_actors:
         return
     for name, elsewhere in (("num_engines", "started by the driver"), ("urls", "already running")):
         value = getattr(engine, name, None)
@@ -100,7 +100,7 @@ def _nodes(config: RunConfig) -> Iterator[Problem]:
     nodes, engine = config.rollout.nodes, config.rollout.engine
     if nodes is None:
         return
-    place, count = ("rollout", "nodes"), engine.num_actors if isinstance(engine, Placed) else 0
+    place, count = ("rollout", "nodes"), engine.num_actors if isinstance(engine, PlacedSection) else 0
     if config.trainer.kind is not TrainerKind.DISAGGREGATED:
         yield Problem(
             place,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem, dotted
 from loopwright.config.schema import ProduceConfig, RolloutConfig, RunConfig
 from loopwright.types import BufferKind, ImportanceKind, PauseMode, ProduceKind, Stale, TrainerKind
@@ -115,7 +115,7 @@ def _kinds(config: RunConfig) -> Iterator[Problem]:
 def _deterministic(config: RunConfig) -> Iterator[Problem]:
     count = (
         "num_actors"
-        if isinstance(config.rollout.engine, Placed) and config.rollout.engine.num_actors
+        if isinstance(config.rollout.engine, PlacedSection) and config.rollout.engine.num_actors
         else "num_engines"
     )
     fields: tuple[tuple[KeyPath, object, object], ...] = (
