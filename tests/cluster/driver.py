@@ -22,6 +22,11 @@ def tell(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def noted(run: Path) -> str | None:
+    note = run / "ray.json"
+    return json.loads(note.read_text())["folder"] if note.exists() else None
+
+
 async def go_on() -> None:
     await asyncio.to_thread(sys.stdin.readline)
 
@@ -31,7 +36,6 @@ async def main(run: Path, address: str | None) -> None:
     signal.signal(signal.SIGINT, on_signal)
     async with open_cluster(ClusterConfig(address=address, num_cpus=4), run) as cluster:
         role = Role(RoleKind.LOOPS, "mine", 2, cpus=0.25)
-        run.mkdir(exist_ok=True)
         with cluster.kept_in(run / "actors", run / "ray.json", Redactor(["a secret thing"])):
             async with cluster.crew(role, open_part, "mine") as crew:
                 hosts = [member.host for member in crew.running if member.host is not None]
@@ -39,7 +43,7 @@ async def main(run: Path, address: str | None) -> None:
                 children = await hosts[0].call("children")
                 tell(
                     address=cluster.address,
-                    folder=json.loads((run / "ray.json").read_text())["folder"] if address is None else None,
+                    folder=noted(run),
                     token=os.environ.get("RAY_AUTH_TOKEN"),
                     handlers=[signal.getsignal(one) is on_signal for one in (signal.SIGTERM, signal.SIGINT)],
                     actors=[host.started.pid for host in hosts],
@@ -67,4 +71,5 @@ def on_signal(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(exist_ok=True)
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))

@@ -40,7 +40,9 @@ class Driver:
             folder.mkdir(exist_ok=True)
         seen = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "LOOPWRIGHT_"))},
-            **{"HOME": str(self.home), "TMPDIR": str(self.temporary), MARK: self.mark},
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temporary),
+            MARK: self.mark,
             "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)]),
             **env,
         }

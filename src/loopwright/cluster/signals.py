@@ -18,8 +18,8 @@ ACTION_BYTES = 1024
 
 @contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """After this block, signals have the handlers that they had before it. Any thread may use it; Python's own functions
-    are for the main thread only."""
+    """After this block, signals have the handlers that they had before it. Any thread may use it, unlike
+    Python's own functions for signals."""
     libc = ctypes.CDLL(None)
     before = {number: ctypes.create_string_buffer(ACTION_BYTES) for number in SIGNALS}
     for number, action in before.items():
