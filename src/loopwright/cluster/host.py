@@ -65,6 +65,7 @@ class Host:
 
         async def begin() -> Started:
             _forget_secrets()
+            _hide_main()
             if memory is not None:
                 self._watching = asyncio.create_task(self._watch(memory))
             open_part: Opening = cloudpickle.loads(opening)
@@ -147,6 +148,14 @@ def _forget_secrets() -> None:
     kept = child_environment(os.environ)
     for name in [name for name in os.environ if name not in kept and not name.startswith("RAY_")]:
         del os.environ[name]
+
+
+def _hide_main() -> None:
+    """Ray's main module is not for the processes that this one spawns: multiprocessing would import it there, and with
+    it all of Ray."""
+    main = sys.modules["__main__"]
+    main.__spec__ = None
+    vars(main).pop("__file__", None)
 
 
 def _memory_bytes() -> int:
