@@ -148,6 +148,31 @@ def _tell(episode: Episode, text: str) -> None:
     draft.rename(episode.answer)
 
 
+async def pid_async(task: Task, episode: Episode) -> float:
+    await asyncio.sleep(0.05)
+    return os.getpid()
+
+
+async def waits_for_async(task: Task, episode: Episode) -> Scored:
+    """Waits for the file that the answer names before its colon. It leaves a file beside that when it starts."""
+    name, _, number = episode.answer.rpartition(":")
+    awaited = Path(name)
+    awaited.with_name(f"started-{number}-{os.getpid()}").touch()
+    while not awaited.exists():  # noqa: ASYNC240
+        await asyncio.sleep(0.01)
+    return Scored(1.0, {"number": int(number)})
+
+
+async def dies_async(task: Task, episode: Episode) -> float:
+    os._exit(3)
+
+
+async def stops_async(task: Task, episode: Episode) -> float:
+    if episode.answer == "stop":
+        raise KeyboardInterrupt
+    return 1.0
+
+
 class OddError(Exception):
     def __init__(self, *, code: int) -> None:
         super().__init__(f"code {code}")
