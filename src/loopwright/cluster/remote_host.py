@@ -16,11 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from loopwright.cluster.answers import Answer, Ending, opened
-<<<<<<< HEAD
 from loopwright.cluster.host import Host, SignOfLife, Started
-=======
-from loopwright.cluster.host import Host, Opening, SignOfLife, Started
->>>>>>> plan
 from loopwright.cluster.output import OutputFiles
 from loopwright.core.together import GRACE_SECONDS, or_left_behind
 from loopwright.errors import ConfigError, RemoteError, WorkerLostError
