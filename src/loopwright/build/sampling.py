@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from loopwright.build import parts
 from loopwright.build.eval_plans import eval_plans
 from loopwright.build.gateway import served_policies
+from loopwright.build.hosted_judger import judgers_on
 from loopwright.build.programs import warn_of_free_programs
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
@@ -141,7 +142,14 @@ async def _user_code(
     ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
-        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)
+        open_judgers(
+            parts.judger_names(config),
+            config.judgers,
+            loaded.base,
+            loaded.secrets,
+            loaded.objects,
+            judgers_on(cluster, loaded),
+        )
     )
     warn_of_free_programs(config)
     agents = parts.agents(loaded)

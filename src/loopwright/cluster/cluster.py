@@ -63,12 +63,15 @@ class Cluster:
             yield
 
     @asynccontextmanager
-    async def crew(self, role: Role, opening: Opening, what: str) -> AsyncIterator[Crew]:
-        """The actors of a role, each with a part of its own that `opening` opens. `what` names the part in errors."""
+    async def crew(
+        self, role: Role, opening: Opening, what: str, *, max_silence: float | None = None
+    ) -> AsyncIterator[Crew]:
+        """The actors of a role, each with a part of its own that `opening` opens. `what` names the part in errors. One
+        of which nothing is heard for `max_silence` seconds is lost."""
         launches = [
             (role.actor_name(number), partial(self.launch, role, number, opening, what)) for number in range(role.count)
         ]
-        async with Crew.open(role.name, launches, on_death=self._on_death) as crew:
+        async with Crew.open(role.name, launches, on_death=self._on_death, max_silence=max_silence) as crew:
             yield crew
 
     def launch(self, role: Role, number: int, opening: Opening, what: str) -> AbstractAsyncContextManager[RemoteHost]:

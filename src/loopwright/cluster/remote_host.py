@@ -16,7 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from loopwright.cluster.answers import Answer, Ending, opened
-from loopwright.cluster.host import Host, Opening, SignOfLife, Started
+from loopwright.cluster.host import Host, SignOfLife, Started
 from loopwright.cluster.output import OutputFiles
 from loopwright.core.together import GRACE_SECONDS, or_left_behind
 from loopwright.errors import ConfigError, RemoteError, WorkerLostError
@@ -32,7 +32,7 @@ LAST_CHARACTERS = 2000
 OnOutput = Callable[[bytes], object]
 
 
-def pickled(opening: Opening, what: str) -> bytes:
+def pickled(opening: Callable[..., Any], what: str) -> bytes:
     """The opening as it is sent to actors. Raises ConfigError, which names `what`, if it cannot be sent."""
     try:
         return bytes(cloudpickle.dumps(opening))
@@ -165,7 +165,8 @@ class RemoteHost:
             if output := OutputFiles(self._started.output, self._positions).rest():
                 self._on_output(output)
             lines = output.decode("utf-8", "replace").splitlines()[-LAST_LINES:]
-            if last := "\n".join(lines)[-LAST_CHARACTERS:].strip():
+            last = "\n".join(lines)[-LAST_CHARACTERS:].strip()
+            if last and words not in last:
                 words = f"{words}; its last output:\n{last}"
         self._ended.set_result(words)
 

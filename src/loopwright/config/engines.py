@@ -27,6 +27,8 @@ OWN_VLLM_OPTIONS = {
     "--max-num-seqs": "set rollout.engine.max_batch",
     "--logprobs-mode": "remove it: training needs processed_logprobs",
     "--worker-extension-cls": "remove it: weights are updated through Loopwright's own",
+    "--enable-scale-out": "remove it: weights are updated through it",
+    "--no-enable-scale-out": "remove it: weights are updated through it",
 }
 """What to do instead of giving vLLM an option that Loopwright gives it."""
 
@@ -144,10 +146,15 @@ class VllmEngineConfig(ServerConfig):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         for index, argument in enumerate(self.args):
-            # vLLM takes both spellings. The last of two equal options would win, and that is the user's.
+            # vLLM takes both spellings, and every beginning of an option that fits no other. The last of two equal
+            # options would win, and that is the user's. In a file that --config names, ours would win.
             name = argument.partition("=")[0].replace("_", "-")
-            if name in OWN_VLLM_OPTIONS:
-                yield Problem(("args", index), f"is {argument!r}, which Loopwright sets itself", OWN_VLLM_OPTIONS[name])
+            own = [option for option in OWN_VLLM_OPTIONS if len(name) > len("--") and option.startswith(name)]
+            for option in own[:1]:
+                short = "" if option == name else f", short for {option}"
+                yield Problem(
+                    ("args", index), f"is {argument!r}{short}, which Loopwright sets itself", OWN_VLLM_OPTIONS[option]
+                )
 
 
 class SglangEngineConfig(EngineKind):
