@@ -84,6 +84,8 @@ async def _open(
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
+        if cluster is not None:
+            cluster.begin_logs()
         storage = await stack.enter_async_context(_storage(config, folder))
         resume_state = await _resume(config, folder, storage)
         learner = await _learner(sampling, recipe, folder, resume_state.latest)

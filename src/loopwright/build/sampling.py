@@ -16,6 +16,7 @@ from loopwright.build import parts
 from loopwright.build.agents import Agents, TaskSetPlace, make_agents, open_agents
 from loopwright.build.eval_plans import eval_plans
 from loopwright.build.gateway import served_policies
+from loopwright.build.hosted_judger import judgers_on
 from loopwright.build.programs import warn_of_free_programs
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
@@ -158,7 +159,14 @@ async def _user_code(loaded: Loaded, stack: AsyncExitStack, cluster: Cluster | N
     """The user's code, open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
-        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)
+        open_judgers(
+            parts.judger_names(config),
+            config.judgers,
+            loaded.base,
+            loaded.secrets,
+            loaded.objects,
+            judgers_on(cluster, loaded),
+        )
     )
     warn_of_free_programs(config)
     crews = await stack.enter_async_context(_loop_crews(loaded, cluster))

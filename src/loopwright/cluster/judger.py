@@ -9,6 +9,8 @@ from loopwright.cluster.crew import Crew
 from loopwright.errors import JudgeError, WorkerLostError
 from loopwright.types import Episode, Scored, Task
 
+MAX_SILENCE_SECONDS = 60.0
+"""An actor of which nothing is heard for so long is lost: its process stands still, or its node cannot be reached."""
 MAX_LOSSES = 3
 """How many actors one judgement may lose. After that the episode itself may be what kills them."""
 

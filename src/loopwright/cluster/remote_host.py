@@ -16,7 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import RayError
 
 from loopwright.cluster.answers import opened
-from loopwright.cluster.host import Host, Opening, Started
+from loopwright.cluster.host import Host, Started
 from loopwright.core.together import or_left_behind
 from loopwright.errors import ConfigError, WorkerLostError
 
@@ -27,7 +27,7 @@ CLOSE_SECONDS = 20.0
 OnOutput = Callable[[bytes], object]
 
 
-def pickled(opening: Opening, what: str) -> bytes:
+def pickled(opening: Callable[..., Any], what: str) -> bytes:
     """The opening as it is sent to actors. Raises ConfigError, which names `what`, if it cannot be sent."""
     try:
         return bytes(cloudpickle.dumps(opening))
