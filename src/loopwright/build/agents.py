@@ -9,7 +9,7 @@ from dataclasses import replace
 from loopwright.agents import AgentSetup, is_resumable, make_agent
 from loopwright.build.choices import make_chain_choice
 from loopwright.build.programs import program_host
-from loopwright.config import Loaded, TaskSetConfig
+from loopwright.config import Loaded, RunConfig, TaskSetConfig
 from loopwright.types import Split
 
 TaskSetPlace = tuple[Split, str]
@@ -39,6 +39,13 @@ async def open_agents(agents: Agents, stack: AsyncExitStack) -> None:
     for part in used:
         if isinstance(part, AbstractAsyncContextManager):
             await stack.enter_async_context(part)
+
+
+def worker_silence(config: RunConfig) -> float:
+    """For how many seconds the process of an agent may be silent. A lost one must be noticed before the watchdog ends
+    the run as stalled."""
+    silence, stall = config.rollout.worker_silence_seconds, config.trainer.stall_seconds
+    return silence if silence < stall else stall / 2
 
 
 def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:

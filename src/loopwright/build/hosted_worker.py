@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from loopwright.agents import EnginePolicies, LocalWorker
 from loopwright.agents.runners.marks import VARIABLE
-from loopwright.build.agents import Agents, TaskSetPlace, make_agents, open_agents
+from loopwright.build.agents import Agents, TaskSetPlace, make_agents, open_agents, worker_silence
 from loopwright.build.cluster import loop_roles
 from loopwright.build.gateway import model_behind_door
 from loopwright.build.programs import program_host
+from loopwright.build.user_files import named_files
+from loopwright.cluster.files import hosted, user_files
 from loopwright.cluster.worker import GatewayAccess, LoopCrew, Made, Reach
 from loopwright.config import AgentConfig, Loaded, RunConfig
 from loopwright.config.base import needs_of
@@ -82,9 +84,9 @@ class HostedWorker:
 
 
 @asynccontextmanager
-async def hosted_worker(loaded: Loaded, task_sets: Sequence[TaskSetPlace]) -> AsyncIterator[HostedWorker]:
-    """Open the agents of these task sets on an actor."""
-    redact = redactor_of(loaded)
+async def hosted_worker(loaded: Loaded, task_sets: Sequence[TaskSetPlace], base: Path) -> AsyncIterator[HostedWorker]:
+    """Open the agents of these task sets on an actor, whose copy of the user's files is in `base`."""
+    loaded, redact = replace(loaded, base=base), redactor_of(loaded)
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
         agents = make_agents(loaded, lambda place: place in task_sets)
@@ -125,7 +127,10 @@ async def open_loop_crews(loaded: Loaded, cluster: Cluster) -> AsyncIterator[dic
                 stack.push_async_callback(_clear_programs, loaded)
             opening = partial(hosted_worker, _part_of(loaded, agent), placed.task_sets)
             what = f"the agent of task set {placed.role.name!r}" + (f" ({agent.own_code})" if agent.own_code else "")
-            crew = await stack.enter_async_context(cluster.crew(placed.role, opening, what))
+            files = await user_files(loaded.base, named_files(needs_of(agent), loaded.base))
+            silence = worker_silence(loaded.config)
+            opened = cluster.crew(placed.role, hosted(opening, files, what), what, max_silence=silence)
+            crew = await stack.enter_async_context(opened)
             crews |= dict.fromkeys(placed.task_sets, LoopCrew(crew, agent.served))
         yield crews
 
@@ -145,7 +150,6 @@ def _part_of(loaded: Loaded, agent: AgentConfig) -> Loaded:
     return replace(
         loaded,
         config=config.model_copy(update={"trainer": trainer}),
-        base=loaded.base.absolute(),
         sources={},
         secrets={name: value for name, value in loaded.secrets.items() if name in names},
         objects={name: value for name, value in loaded.objects.items() if name in names},

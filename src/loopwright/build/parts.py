@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from loopwright.agents import EnginePolicies, LocalWorker
-from loopwright.build.agents import Agents
+from loopwright.build.agents import Agents, worker_silence
 from loopwright.build.choices import make_filter
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.capacity import rollouts_in_flight
@@ -122,14 +122,11 @@ def concurrency(config: RunConfig, engines: Sequence[EngineCapacity], max_contex
 def make_runner(
     config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor, concurrency: int
 ) -> RolloutRunner:
-    produce, rollout = config.produce, config.rollout
-    # A lost worker must be noticed before the watchdog ends the run as stalled.
-    silence, stall = rollout.worker_silence_seconds, config.trainer.stall_seconds
-    silence = silence if silence < stall else stall / 2
+    produce = config.produce
     return RolloutRunner(
         worker,
         seed=config.trainer.seed,
-        limits=Limits(produce.agent_timeout_seconds, produce.judge_attempts, silence),
+        limits=Limits(produce.agent_timeout_seconds, produce.judge_attempts, worker_silence(config)),
         concurrency=concurrency,
         max_attempts=produce.max_attempts,
         lockstep=lockstep,
