@@ -97,7 +97,7 @@ class RunSessions:
     ) -> AsyncIterator[RemoteSessionPolicies]:
         """Sessions at a gateway in this process, which agents in other processes share. It listens on `address`."""
         from loopwright.gateway.server import open_gateway_for_runs
-        from loopwright.gateway.store import MemoryStore
+        from loopwright.gateway.store import MemoryRecords
         from loopwright.serve.keys import new_key
 
         config, key = self.loaded.config, new_key()
@@ -111,7 +111,9 @@ class RunSessions:
 
         where = gateway_address(config.gateway, address)
         async with (
-            open_gateway_for_runs(connect, MemoryStore(), key=key, address=where, wait_seconds=WAIT_SECONDS) as gateway,
+            open_gateway_for_runs(
+                connect, MemoryRecords(), key=key, address=where, wait_seconds=WAIT_SECONDS
+            ) as gateway,
             self.open(gateway.own_url, key) as sessions,
         ):
             yield sessions

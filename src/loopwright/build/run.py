@@ -148,6 +148,10 @@ def _sessions_over_http(
         return None
     if sampling.config.gateway.url is not None:
         return sessions.elsewhere()
+    if sampling.cluster is not None and sampling.config.gateway.num_actors:
+        from loopwright.build.hosted_gateway import sessions_on_actor
+
+        return sessions_on_actor(sessions, sampling.cluster)
     if sampling.cluster is not None and any(placed.served for placed in sampling.crews.values()):
         return sessions.here(engine, sampling.model, sampling.cluster.address)
     return None
@@ -155,13 +159,12 @@ def _sessions_over_http(
 
 def _door_config(sampling: LocalSamplingParts) -> DoorConfig | None:
     """Where the run has a door, if it has one. A gateway elsewhere needs one, and so do agents on actors."""
-    config = sampling.config
-    has_gateway_elsewhere = sampling.is_served and config.gateway.url is not None
+    config, cluster = sampling.config, sampling.cluster
     if config.rollout.door is not None:
         return config.rollout.door
-    if sampling.cluster is not None and sampling.crews:
-        return DoorConfig(host=sampling.cluster.address)
-    return DoorConfig() if has_gateway_elsewhere else None
+    if cluster is not None and (sampling.crews or (sampling.is_served and config.gateway.num_actors)):
+        return DoorConfig(host=cluster.address)
+    return DoorConfig() if sampling.is_served and config.gateway.url is not None else None
 
 
 def _storage(config: RunConfig, folder: RunFolder) -> AbstractAsyncContextManager[Storage]:
