@@ -47,14 +47,14 @@ class Connection:
 
 
 class HostedWorker:
-    """The agents of some task sets on an actor. What it opens is closed with `stack`."""
+    """The agents of some task sets on an actor. `disconnect` closes it."""
 
-    def __init__(self, agents: Agents, redact: Redactor, stack: AsyncExitStack) -> None:
+    def __init__(self, agents: Agents, redact: Redactor) -> None:
         self._agents = agents
         self._redact = redact
-        self._stack = stack
         self._connecting = asyncio.Lock()
         self._connection: Connection | None = None
+        self._closing = AsyncExitStack()
 
     async def connect(self, reach: Reach) -> None:
         """Reach the model, and the gateway where it is now. Raises WorkerLostError if this cannot be done."""
@@ -65,16 +65,26 @@ class HostedWorker:
         sessions = connection.sessions
         if sessions is None:
             return Made(await connection.worker.run(request))
-        # If this raises, the driver finds the attempt's sessions by its name.
-        rollout = await connection.worker.run(request)
+        try:
+            rollout = await connection.worker.run(request)
+        except BaseException:
+            # Nobody will store it. The driver hears of its sessions with the next rollout.
+            sessions.stored(request.split, request.key)
+            raise
         return Made(rollout, sessions.hand_over(request))
+
+    async def disconnect(self) -> None:
+        """The engines and the gateway are about to end."""
+        async with self._connecting:
+            self._connection = None
+            await self._closing.aclose()
 
     async def _connected(self, reach: Reach) -> Connection:
         async with self._connecting:
             if self._connection is None:
                 try:
                     opening = _connection(self._agents, reach, self._redact)
-                    self._connection = await self._stack.enter_async_context(opening)
+                    self._connection = await self._closing.enter_async_context(opening)
                 except EngineError as error:
                     raise WorkerLostError(error.message, remedy=error.remedy) from error
         sessions, gateway = self._connection.sessions, reach.gateway
@@ -91,7 +101,9 @@ async def hosted_worker(loaded: Loaded, task_sets: Sequence[TaskSetPlace], base:
         stack.enter_context(redacting(redact))
         agents = make_agents(loaded, lambda place: place in task_sets)
         await open_agents(agents, stack)
-        yield HostedWorker(agents, redact, stack)
+        worker = HostedWorker(agents, redact)
+        stack.push_async_callback(worker.disconnect)
+        yield worker
 
 
 @asynccontextmanager

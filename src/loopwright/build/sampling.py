@@ -86,10 +86,23 @@ class SamplingParts:
         reached: RunModel | None = None,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
-        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. If agents talk to
-        a gateway, one is opened, or `elsewhere` gives sessions of one that is reached over HTTP. Agents on actors reach
-        the model as `reached` says."""
+        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. For `elsewhere`
+        and `reached` see `worker`."""
         lockstep = lockstep if self.config.trainer.deterministic else None
+        async with self.worker(engine, held, elsewhere=elsewhere, reached=reached) as worker:
+            yield parts.make_runner(self.config, worker, lockstep, redact, concurrency)
+
+    @asynccontextmanager
+    async def worker(
+        self,
+        engine: StreamingEngine,
+        held: Callable[[], float],
+        *,
+        elsewhere: AbstractAsyncContextManager[RemoteSessionPolicies] | None = None,
+        reached: RunModel | None = None,
+    ) -> AsyncIterator[RolloutWorker]:
+        """If agents talk to a gateway, one is opened, or `elsewhere` gives sessions of one that is reached over HTTP.
+        Agents on actors reach the model as `reached` says."""
         async with AsyncExitStack() as stack:
             served: PolicyMaker | None = None
             sessions: RemoteSessionPolicies | None = None
@@ -103,7 +116,7 @@ class SamplingParts:
 
                 opening = PlacedWorker.open(self.crews, worker, reached, sessions)
                 worker = await stack.enter_async_context(opening)
-            yield parts.make_runner(self.config, worker, lockstep, redact, concurrency)
+            yield worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loopwright.core.together import together
-from loopwright.errors import WorkerLostError
+from loopwright.errors import LoopwrightError, WorkerLostError
 from loopwright.gateway.client import GatewayAddress
 from loopwright.gateway.registration import Registration, RunModel
 from loopwright.gateway.remote_policy import NONE_LEFT, RemoteSessionPolicies, SessionsLeft
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OF_THE_PLACE = frozenset({FailureCause.INFRA, FailureCause.SETUP})
 """Failures that may be due to the process or the machine of the agent."""
+FAREWELL_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 """The pause before actors are told again what one of them did not hear."""
 
@@ -101,6 +102,10 @@ class PlacedWorker:
         finally:
             telling.cancel()
             await asyncio.wait((telling,))
+            # Otherwise they would wait for a gateway that ends before them.
+            with suppress(LoopwrightError, TimeoutError):
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await worker._ask_all("disconnect")
 
     async def run(self, request: RolloutRequest) -> Rollout:
         placed = self._crews.get((request.split, request.task_set))
@@ -149,8 +154,11 @@ class PlacedWorker:
         return Reach(self._model, GatewayAccess(client.address, client.registration, sessions.starts))
 
     async def _tell(self) -> None:
+        await self._ask_all("connect", self._reach())
+
+    async def _ask_all(self, method: str, *args: object) -> None:
         crews = {id(placed.crew): placed.crew for placed in self._crews.values()}
-        await together(crew.everyone("connect", self._reach()) for crew in crews.values())
+        await together(crew.everyone(method, *args) for crew in crews.values())
 
     async def _keep_telling(self) -> None:
         """Tell the actors when the gateway was started again: the agents that talk to the lost one cannot go on."""
