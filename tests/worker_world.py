@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from loopwright.types import GenerateRequest, RolloutKey, RolloutRequest, Sampli
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
 
+TASK_SETS = ("plain", "own", "served", "program")
 ANSWER = "Hello."
 LONG = "a long answer, which takes its time"
 
@@ -65,8 +66,8 @@ class Agent:
                 finally:
                     (HERE / "ended-cancelled").touch()
             case "environment":
-                said = json.dumps({"torch": "torch" in sys.modules, "variables": sorted(os.environ), "pid": os.getpid()})
-                return [*task.messages, {"role": "assistant", "content": said}]
+                said = {"torch": "torch" in sys.modules, "variables": sorted(os.environ), "pid": os.getpid()}
+                return [*task.messages, {"role": "assistant", "content": json.dumps(said)}]
         return [*task.messages, reply.message]
 
 
@@ -144,11 +145,16 @@ async def until(done: Callable[[], object], seconds: float = 30.0) -> None:
 
 @asynccontextmanager
 async def world(
-    folder: Path, model: Path, cluster: Cluster | None = None, *, gateway_actor: bool = False, **changes: Any
+    folder: Path,
+    model: Path,
+    cluster: Cluster | None = None,
+    only: Collection[str] = TASK_SETS,
+    *,
+    gateway_actor: bool = False,
 ) -> AsyncIterator[World]:
-    """Agents in this process, or on two actors each of `cluster`. `model` is a folder with a tokenizer. `changes` are
-    settings of the agents."""
-    loaded = load(_write(folder, model, on_actors=cluster is not None, changes=changes))
+    """The agents of some task sets, in this process, or on an actor each of `cluster`. `model` is a folder with a
+    tokenizer."""
+    loaded = written(folder, model, only, num_actors=0 if cluster is None else 1)
     spec = SimpleNamespace(tokenizer=load_tokenizer(str(model)), max_context=MAX_CONTEXT)
     engine = _engine(spec.tokenizer)
     async with AsyncExitStack() as stack:
@@ -183,7 +189,7 @@ async def world(
                 reached=reached,
             )
         )
-        yield World(worker, engine, controller, folder, *kept)
+        yield World(worker, engine, controller, folder, kept[0] if kept else None)
 
 
 @asynccontextmanager
@@ -191,10 +197,6 @@ async def _noted(opening: Any, kept: list[RemoteSessionPolicies]) -> AsyncIterat
     async with opening as sessions:
         kept.append(sessions)
         yield sessions
-
-
-def loaded_config(folder: Path, model: Path, **changes: Any) -> Loaded:
-    return load(_write(folder, model, on_actors=True, changes=changes))
 
 
 def _engine(tokenizer: Any) -> ScriptedEngine:
@@ -216,10 +218,13 @@ def _engine(tokenizer: Any) -> ScriptedEngine:
     return ScriptedEngine(answer, encode=encoded, seconds=seconds)
 
 
-def _write(folder: Path, model: Path, *, on_actors: bool, changes: dict[str, Any]) -> Path:
+def written(
+    folder: Path, model: Path, only: Collection[str] = TASK_SETS, *, num_actors: int = 1, **changes: Any
+) -> Loaded:
+    """A config with the agents of some task sets. `changes` are settings of these agents."""
     (folder / "agents.py").write_text(AGENTS)
     (folder / "program.py").write_text(PROGRAM)
-    placed = {"num_actors": 2, "num_cpus_per_actor": 0.1} if on_actors else {}
+    placed = {"num_actors": num_actors, "num_cpus_per_actor": 0.1} if num_actors else {}
     command = {"kind": "command", "command": ["python", "{config}/program.py", "{config}"], "stdin": "instruction"}
     agents: dict[str, dict[str, Any]] = {
         "plain": {"kind": "single_turn", "judger": "integer_answer"},
@@ -232,17 +237,16 @@ def _write(folder: Path, model: Path, *, on_actors: bool, changes: dict[str, Any
         },
         "program": {"kind": "remote", "runner": command, "reward": {"kind": "file", "path": "reward.json"}},
     }
-    wanted = changes.pop("only", tuple(agents))
     data = {"kind": "python", "path": "agents.py:Agent"}
     config = {
         "model": {"path": str(model)},
         "task_sets": [
             {"name": name, "data": data, "agent": {**agent, **placed, **changes}}
             for name, agent in agents.items()
-            if name in wanted
+            if name in only
         ],
         "trainer": {"run_dir": str(folder / "run"), "steps": 1},
     }
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(config))
-    return file
+    return load(file)

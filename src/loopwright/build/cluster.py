@@ -39,7 +39,7 @@ async def open_run_cluster(loaded: Loaded, path: Path) -> AsyncIterator[Cluster 
     require("ray", "num_actors")
     from loopwright.cluster.opening import open_cluster
 
-    async with open_cluster(loaded.config.cluster, path / "actors") as cluster:
+    async with open_cluster(loaded.config.cluster, path) as cluster:
         yield cluster
 
 

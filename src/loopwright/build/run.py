@@ -85,7 +85,7 @@ async def _open(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
         if cluster is not None:
-            cluster.begin_logs()
+            stack.enter_context(cluster.kept_in(folder.actors, folder.ray, redact))
         storage = await stack.enter_async_context(_storage(config, folder))
         resume_state = await _resume(config, folder, storage)
         learner = await _learner(sampling, recipe, folder, resume_state.latest)

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loopwright.cluster.crew import Crew, OnDeath
+from loopwright.cluster.folder import noted
 from loopwright.cluster.host import Opening
+from loopwright.cluster.logs import ActorLogs
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
 from loopwright.config.roles import Role
+from loopwright.core.redaction import Redactor
 
 
 class Cluster:
     """A running cluster, which this process has joined. `address` is where the actors reach this process. The output of
-    actors is written to files in `logs`, after `begin_logs`. `on_death` is told of every actor that is lost."""
+    actors goes to `logs`. `folder` is Ray's folder, if the cluster was started by this process. `on_death` is told of
+    every actor that is lost."""
 
-    def __init__(self, address: str, logs: Path, on_death: OnDeath = lambda name, words: None) -> None:
+    def __init__(
+        self,
+        address: str,
+        logs: ActorLogs,
+        folder: Path | None = None,
+        on_death: OnDeath = lambda name, words: None,
+    ) -> None:
         self.address = address
         self._logs = logs
+        self._folder = folder
         self._on_death = on_death
-        self._early: list[tuple[str, bytes]] | None = []
 
-    def begin_logs(self) -> None:
-        """Write the output of actors from now on, and what there was so far. The first actors start before the run
-        folder is opened, and until then nothing may be written to it."""
-        early, self._early = self._early or [], None
-        for name, output in early:
-            self._write(name, output)
+    @contextmanager
+    def kept_in(self, logs: Path, note: Path, redact: Redactor) -> Iterator[None]:
+        """Write the output of actors to files in `logs` from now on, and, while the block runs, the place of Ray's
+        folder to the file `note`."""
+        self._logs.write_to(logs, redact)
+        with nullcontext() if self._folder is None else noted(self._folder, note):
+            yield
 
     @asynccontextmanager
     async def crew(
@@ -52,18 +62,9 @@ class Cluster:
             pickled(opening, what),
             self._options(role, number),
             memory=role.memory,
-            on_output=partial(self._write, name),
+            on_output=partial(self._logs.write, name),
         )
 
     def _options(self, role: Role, number: int) -> Mapping[str, Any]:
         # Ray would take 1 CPU to place an actor and 0 to run it if none were given.
         return {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
-
-    def _write(self, name: str, output: bytes) -> None:
-        if self._early is not None:
-            self._early.append((name, output))
-            return
-        self._logs.mkdir(parents=True, exist_ok=True)
-        file = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-        with (self._logs / f"{file}.log").open("ab") as opened:
-            opened.write(output)
