@@ -143,7 +143,7 @@ class Crew:
     @property
     def running(self) -> list[Member]:
         """The members that can work now."""
-        return [member for member in self._members if member.host is not None and member.host.is_alive]
+        return [member for member in self._members if member.host is not None]
 
     async def work(
         self, method: str, *args: Any, session: str = "", succeeded: Callable[[Any], bool] = lambda result: True
