@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 from worker_contract import WorkerContract, ended, failure
-from worker_world import ANSWER, World, until, world, written
+from worker_world import ANSWER, World, world, written
 
 from loopwright.cluster.logs import ActorLogs
 from loopwright.core.redaction import Redactor
@@ -43,9 +43,7 @@ def crews_cluster(shared_ray: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 async def house(
     tmp_path_factory: pytest.TempPathFactory, tiny_llama_folder: Path, crews_cluster: Cluster
 ) -> AsyncIterator[World]:
-    async with world(
-        tmp_path_factory.mktemp("placed"), tiny_llama_folder, crews_cluster, gateway_actor=True
-    ) as opened:
+    async with world(tmp_path_factory.mktemp("placed"), tiny_llama_folder, crews_cluster, gateway_actor=True) as opened:
         yield opened
 
 
