@@ -352,7 +352,8 @@ async def test_a_start_on_a_node_that_is_gone_costs_nothing() -> None:
     place = Place("p0", starts=(None, *[gone] * 9))
     deaths: list[str] = []
     async with crew_of(place, max_restarts=1, on_death=lambda name, words: deaths.append(name)) as crew:
-        place.host.die("killed")
+        place.host.die()
+        await until(lambda: not crew.running)
         assert await crew.work("echo", 1) == 1
     assert (place.starts, deaths) == ([], ["p0"])
 
