@@ -32,6 +32,8 @@ class SharedRay:
 
             # Actors import the tests' own modules from where pytest found them.
             os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(HERE), *filter(None, sys.path)]))
+            # What actors must not see. Processes of Ray inherit it.
+            os.environ["LOOPWRIGHT_TEST_KEY"] = "a secret of the driver"
             self._stack = ExitStack()
             _, self.folder = self._stack.enter_context(started_cluster(self._run, NUM_CPUS, self.said.append))
 

@@ -48,14 +48,15 @@ OpeningAt = Callable[[Path], AbstractAsyncContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class UserFiles:
-    """The files below `base`, on the machine of the driver. `digests` has the paths that are relative to `base`, and
-    `outside` those that are not: they are never copied. `content` refers to a zip file; without one, `refusal` says why
-    nothing can be copied."""
+    """The files of a config in the folder `base`, on the machine of the driver. Those below it are in `digests`; those
+    outside of it are named with `..` (`beside`) or absolutely (`absolute`), and are never copied. `content` refers to a
+    zip file with those below; if they cannot be copied, `refusal` says why."""
 
     base: Path
     identity: tuple[str, int, int] | None
     digests: dict[str, str]
-    outside: dict[str, str]
+    beside: dict[str, str]
+    absolute: dict[str, str]
     content: Any
     refusal: str
 
@@ -71,13 +72,21 @@ async def user_files(base: Path, named: Collection[str] = ()) -> UserFiles:
     """All Python files below `base`, outside of hidden folders, environments and run folders; and those that are
     `named`, relative to `base`. Raises ConfigError for a named file that does not exist."""
     read = await asyncio.to_thread(_read, base, named)
-    return UserFiles(read.base, _identity(read.base), read.digests, read.outside, ray.put(read.packed), _refusal(read))
+    return UserFiles(
+        read.base,
+        _identity(read.base),
+        read.digests,
+        read.beside,
+        read.absolute,
+        ray.put(read.packed),
+        _refusal(read),
+    )
 
 
 @asynccontextmanager
 async def _open_with_files(opening: bytes, files: UserFiles, what: str) -> AsyncIterator[Any]:
     """Runs on the actor."""
-    async with _files_here(files) as base:
+    async with files_here(files) as base:
         let_import_from(base)
         try:
             open_part: OpeningAt = cloudpickle.loads(opening)
@@ -91,24 +100,22 @@ async def _open_with_files(opening: bytes, files: UserFiles, what: str) -> Async
 
 
 @asynccontextmanager
-async def _files_here(files: UserFiles) -> AsyncIterator[Path]:
+async def files_here(files: UserFiles) -> AsyncIterator[Path]:
     """The folder of the files on this node: that of the driver, one with the same files, or a copy."""
     if files.identity is not None and _identity(files.base) == files.identity:
         yield files.base
         return
-    differing = await asyncio.to_thread(_differing, files.base, files.outside)
-    if differing:
-        raise ConfigError(
-            f"{differing[0]} is not on node {ray.util.get_node_ip_address()} as the driver has it, and is not copied "
-            f"because it is not named relative to the folder of the config, {files.base}",
-            remedy="put it below that folder and name it relative to it, or onto a disk that all nodes share",
-        )
-    if not await asyncio.to_thread(_differing, files.base, files.digests):
+    node = ray.util.get_node_ip_address()
+    if missing := await asyncio.to_thread(_differing, files.base, files.absolute):
+        raise _cannot_get(missing[0], node, files.base)
+    if not await asyncio.to_thread(_differing, files.base, {**files.digests, **files.beside}):
         yield files.base
         return
+    if files.beside:
+        raise _cannot_get(next(iter(files.beside)), node, files.base)
     if files.refusal:
         raise ConfigError(
-            f"node {ray.util.get_node_ip_address()} has not the files of {files.base}, and {files.refusal}",
+            f"node {node} has not the files of {files.base}, and {files.refusal}",
             remedy="move the config and its files into a folder of their own, or onto a disk that all nodes share",
         )
     packed = await files.content
@@ -117,13 +124,21 @@ async def _files_here(files: UserFiles) -> AsyncIterator[Path]:
         yield folder
 
 
+def _cannot_get(file: str, node: str, base: Path) -> ConfigError:
+    return ConfigError(
+        f"{file} is not on node {node} as the driver has it, and only files below {base} are copied",
+        remedy="put it below that folder and name it relative to it, or onto a disk that all nodes share",
+    )
+
+
 @dataclass(slots=True)
 class _Read:
     """What was read below `base`. `sizes` holds the size of each file that is copied."""
 
     base: Path
     digests: dict[str, str]
-    outside: dict[str, str]
+    beside: dict[str, str]
+    absolute: dict[str, str]
     sizes: dict[str, int]
     seen: int
     packed: bytes = b""
@@ -131,7 +146,7 @@ class _Read:
 
 def _read(base: Path, named: Collection[str]) -> _Read:
     base = base.absolute()
-    read = _Read(base, {}, {}, {}, 0)
+    read = _Read(base, {}, {}, {}, {}, 0)
     inside = dict[str, Path]()
     for name in named:
         file = base / name
@@ -139,8 +154,10 @@ def _read(base: Path, named: Collection[str]) -> _Read:
             raise ConfigError(
                 f"there is no file {file}, which the config names", remedy="paths are relative to the config file"
             )
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            read.outside[str(file)] = _digest(file)
+        if Path(name).is_absolute():
+            read.absolute[name] = _digest(file)
+        elif ".." in Path(name).parts:
+            read.beside[name] = _digest(file)
         else:
             inside[Path(name).as_posix()] = file
     for file in _python_files(base, read):
