@@ -14,7 +14,7 @@ from loopwright.config.addresses import address_problems
 from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positive, Section, Text
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.transport import Transport, transport_to
 from loopwright.types import TrainerKind
@@ -62,7 +62,7 @@ class EngineKind(Section):
         return False
 
 
-class TorchEngineConfig(EngineKind, Placed):
+class TorchEngineConfig(EngineKind, PlacedSection):
     """The embedded engine. `num_engines` of them run in processes of their own; 0 means one in the learner's process,
     on its own parameters. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
     is for an engine in its own process. `native` False decodes with torch only."""
@@ -86,7 +86,7 @@ class TorchEngineConfig(EngineKind, Placed):
         return by_default if self.num_engines is None else self.num_engines
 
 
-class ServerConfig(EngineKind, Placed):
+class ServerConfig(EngineKind, PlacedSection):
     """Inference servers: `num_engines` of them are started here and kept alive, or those at `urls` are used. One that
     goes away is waited for, up to `wait_seconds`. `key_env` names the variable with the key of servers at `urls`.
 
