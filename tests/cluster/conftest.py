@@ -43,8 +43,9 @@ class SharedRay:
             self._stack = None
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the cluster after the last test of this folder: it takes half a gigabyte."""
+    """End the cluster after the last test of this folder, and its fixtures: it takes half a gigabyte."""
     shared = item.config.stash.get(SHARED, None)
     if shared is not None and (nextitem is None or HERE not in nextitem.path.parents):
         shared.down()

@@ -37,8 +37,10 @@ async def main(run: Path, address: str | None) -> None:
     async with open_cluster(ClusterConfig(address=address, num_cpus=4), run) as cluster:
         role = Role(RoleKind.LOOPS, "mine", 2, cpus=0.25)
         with cluster.kept_in(run / "actors", run / "ray.json", Redactor(["a secret thing"])):
+            from loopwright.cluster.remote_host import RemoteHost
+
             async with cluster.crew(role, open_part, "mine") as crew:
-                hosts = [member.host for member in crew.running if member.host is not None]
+                hosts = [member.host for member in crew.running if isinstance(member.host, RemoteHost)]
                 await hosts[0].call("say", "a line with a secret thing")
                 children = await hosts[0].call("children")
                 tell(

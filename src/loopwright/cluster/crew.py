@@ -143,7 +143,7 @@ class Crew:
     @property
     def running(self) -> list[Member]:
         """The members that can work now."""
-        return [member for member in self._members if member.host is not None and member.host.is_alive]
+        return [member for member in self._members if member.host is not None]
 
     async def work(
         self, method: str, *args: Any, session: str = "", succeeded: Callable[[Any], bool] = lambda result: True
@@ -171,6 +171,10 @@ class Crew:
         else:
             member.failed(self._now())
         return result
+
+    async def someone(self) -> WorkingHost:
+        """An actor that works, as soon as there is one. Raises when none is left."""
+        return (await self._chosen(""))[1]
 
     async def everyone(self, method: str, *args: Any) -> list[Any]:
         """Have all running actors do this."""
@@ -210,6 +214,11 @@ class Crew:
                     words = await self._until_lost(member, host)
             except WorkerLostError as error:
                 words = error.message
+                if has_started and error.facts.get("node_lost"):
+                    # It was to start on a node that was gone already. This costs no budget: it waits for another one.
+                    log.warning("%s cannot start yet: %s", member.name, words)
+                    await asyncio.sleep(FIRST_PAUSE_SECONDS)
+                    continue
             except Exception as error:
                 if not has_started:
                     raise

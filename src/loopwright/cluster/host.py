@@ -78,6 +78,7 @@ class Host:
 
         async def begin() -> None:
             _forget_secrets()
+            _hide_main()
             if memory is not None:
                 # The event loop may be busy with what takes the memory.
                 threading.Thread(target=self._watch, args=(memory,), name="memory", daemon=True).start()
@@ -153,6 +154,14 @@ def _forget_secrets() -> None:
     for name in list(os.environ):
         if name not in kept and (names_a_secret(name) or not name.startswith("RAY_")):
             del os.environ[name]
+
+
+def _hide_main() -> None:
+    """Ray's main module is not for the processes that this one spawns: multiprocessing would import it there, and with
+    it all of Ray."""
+    main = sys.modules["__main__"]
+    main.__spec__ = None
+    vars(main).pop("__file__", None)
 
 
 def _memory_bytes() -> int:

@@ -16,7 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from loopwright.cluster.answers import Answer, Ending, opened
-from loopwright.cluster.host import Host, Opening, SignOfLife, Started
+from loopwright.cluster.host import Host, SignOfLife, Started
 from loopwright.cluster.output import OutputFiles
 from loopwright.core.together import GRACE_SECONDS, or_left_behind
 from loopwright.errors import ConfigError, RemoteError, WorkerLostError
@@ -28,11 +28,13 @@ CLOSE_SECONDS = 20.0
 LAST_LINES = 10
 LAST_CHARACTERS = 2000
 """How much of what a lost actor wrote last is part of the error."""
+NODE_LOST = "its node has died"
+"""What Ray says of an actor whose node is gone; it has no field for it."""
 
 OnOutput = Callable[[bytes], object]
 
 
-def pickled(opening: Opening, what: str) -> bytes:
+def pickled(opening: Callable[..., Any], what: str) -> bytes:
     """The opening as it is sent to actors. Raises ConfigError, which names `what`, if it cannot be sent."""
     try:
         return bytes(cloudpickle.dumps(opening))
@@ -54,6 +56,7 @@ class RemoteHost:
         self._heard_at = self._loop.time()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._started: Started | None = None
+        self._node_lost = False
         self._positions: tuple[int, ...] = ()
 
     @property
@@ -150,7 +153,8 @@ class RemoteHost:
                 trace=str(error),
             ) from None
         except RayError as error:
-            self._end(f"{type(error).__name__}: {_first_line(error)}")
+            self._node_lost = NODE_LOST in str(error)
+            self._end(f"{type(error).__name__}: {'its node is lost' if self._node_lost else _first_line(error)}")
             raise self._lost() from error
         finally:
             answer.cancel()
@@ -172,7 +176,9 @@ class RemoteHost:
 
     def _lost(self) -> WorkerLostError:
         words = self._ended.result()
-        return WorkerLostError(f"{self.name} is lost: {words}", remedy="nothing to do: it is started again")
+        return WorkerLostError(
+            f"{self.name} is lost: {words}", remedy="nothing to do: it is started again", node_lost=self._node_lost
+        )
 
 
 @asynccontextmanager
