@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+
+from pebble import ProcessPool
 
 from loopwright.core.environment import child_environment
 
@@ -78,6 +81,9 @@ class Part:
             time.sleep(60)  # noqa: ASYNC251 (it blocks on purpose)
         await asyncio.Event().wait()
 
+    async def forget_time(self) -> None:
+        await asyncio.Event().wait()
+
     async def environment(self) -> dict[str, str]:
         return dict(os.environ)
 
@@ -96,10 +102,12 @@ class Part:
 
         return threading.Lock()
 
-    async def children(self) -> tuple[int, int]:
-        """Start a child, and one in a session of its own. Returns their numbers."""
+    async def children(self) -> list[int]:
+        """Start a child, one in a session of its own, and a worker for a user's function. Returns their numbers."""
         sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
-        return _started(sleep), _started(sleep, start_new_session=True)
+        self.pool = ProcessPool(max_workers=1, context=multiprocessing.get_context("spawn"))
+        worker = await asyncio.wrap_future(self.pool.schedule(os.getpid))
+        return [_started(sleep), _started(sleep, start_new_session=True), worker]
 
 
 def _write(file: str, text: str) -> None:
@@ -143,3 +151,10 @@ async def dies_while_opening() -> AsyncIterator[Part]:
 
 def needs_lock(lock: object) -> AbstractAsyncContextManager[Part]:
     return open_part()
+
+
+@asynccontextmanager
+async def opens_for_ever(held: str) -> AsyncIterator[Part]:
+    part = Part()
+    await part.hold(held)
+    yield part

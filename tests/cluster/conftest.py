@@ -32,6 +32,8 @@ class SharedRay:
 
             # Actors import the tests' own modules from where pytest found them.
             os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(HERE), *filter(None, sys.path)]))
+            # What actors must not see. Processes of Ray inherit it.
+            os.environ["LOOPWRIGHT_TEST_KEY"] = "a secret of the driver"
             self._stack = ExitStack()
             _, self.folder = self._stack.enter_context(started_cluster(self._run, NUM_CPUS, self.said.append))
 
@@ -41,8 +43,9 @@ class SharedRay:
             self._stack = None
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the cluster after the last test of this folder: it takes half a gigabyte."""
+    """End the cluster after the last test of this folder, and its fixtures: it takes half a gigabyte."""
     shared = item.config.stash.get(SHARED, None)
     if shared is not None and (nextitem is None or HERE not in nextitem.path.parents):
         shared.down()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster_parts import cannot_open, dies_while_opening, needs_lock, open_part
+from cluster_parts import cannot_open, dies_while_opening, needs_lock, open_part, opens_for_ever
 
+from loopwright.cluster.logs import ActorLogs
 from loopwright.config.roles import Role, RoleKind
+from loopwright.core.redaction import names_a_secret
 from loopwright.errors import ConfigError, RemoteError, WorkerLostError
 
 pytestmark = pytest.mark.real
@@ -162,3 +166,54 @@ async def test_an_actor_that_takes_too_much_memory_ends_with_that_cause(cluster,
 async def test_an_idle_actor_that_is_too_large_is_lost_with_that_cause(cluster):
     async with cluster.launch(role(memory=10 * MIB), 0, open_part, "mine") as host, asyncio.timeout(10):
         assert "memory_per_actor is 10 MiB" in await host.died()
+
+
+async def test_an_actor_that_takes_too_much_memory_is_started_again(cluster):
+    lost: list[str] = []
+    from loopwright.cluster.cluster import Cluster
+
+    big = Cluster("127.0.0.1", ActorLogs(), on_death=lambda name, words: lost.append(words))
+    async with big.crew(role(memory=400 * MIB), open_part, "mine") as crew:
+        first = await crew.work("pid")
+        with pytest.raises(WorkerLostError, match="memory_per_actor is 400 MiB"):
+            await crew.work("eat", 500 * MIB, False)
+        async with asyncio.timeout(20):
+            assert await crew.work("pid") != first
+    assert len(lost) == 1
+    assert "memory_per_actor is 400 MiB" in lost[0]
+
+
+async def test_no_secret_reaches_an_actor_or_its_children(cluster):
+    assert "LOOPWRIGHT_TEST_KEY" in os.environ
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        seen = await host.call("environment")
+        assert "PATH" in seen
+        assert not [name for name in seen if names_a_secret(name)]
+        assert seen["RAY_AUTH_MODE"] == "token"
+        # Ray works on without the token in the environment.
+        assert await host.call("put_through_ray", b"x" * MIB) == b"x" * MIB
+        below = await host.call("childrens_environment")
+        assert below.keys() <= seen.keys()
+        assert not [name for name in below if name.startswith(("RAY_", "LOOPWRIGHT_")) or names_a_secret(name)]
+
+
+async def test_an_actor_that_waits_for_room_can_be_given_up(cluster):
+    huge = replace(role(), cpus=1000)
+    starting = asyncio.create_task(cluster.launch(huge, 0, open_part, "mine").__aenter__())
+    await asyncio.sleep(0)
+    starting.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    await until(lambda: living_actors() == 0)
+
+
+async def test_a_start_that_is_cancelled_cleans_up_and_leaves_no_actor(cluster, tmp_path: Path):
+    held = tmp_path / "held"
+    starting = asyncio.create_task(cluster.launch(role(), 0, partial(opens_for_ever, str(held)), "mine").__aenter__())
+    await until(held.exists)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not held.exists()
+    await until(lambda: living_actors() == 0)

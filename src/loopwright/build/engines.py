@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from loopwright.build import parts
+from loopwright.build.engine_actors import engine_actors, torch_actors
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.build.servers import attached_launches, version_labels
 from loopwright.build.vllm import vllm_launches
@@ -95,6 +96,8 @@ def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
 def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
     match sampling.config.rollout.engine:
         case TorchEngineConfig() as engine:
+            if (actors := engine_actors(sampling)) is not None:
+                return torch_actors(sampling, engine, actors)
             command, count = _command(sampling, engine), engine.processes(sampling.config.trainer.kind)
             capacity = sampling.capacity
             return [partial(engine_process, command, env=env, log=folder.engine_log, capacity=capacity)] * count

@@ -56,7 +56,7 @@ def attached_launches(
     for url in engine.urls:
         way = transport_to(url)
         log.info("weights reach %s by %s", url, way)
-        carry = partial(_by_broadcast, url) if way.transport is Transport.BROADCAST else _by_file
+        carry = partial(by_broadcast, url) if way.transport is Transport.BROADCAST else _by_file
         attachment = Attachment(url, partial(connect, url, key), holder, check, engine.wait_seconds, carry=carry)
         launches.append(partial(attached_engine, attachment))
     return launches
@@ -66,7 +66,8 @@ def _by_file(engine: AttachableEngine) -> StreamingEngine:
     return engine
 
 
-def _by_broadcast(url: str, engine: AttachableEngine) -> StreamingEngine:
+def by_broadcast(url: str, engine: AttachableEngine) -> StreamingEngine:
+    """The engine at `url`, which gets weights over the network."""
     from loopwright.models.broadcast import own_address
     from loopwright.weights.broadcast import BroadcastEngine, Broadcasting
 

@@ -61,6 +61,15 @@ async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine,
 @asynccontextmanager
 async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | None) -> AsyncIterator[int]:
     """Serve the embedded engine, and give the port. The weights have version 0 until others are loaded."""
+    async with engine_server(served, host=host, port=port, key=key) as (_, bound):
+        yield bound
+
+
+@asynccontextmanager
+async def engine_server(
+    served: ServedModel, *, host: str, port: int, key: str | None
+) -> AsyncIterator[tuple[TorchEngine, int]]:
+    """The same, and the engine itself."""
     from loopwright.engines.http.model_card import ModelCard
     from loopwright.engines.http.server import engine_app
     from loopwright.serve.listen import check_bind, listening
@@ -70,4 +79,4 @@ async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | 
         async with opened_engine(served) as (engine, loaded):
             card = ModelCard(served.found, loaded.max_context)
             async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
-                yield bound
+                yield engine, bound

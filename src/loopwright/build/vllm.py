@@ -1,12 +1,14 @@
-"""The vLLM servers of a run: started here and kept alive, or somebody else's."""
+"""The vLLM servers of a run: started here or on actors and kept alive, or somebody else's."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from loopwright.build.engine_actors import engine_actors, vllm_actors
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.build.servers import attached_launches, served_source, version_labels
 from loopwright.config import VllmEngineConfig
@@ -29,26 +31,29 @@ def vllm_launches(
     if engine.urls:
         connect = partial(VllmEngine.connect, labels=labels, sleeps=sleeps)
         return attached_launches(sampling, engine, folder, connect)
+    server = VllmServer(
+        executable=_executable(engine.executable, sampling.loaded.base),
+        model=served_source(sampling),
+        dtype=sampling.config.model.dtype,
+        max_context=sampling.model.max_context,
+        max_batch=engine.max_batch,
+        args=engine.args,
+        env=engine.env,
+        cores=(),
+        log=folder.engine_log,
+        state=folder.server_state(0),
+        start_seconds=engine.start_seconds,
+        sleeps=sleeps,
+    )
+    if (actors := engine_actors(sampling)) is not None:
+        return vllm_actors(server, labels, actors, folder)
     count, available = engine.num_engines or 1, sorted(os.sched_getaffinity(0))
     launches: list[Launch] = []
     for number in range(count):
         state = folder.server_state(number)
         sweep(state)
-        server = VllmServer(
-            executable=_executable(engine.executable, sampling.loaded.base),
-            model=served_source(sampling),
-            dtype=sampling.config.model.dtype,
-            max_context=sampling.model.max_context,
-            max_batch=engine.max_batch,
-            args=engine.args,
-            env=engine.env,
-            cores=cores_of(number, count, available),
-            log=folder.engine_log,
-            state=state,
-            start_seconds=engine.start_seconds,
-            sleeps=sleeps,
-        )
-        launches.append(partial(vllm_process, server, labels, env=env))
+        one = replace(server, cores=cores_of(number, count, available), state=state)
+        launches.append(partial(vllm_process, one, labels, env=env))
     return launches
 
 

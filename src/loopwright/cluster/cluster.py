@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import Any
 
 from loopwright.cluster.crew import Crew, OnDeath
 from loopwright.cluster.folder import noted
+from loopwright.cluster.groups import ReservedRoom, live_plan, reserved
 from loopwright.cluster.host import Opening
 from loopwright.cluster.logs import ActorLogs
+from loopwright.cluster.plan_text import totals
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
 from loopwright.config.roles import Role
 from loopwright.core.redaction import Redactor
+
+log = logging.getLogger("loopwright")
 
 
 class Cluster:
@@ -33,6 +38,21 @@ class Cluster:
         self._logs = logs
         self._folder = folder
         self._on_death = on_death
+        self._groups: Mapping[str, ReservedRoom] = {}
+
+    @asynccontextmanager
+    async def reserved(self, roles: Sequence[Role]) -> AsyncIterator[None]:
+        """Reserve room for these roles while the block runs. Raises ConfigError, with the arithmetic, if the cluster
+        has none."""
+        plan, nodes = await live_plan(roles)
+        lines = [*plan.lines(), totals(roles, nodes)]
+        log.info("who goes where:\n%s", "\n".join(lines))
+        self._logs.write("plan", "".join(f"{line}\n" for line in lines).encode())
+        async with reserved(plan) as self._groups:
+            try:
+                yield
+            finally:
+                self._groups = {}
 
     @contextmanager
     def kept_in(self, logs: Path, note: Path, redact: Redactor) -> Iterator[None]:
@@ -67,4 +87,6 @@ class Cluster:
 
     def _options(self, role: Role, number: int) -> Mapping[str, Any]:
         # Ray would take 1 CPU to place an actor and 0 to run it if none were given.
-        return {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
+        resources = {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
+        group = self._groups.get(role.key)
+        return resources if group is None else {**resources, **group.options(number)}

@@ -172,6 +172,10 @@ class Crew:
             member.failed(self._now())
         return result
 
+    async def someone(self) -> WorkingHost:
+        """An actor that works, as soon as there is one. Raises when none is left."""
+        return (await self._chosen(""))[1]
+
     async def everyone(self, method: str, *args: Any) -> list[Any]:
         """Have all running actors do this."""
         return await together(member.host.call(method, *args) for member in self.running if member.host is not None)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from loopwright.errors import RunError
 
-LONGEST = 43
-"""How many bytes the path may have: Ray adds 64, and that of a socket must not have more than 107."""
+LONGEST = 41
+"""How many bytes the path may have: Ray and we add 66, and that of a socket must not have more than 107."""
 SHORT = Path("/tmp")
 REMOVE_SECONDS = 5.0
 """For how long a process that ends may put files into a folder that is being removed."""
@@ -74,7 +74,7 @@ def remove_leftovers(run: Path) -> list[Path]:
 
 
 def _prefix(run: Path) -> str:
-    return f"lw-ray-{hashlib.blake2b(os.fsencode(run.resolve()), digest_size=6).hexdigest()}-"
+    return f"lw-ray-{hashlib.blake2b(os.fsencode(run.resolve()), digest_size=4).hexdigest()}-"
 
 
 def _is_left(folder: Path) -> bool:

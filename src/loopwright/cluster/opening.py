@@ -16,6 +16,7 @@ from loopwright.cluster.environment import prepare_environment
 from loopwright.cluster.folder import ray_folder
 from loopwright.cluster.logs import ActorLogs
 from loopwright.cluster.probe import examine_cluster
+from loopwright.cluster.signals import kept_signal_handlers
 from loopwright.config.placement import ClusterConfig
 from loopwright.core.together import to_its_end
 from loopwright.errors import ConfigError
@@ -60,7 +61,8 @@ def started_cluster(run: Path, num_cpus: int | None, say: Callable[[str], object
             "num_cpus": num_cpus or len(os.sched_getaffinity(0)),
             "object_store_memory": _store_bytes(),
             "include_dashboard": False,
-            "_temp_dir": str(folder),
+            # Ray lets everybody into its folder, so it is inside of ours.
+            "_temp_dir": str(folder / "r"),
         }
         with _connected(settings, say):
             yield LOOPBACK, folder
@@ -91,7 +93,8 @@ def _connected(settings: dict[str, Any], say: Callable[[str], object]) -> Iterat
         )
     with told(say):
         try:
-            ray.init(**settings, log_to_driver=False, configure_logging=False)
+            with kept_signal_handlers():
+                ray.init(**settings, log_to_driver=False, configure_logging=False)
             yield
         finally:
             ray.shutdown(wait_for_processes=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from loopwright.errors import ConfigError
 
 SECONDS = 60.0
 """How long it may take to join a cluster and to leave it. Importing Ray takes several seconds of it."""
+CONNECT_SECONDS = 10.0
+TRIES = 5
+"""How often Ray tries to get an answer, once a second. It also tries again if its token is refused."""
 REMEDY = (
     "see that the cluster runs, and that this machine is a node of it (`ray start --address HOST:PORT`); "
     "if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
@@ -21,7 +25,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FoundNode:
     """A living node. `resources` is what it has in total."""
 
     id: str
@@ -31,15 +35,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCluster:
     """A running cluster. `address` is its host:port, `ray` its version."""
 
     address: str
     ray: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[FoundNode, ...]
 
 
-def examine_cluster(address: str, seconds: float = SECONDS) -> Found:
+def examine_cluster(address: str, seconds: float = SECONDS) -> FoundCluster:
     """The cluster at `address`, which is `auto` or host:port. Raises ConfigError if it cannot be joined in time."""
     wanted = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     host, _, port = wanted.rpartition(":")
@@ -48,24 +52,35 @@ def examine_cluster(address: str, seconds: float = SECONDS) -> Found:
             f"cluster.address is {wanted!r}, which is neither `auto` nor host:port",
             remedy="give the address of the head node, such as 10.0.0.1:6379; leave it out to start a cluster",
         )
+    if wanted != "auto":
+        _require_listener(host, int(port))
+    command = [sys.executable, "-m", __name__, wanted]
+    env = {**os.environ, "RAY_NUM_REDIS_GET_RETRIES": str(TRIES)}
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", __name__, wanted], capture_output=True, text=True, timeout=seconds, check=False
-        )
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            f"the Ray cluster at {wanted} could not be joined within {seconds:g} s: {_last_line(error.stderr)}",
-            remedy=REMEDY,
-        ) from error
+        raise _not_joined(wanted, f"it did not answer within {seconds:g} s") from error
+    said = _last_line(ended.stdout)
     if ended.returncode:
-        raise ConfigError(f"no Ray cluster can be joined at {wanted}: {_last_line(ended.stderr)}", remedy=REMEDY)
-    said = json.loads(ended.stdout.splitlines()[-1])
-    return Found(said["address"], said["ray"], tuple(Node(**node) for node in said["nodes"]))
+        raise _not_joined(wanted, said or _last_line(ended.stderr))
+    found = json.loads(said)
+    return FoundCluster(found["address"], found["ray"], tuple(FoundNode(**node) for node in found["nodes"]))
 
 
-def _last_line(text: str | bytes | None) -> str:
-    lines = (text.decode("utf-8", "replace") if isinstance(text, bytes) else text or "").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+def _require_listener(host: str, port: int) -> None:
+    """Ray would try for a minute to reach an address at which nobody listens."""
+    try:
+        socket.create_connection((host.strip("[]"), port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _not_joined(f"{host}:{port}", str(error)) from error
+
+
+def _not_joined(address: str, why: str) -> ConfigError:
+    return ConfigError(f"no Ray cluster can be joined at {address}: {why}", remedy=REMEDY)
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 def _said(address: str) -> dict[str, Any]:
@@ -91,5 +106,19 @@ def _said(address: str) -> dict[str, Any]:
         ray.shutdown()
 
 
+def _reason(error: BaseException) -> str:
+    """What was wrong in the first place, in one sentence."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # Ray says first that it cannot connect, and later that its token was refused.
+    told = next((line for line in lines if "token" in line), lines[0])
+    return told.strip().partition(". ")[0]
+
+
 if __name__ == "__main__":
-    print(json.dumps(_said(sys.argv[1])))
+    try:
+        print(json.dumps(_said(sys.argv[1])))
+    except Exception as refused:
+        print(_reason(refused))
+        sys.exit(1)

@@ -168,7 +168,8 @@ class RemoteHost:
             if output := OutputFiles(self._started.output, self._positions).rest():
                 self._on_output(output)
             lines = output.decode("utf-8", "replace").splitlines()[-LAST_LINES:]
-            if last := "\n".join(lines)[-LAST_CHARACTERS:].strip():
+            last = "\n".join(lines)[-LAST_CHARACTERS:].strip()
+            if last and words not in last:
                 words = f"{words}; its last output:\n{last}"
         self._ended.set_result(words)
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from loopwright.config.addresses import address_problems, query_values
 from loopwright.config.base import Count, CountOrZero, FromYaml, NotNegative, Positive, Section, Text
 from loopwright.config.needs import Need, Outside
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem
 
 OUR_SETTINGS = frozenset({"max_tokens", "messages", "model", "n", "response_format", "stream", "temperature"})
@@ -31,7 +31,7 @@ class JudgePer(StrEnum):
     """All episodes of a task together, as a ranking needs them."""
 
 
-class JudgerKind(Placed):
+class JudgerKind(PlacedSection):
     """What every kind of judger says about itself. Other modules ask these questions, and never which kind it is."""
 
     @property

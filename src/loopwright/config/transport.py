@@ -17,6 +17,8 @@ class Transport(StrEnum):
     """Through a file in shared memory."""
     BROADCAST = "broadcast"
     """Over the network, by torch.distributed."""
+    OBJECT_STORE = "object store"
+    """Through Ray's object store: one copy per node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,9 @@ class TransportChoice:
 
 IN_THIS_PROCESS = TransportChoice(Transport.IN_PLACE, "the engine computes with the learner's own parameters")
 ON_THIS_MACHINE = TransportChoice(Transport.FILE, "the engine is a process on this machine, and shares its memory")
+ON_THIS_NODE = TransportChoice(Transport.FILE, "the engine is on the driver's node, and shares its memory")
+STORED_ELSEWHERE = TransportChoice(Transport.OBJECT_STORE, "the engine is an actor on another node")
+SENT_ELSEWHERE = TransportChoice(Transport.BROADCAST, "the engine is a server on another node")
 
 
 def transport_to(url: str) -> TransportChoice:

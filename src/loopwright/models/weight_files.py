@@ -11,9 +11,12 @@ import mmap
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from loopwright.errors import WeightsError
@@ -26,6 +29,15 @@ WRITE_AGAIN = "publish the weights again; nothing but the run may touch this fol
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 """The names of types in a safetensors file."""
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightBytes:
+    """The bytes of a weight file, in memory that may be shared and is not to be written. The path of `file` is not
+    read: size, checksum and tensors are those of `data`."""
+
+    file: WeightFile
+    data: npt.NDArray[np.uint8]
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -136,6 +148,19 @@ def read_weights(manifest: WeightFile) -> Mapping[str, torch.Tensor]:
     except (OSError, ValueError) as error:
         raise WeightsError(
             f"the weights in {manifest.path} cannot be used: {error}; nothing was changed", remedy=WRITE_AGAIN
+        ) from error
+
+
+def checked_weights(update: WeightBytes) -> Mapping[str, torch.Tensor]:
+    """Verify bytes that are in memory, and return their tensors, which lie in them. No kernel of torch runs here."""
+    try:
+        if update.data.nbytes != update.file.bytes:
+            raise ValueError(f"they are {update.data.nbytes:,} bytes instead of {update.file.bytes:,}")
+        verify(zlib.crc32(update.data.data), update.file)
+        return file_tensors(torch.from_dlpack(update.data), update.file)  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise WeightsError(
+            f"the weights that came through memory cannot be used: {error}; nothing was changed", remedy=WRITE_AGAIN
         ) from error
 
 

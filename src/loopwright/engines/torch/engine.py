@@ -23,7 +23,7 @@ from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.models.weight_files import read_weights
+from loopwright.models.weight_files import WeightBytes, checked_weights, read_weights
 from loopwright.ports import OnPart
 from loopwright.types import (
     IN_PLACE,
@@ -134,7 +134,7 @@ class TorchEngine:
 
         await self._do(resume)
 
-    async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
+    async def load(self, version: int, update: WeightUpdate | WeightBytes = IN_PLACE) -> None:
         self._require_open()
         self._loads += 1
         this = self._loads
@@ -157,7 +157,7 @@ class TorchEngine:
 
         await self._do(load)
 
-    async def _received(self, update: WeightUpdate) -> Mapping[str, Any] | None:
+    async def _received(self, update: WeightUpdate | WeightBytes) -> Mapping[str, Any] | None:
         """The new tensors by name, whole and verified. None if the parameters were changed in place."""
         match update:
             case InPlace():
@@ -165,6 +165,8 @@ class TorchEngine:
             # Not in the compute thread: tokens are sampled while the weights arrive and are verified.
             case WeightFile():
                 return await asyncio.to_thread(read_weights, update)
+            case WeightBytes():
+                return await asyncio.to_thread(checked_weights, update)
             case WeightBroadcast():
                 from loopwright.models.broadcast import receive_weights
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from loopwright.engines.vllm.leftovers import VARIABLE, Leftovers, sweep
 
 PORT = "{port}"
+LOOPBACK = "127.0.0.1"
 START_SECONDS = 600.0
 START_LOOK_SECONDS = 0.25
 LOOK_SECONDS = 2.0
@@ -96,8 +97,11 @@ class Supervisor:
 class ServerGuard:
     """A running server. `supervise` returns when it and all that it has started are gone."""
 
-    def __init__(self, server: subprocess.Popen[bytes], port: int, left: Leftovers, supervisor: Supervisor) -> None:
+    def __init__(
+        self, server: subprocess.Popen[bytes], host: str, port: int, left: Leftovers, supervisor: Supervisor
+    ) -> None:
         self._server = server
+        self._host = host
         self._port = port
         self._left = left
         self._supervisor = supervisor
@@ -156,7 +160,7 @@ class ServerGuard:
         return max(living, self._left.end())
 
     def _call(self, method: str, path: str, seconds: float) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=seconds)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
         try:
             connection.request(method, path)
             return connection.getresponse().status == http.client.OK
@@ -170,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     sweep(options.state)
     _adopt_orphans()
-    with _reserved_port() as reserved, options.log.open("ab") as log:
+    with _reserved_port(options.host) as reserved, options.log.open("ab") as log:
         port, begin = reserved.getsockname()[1], log.tell()
         left, supervisor = Leftovers.of_new_server(options.state), Supervisor(sys.stdin.fileno())
         try:
@@ -187,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"the server cannot be started: {error}", file=sys.stderr)
             return 1
         try:
-            code, how = ServerGuard(server, port, left, supervisor).supervise(options.start_seconds)
+            code, how = ServerGuard(server, options.host, port, left, supervisor).supervise(options.start_seconds)
         except BaseException:
             left.end()
             raise
@@ -201,6 +205,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m loopwright.engines.vllm.guard", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="where the server's processes and files are kept")
     parser.add_argument("--log", type=Path, required=True, help="where the server's output goes")
+    parser.add_argument("--host", default=LOOPBACK, help="where COMMAND listens")
     parser.add_argument("--start-seconds", type=float, default=START_SECONDS, help="until it must be healthy")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help=f"{PORT} in it becomes the port")
     options = parser.parse_args(arguments)
@@ -222,13 +227,13 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _reserved_port() -> socket.socket:
+def _reserved_port(host: str = LOOPBACK) -> socket.socket:
     """A socket on a free port of this machine. While it is open nobody gets the port by chance; the server, which sets
     SO_REUSEADDR as servers do, can listen on it. vLLM would also share a port with another vLLM, and say nothing."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    reserved.bind(("127.0.0.1", 0))
+    reserved.bind((host, 0))
     return reserved
 
 

@@ -1,11 +1,13 @@
 """Starts vLLM servers, and keeps them from outliving the run.
 
 A server runs below a guard (`guard.py`), which ends it with all that it started when this process is gone. It listens
-on loopback only, because its development routes have no key.
+on loopback, because its development routes have no key; on another node of a cluster it listens on the node's private
+address.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,9 +18,10 @@ from pathlib import Path
 from loopwright.core.environment import child_environment
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.engine import EXTENSION, VllmEngine
-from loopwright.engines.vllm.guard import END_SECONDS
+from loopwright.engines.vllm.guard import END_SECONDS, LOOPBACK
 from loopwright.engines.worker import Worker
-from loopwright.serve.child import child_process
+from loopwright.errors import ConfigError
+from loopwright.serve.child import Child, child_process
 
 EXTENSION_FOLDER = Path(__file__).parent / "extension"
 """The only part of Loopwright that a server sees: it has an environment of its own."""
@@ -42,12 +45,13 @@ class VllmServer:
     start_seconds: float
     sleeps: bool = False
     """Whether it releases its memory while the learner trains on the same device."""
+    host: str = LOOPBACK
 
 
 def vllm_command(server: VllmServer) -> list[str]:
     """The command of the server. The guard puts a free port into it."""
     return [
-        *(server.executable, "serve", server.model, "--host", "127.0.0.1", "--port", "{port}"),
+        *(server.executable, "serve", server.model, "--host", server.host, "--port", "{port}"),
         *("--dtype", server.dtype, "--max-model-len", str(server.max_context)),
         *("--max-num-seqs", str(server.max_batch), "--enable-scale-out"),
         *("--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION),
@@ -67,24 +71,43 @@ def vllm_environment(server: VllmServer, env: Mapping[str, str]) -> dict[str, st
 
 
 @asynccontextmanager
+async def vllm_server(server: VllmServer, *, env: Mapping[str, str]) -> AsyncIterator[tuple[Child, str]]:
+    """Start the server. Gives its guard and its URL. Leaving the context ends it."""
+    check_private(server.host)
+    guard = [sys.executable, "-m", "loopwright.engines.vllm.guard", "--state", str(server.state)]
+    guard += ["--log", str(server.log), "--start-seconds", str(server.start_seconds), "--host", server.host]
+    async with child_process(
+        [*guard, "--", *vllm_command(server)],
+        env=vllm_environment(server, env),
+        log=server.log,
+        ready_seconds=server.start_seconds + END_SECONDS,
+        grace_seconds=END_SECONDS,
+    ) as child:
+        yield child, f"http://{server.host}:{child.ready['port']}"
+
+
+@asynccontextmanager
 async def vllm_process(server: VllmServer, labels: VersionLabels, *, env: Mapping[str, str]) -> AsyncIterator[Worker]:
     """Start the server, and connect to it. Leaving the context ends it."""
-    guard = [sys.executable, "-m", "loopwright.engines.vllm.guard", "--state", str(server.state)]
-    guard += ["--log", str(server.log), "--start-seconds", str(server.start_seconds)]
-    command = [*guard, "--", *vllm_command(server)]
     async with (
-        child_process(
-            command,
-            env=vllm_environment(server, env),
-            log=server.log,
-            ready_seconds=server.start_seconds + END_SECONDS,
-            grace_seconds=END_SECONDS,
-        ) as child,
-        VllmEngine.connect(
-            f"http://127.0.0.1:{child.ready['port']}", None, labels=labels, sleeps=server.sleeps
-        ) as engine,
+        vllm_server(server, env=env) as (child, url),
+        VllmEngine.connect(url, None, labels=labels, sleeps=server.sleeps) as engine,
     ):
         yield Worker(engine, child.wait, replace(await engine.capacity(), sequences=server.max_batch))
+
+
+def check_private(host: str) -> None:
+    """Whoever reaches the development routes can change the weights, so the internet must not (S3)."""
+    try:
+        is_private = ipaddress.ip_address(host).is_private
+    except ValueError:
+        is_private = False
+    if not is_private:
+        raise ConfigError(
+            f"a vLLM server at {host} could be reached from the internet, and its development routes have no key",
+            remedy="give the node a private address (ray start --node-ip-address), or start vLLM yourself: "
+            "rollout.engine.urls",
+        )
 
 
 def cores_of(number: int, engines: int, available: Sequence[int]) -> tuple[int, ...]:

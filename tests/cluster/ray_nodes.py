@@ -1,0 +1,104 @@
+"""A cluster of several nodes on this machine, and actors that are started on a certain one of them."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.cluster.environment import prepare_environment
+from loopwright.config.roles import Role, RoleKind
+
+HOST = "127.0.0.1"
+STORE_BYTES = 80 << 20
+QUICK_DEATHS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+"""A lost node is noticed within two seconds."""
+
+
+class Nodes:
+    """The nodes of a simulated cluster. The driver is on the first."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+
+    def add(self, num_cpus: int = 2) -> Any:
+        return self._cluster.add_node(num_cpus=num_cpus, node_ip_address=HOST, object_store_memory=STORE_BYTES)
+
+    def remove(self, node: Any) -> None:
+        self._cluster.remove_node(node, allow_graceful=False)
+
+
+class OnNode:
+    """Starts actors as a cluster does, on a certain node. None: wherever there is room."""
+
+    def __init__(self, node: str | None) -> None:
+        self._node = node
+        self.hosts: list[Any] = []
+        """All actors that were started so far."""
+
+    @asynccontextmanager
+    async def launch(self, role: Role, number: int, opening: Any, what: str) -> AsyncIterator[Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from loopwright.cluster.remote_host import launched, pickled
+
+        options: Mapping[str, Any] = {"num_cpus": role.cpus}
+        if self._node is not None:
+            options = {**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False)}
+        name, sent = role.actor_name(number), pickled(opening, what)
+        async with launched(name, sent, options, memory=None, on_output=lambda output: None) as host:
+            self.hosts.append(host)
+            yield host
+
+
+def engine_role(count: int = 1, cpus: float = 0.25) -> Role:
+    return Role(RoleKind.ENGINES, f"test-{secrets.token_hex(2)}", count, cpus)
+
+
+@contextmanager
+def simulated_nodes(num_cpus: int = 4) -> Iterator[Nodes]:
+    """A cluster with one node. A process is in one cluster at a time."""
+    # Ray's sockets have long names, and their folder must have a short one.
+    with (
+        tempfile.TemporaryDirectory(prefix="lw-", ignore_cleanup_errors=True) as folder,
+        _simulated(folder, num_cpus) as nodes,
+    ):
+        yield nodes
+
+
+@contextmanager
+def _simulated(temporary: str, num_cpus: int) -> Iterator[Nodes]:
+    prepare_environment(joins=False)
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    # Ray writes the address of such a cluster to a file in this folder.
+    patched = pytest.MonkeyPatch()
+    patched.setenv("RAY_TMPDIR", temporary)
+    Path(temporary, "ray").mkdir(exist_ok=True)
+    try:
+        cluster.add_node(
+            num_cpus=num_cpus,
+            node_ip_address=HOST,
+            include_dashboard=False,
+            object_store_memory=STORE_BYTES,
+            temp_dir=temporary,
+            _system_config=QUICK_DEATHS,
+        )
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        yield Nodes(cluster)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        patched.undo()

@@ -1,0 +1,76 @@
+"""Whole disaggregated runs with engines on actors of a cluster that the run starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.build import open_run
+from loopwright.config import load
+from loopwright.track.jsonl import read_jsonl
+from loopwright.trainers.run_folder import RunFolder
+
+WriteConfig = Callable[..., Path]
+DEADLINE = 120
+ON_ACTORS: dict[str, Any] = {
+    "produce": {"kind": "async"},
+    "rollout__engine": {"kind": "torch", "num_actors": 2, "num_cpus_per_actor": 0.25},
+    "trainer__kind": "disaggregated",
+}
+
+pytestmark = pytest.mark.real
+
+
+def living_actors() -> set[int]:
+    """The processes of the actors of this process's cluster."""
+    import ray
+
+    return {one["Pid"] for one in ray._private.state.actors().values() if one["State"] == "ALIVE"}
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(DEADLINE):
+        while not (found := condition()):
+            await asyncio.sleep(0.01)
+    return found
+
+
+def losses(folder: RunFolder) -> list[str]:
+    """The last words of the engines that were lost."""
+    events = read_jsonl(folder.events) if folder.events.exists() else ()
+    return [event["facts"]["last_words"] for event in events if event["name"] == "engine_lost"]
+
+
+def audited(folder: RunFolder) -> None:
+    audit = subprocess.run([sys.executable, "-m", "loopwright.cli", "audit", str(folder.path)], capture_output=True)
+    assert audit.returncode == 0, audit.stdout.decode() + audit.stderr.decode()
+
+
+async def test_a_run_trains_with_engines_on_actors_and_survives_the_death_of_one(write_config: WriteConfig) -> None:
+    stop = asyncio.Event()
+    file = write_config(**ON_ACTORS, trainer__steps=10_000, rollout__max_new_tokens=40)
+    async with open_run(load(file), cache=file.parent, stop=stop, env=os.environ) as opened:
+        training = asyncio.create_task(opened.train())
+        await until(lambda: opened.learner.version >= 2 or training.done())
+        killed, other = living_actors()
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: training.done() or len(living_actors() - {killed, other}) == 1)
+        started = living_actors()
+        reached = opened.learner.version
+        await until(lambda: training.done() or opened.learner.version > reached + 2)
+        stop.set()
+        await training
+    folder = opened.folder
+    assert {path.name for path in (folder.path / "actors").iterdir()} >= {"engines-torch-0.log", "engines-torch-1.log"}
+    (words,) = losses(folder)
+    assert "ActorDiedError" in words
+    audited(folder)
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (killed, other, *started)))
