@@ -31,6 +31,8 @@ CLOSE_SECONDS = 20.0
 LAST_LINES = 10
 LAST_CHARACTERS = 2000
 """How much of what a lost actor wrote last is part of the error."""
+NODE_LOST = "its node has died"
+"""What Ray says of an actor whose node is gone; it has no field for it."""
 
 OnOutput = Callable[[bytes], object]
 
@@ -57,6 +59,7 @@ class RemoteHost:
         self._heard_at = self._loop.time()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._started: Started | None = None
+        self._node_lost = False
         self._positions: tuple[int, ...] = ()
 
     @property
@@ -153,7 +156,8 @@ class RemoteHost:
                 trace=str(error),
             ) from None
         except RayError as error:
-            self._end(f"{type(error).__name__}: {_first_line(error)}")
+            self._node_lost = NODE_LOST in str(error)
+            self._end(f"{type(error).__name__}: {'its node is lost' if self._node_lost else _first_line(error)}")
             raise self._lost() from error
         finally:
             answer.cancel()
@@ -175,7 +179,9 @@ class RemoteHost:
 
     def _lost(self) -> WorkerLostError:
         words = self._ended.result()
-        return WorkerLostError(f"{self.name} is lost: {words}", remedy="nothing to do: it is started again")
+        return WorkerLostError(
+            f"{self.name} is lost: {words}", remedy="nothing to do: it is started again", node_lost=self._node_lost
+        )
 
 
 @asynccontextmanager
