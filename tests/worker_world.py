@@ -35,7 +35,7 @@ from loopwright.types import GenerateRequest, RolloutKey, RolloutRequest, Sampli
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
 
-TASK_SETS = ("plain", "own", "served", "program")
+TASK_SETS = ("own", "served", "program")
 ANSWER = "Hello."
 LONG = "a long answer, which takes its time"
 
@@ -50,24 +50,26 @@ HERE = Path(__file__).parent
 class Agent:
     """What it does is the id of the task."""
 
+    resumable = True
+
     async def run(self, task, policy):
         (HERE / f"began-{task.id}").write_text(str(os.getpid()))
+        try:
+            return await self.work(task, policy)
+        finally:
+            (HERE / f"ended-{task.id}").touch()
+
+    async def work(self, task, policy):
         if task.id == "silent":
             await asyncio.sleep(1000)
         reply = await policy.reply(task.messages)
-        match task.id:
-            case "raises":
-                raise ValueError("no idea")
-            case "waits":
-                await asyncio.sleep(1000)
-            case "cancelled":
-                try:
-                    await asyncio.sleep(1000)
-                finally:
-                    (HERE / "ended-cancelled").touch()
-            case "environment":
-                said = {"torch": "torch" in sys.modules, "variables": sorted(os.environ), "pid": os.getpid()}
-                return [*task.messages, {"role": "assistant", "content": json.dumps(said)}]
+        if task.id == "raises":
+            raise ValueError("no idea")
+        if task.id == "waits":
+            await asyncio.sleep(1000)
+        if task.id == "environment":
+            said = {"torch": "torch" in sys.modules, "variables": sorted(os.environ), "pid": os.getpid()}
+            return [*task.messages, {"role": "assistant", "content": json.dumps(said)}]
         return [*task.messages, reply.message]
 
 
@@ -154,7 +156,7 @@ async def world(
 ) -> AsyncIterator[World]:
     """The agents of some task sets, in this process, or on an actor each of `cluster`. `model` is a folder with a
     tokenizer."""
-    loaded = written(folder, model, only, num_actors=0 if cluster is None else 1)
+    loaded = written(folder, model, only, num_actors=0 if cluster is None else 1, gateway_actors=int(gateway_actor))
     spec = SimpleNamespace(tokenizer=load_tokenizer(str(model)), max_context=MAX_CONTEXT)
     engine = _engine(spec.tokenizer)
     async with AsyncExitStack() as stack:
@@ -219,7 +221,13 @@ def _engine(tokenizer: Any) -> ScriptedEngine:
 
 
 def written(
-    folder: Path, model: Path, only: Collection[str] = TASK_SETS, *, num_actors: int = 1, **changes: Any
+    folder: Path,
+    model: Path,
+    only: Collection[str] = TASK_SETS,
+    *,
+    num_actors: int = 1,
+    gateway_actors: int = 0,
+    **changes: Any,
 ) -> Loaded:
     """A config with the agents of some task sets. `changes` are settings of these agents."""
     (folder / "agents.py").write_text(AGENTS)
@@ -227,7 +235,6 @@ def written(
     placed = {"num_actors": num_actors, "num_cpus_per_actor": 0.1} if num_actors else {}
     command = {"kind": "command", "command": ["python", "{config}/program.py", "{config}"], "stdin": "instruction"}
     agents: dict[str, dict[str, Any]] = {
-        "plain": {"kind": "single_turn", "judger": "integer_answer"},
         "own": {"kind": "python", "path": "agents.py:Agent", "judger": "integer_answer"},
         "served": {
             "kind": "callable",
@@ -245,6 +252,7 @@ def written(
             for name, agent in agents.items()
             if name in only
         ],
+        "gateway": {"num_actors": gateway_actors, "num_cpus_per_actor": 0.1} if gateway_actors else {},
         "trainer": {"run_dir": str(folder / "run"), "steps": 1},
     }
     file = folder / "run.yaml"

@@ -177,6 +177,7 @@ async def test_an_actor_that_takes_too_much_memory_is_started_again(cluster):
         first = await crew.work("pid")
         with pytest.raises(WorkerLostError, match="memory_per_actor is 400 MiB"):
             await crew.work("eat", 500 * MIB, False)
+        await until(lambda: lost)
         async with asyncio.timeout(20):
             assert await crew.work("pid") != first
     assert len(lost) == 1

@@ -17,9 +17,12 @@ import pytest_asyncio
 from worker_contract import WorkerContract, ended, failure
 from worker_world import ANSWER, World, world, written
 
+from loopwright.agents.runners.marks import VARIABLE
 from loopwright.cluster.logs import ActorLogs
 from loopwright.core.redaction import Redactor
 from loopwright.errors import ConfigError, WorkerLostError
+from loopwright.gateway.takeover import label_of
+from loopwright.serve.marked_processes import mark_of, started_at
 from loopwright.types import FailureCause, RolloutRequest
 
 if TYPE_CHECKING:
@@ -51,15 +54,16 @@ class TestWorkersOnActors(WorkerContract):
     """One actor for each agent, and one for the gateway."""
 
 
-async def open_sessions(house: World) -> list[str]:
+async def sessions_of(house: World, request: RolloutRequest) -> list[str]:
+    """What the gateway still has of an attempt."""
     assert house.sessions is not None
-    said = await house.sessions.client.ask("GET", "/sessions")
-    return [session["id"] for session in said["sessions"]]
+    said, label = await house.sessions.client.ask("GET", "/sessions"), label_of(request.split, request.key)
+    return [session["id"] for session in said["sessions"] if session["label"] == label]
 
 
-async def no_sessions_left(house: World) -> None:
+async def sessions_deleted(house: World, request: RolloutRequest) -> None:
     async with asyncio.timeout(10):
-        while await open_sessions(house):
+        while await sessions_of(house, request):
             await asyncio.sleep(0.05)
 
 
@@ -83,9 +87,9 @@ async def test_an_actor_has_neither_torch_nor_the_drivers_environment_and_the_dr
 async def test_a_session_is_deleted_when_its_rollout_is_stored_and_not_before(house: World) -> None:
     request = house.request("served", "stored")
     await house.worker.run(request)
-    assert await open_sessions(house)
+    assert await sessions_of(house, request)
     house.worker.stored(request.split, request.key)
-    await no_sessions_left(house)
+    await sessions_deleted(house, request)
 
 
 async def test_a_lost_actor_is_another_attempt_on_a_new_one(house: World) -> None:
@@ -102,25 +106,26 @@ async def test_a_lost_actor_is_another_attempt_on_a_new_one(house: World) -> Non
 
 
 async def test_the_sessions_of_a_lost_actor_are_deleted(house: World) -> None:
-    run = asyncio.create_task(house.worker.run(house.request("served", "waits")))
-    os.kill(await house.began("waits"), signal.SIGKILL)
-    assert await open_sessions(house)
+    request = house.request("served", "waits")
+    run = asyncio.create_task(house.worker.run(request))
+    pid = await house.began("waits")
+    assert await sessions_of(house, request)
+    os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerLostError):
         await ended(run)
-    await no_sessions_left(house)
+    await sessions_deleted(house, request)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 async def test_the_programs_of_a_lost_actor_are_ended_and_leave_nothing(house: World) -> None:
     run = asyncio.create_task(house.worker.run(house.request("program", "waits", "Please wait.")))
     program = await house.began("program")
-    owner = int(Path(f"/proc/{program}/environ").read_text().split("LOOPWRIGHT_TRIAL=")[1].split("-")[1])
-    os.kill(owner, signal.SIGKILL)
+    os.kill(owner_of(program), signal.SIGKILL)
     with pytest.raises(WorkerLostError):
         await ended(run)
     made = await house.worker.run(house.request("program", "again", "Say hello."))
     assert made.episode is not None
-    assert not Path(f"/proc/{program}").exists()
+    assert not started_at(program)
 
 
 async def test_a_gateway_that_died_is_started_again_and_its_rollouts_are_infrastructure(house: World) -> None:
@@ -161,6 +166,11 @@ async def test_an_agent_that_cannot_be_sent_is_refused_by_name(
     with pytest.raises(ConfigError, match=r"object:my.Agent\(\).*cannot be sent to an actor"):
         async with open_loop_crews(replace(loaded, objects={"object:my.Agent()": Lock()}), crews_cluster):
             """It does not open."""
+
+
+def owner_of(program: int) -> int:
+    """The actor that has started a program."""
+    return int(str(mark_of(program, VARIABLE)).split("-")[1])
 
 
 def listener_of(url: str) -> int:

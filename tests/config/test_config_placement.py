@@ -18,7 +18,6 @@ APART = ("trainer.kind=disaggregated", "produce.kind=async")
 AT = "cluster.address=10.0.0.5:6379"
 LoadText = Callable[..., Loaded]
 Problems = Callable[..., list[str]]
-TWO_JUDGERS = "judgers={whole: {kind: composed, parts: {a: {judger: part}}}, part: {kind: integer_answer}}"
 
 
 @pytest.mark.parametrize(
@@ -41,8 +40,6 @@ TWO_JUDGERS = "judgers={whole: {kind: composed, parts: {a: {judger: part}}}, par
         ((*APART, "rollout={nodes: 2, engine: {num_actors: 2}}"), "but cluster.address is not set"),
         (("trainer.deterministic=true", "agent.num_actors=1"), "agent.num_actors: is 1, but trainer.deterministic is"),
         (("trainer.deterministic=true", "rollout.engine.num_actors=1"), "but rollout.engine.num_actors is 1"),
-        (("agent={judger: whole}", TWO_JUDGERS, "judgers.whole.num_actors=1", "judgers.part.num_actors=1"),
-         "its part 'part' has actors too (command line) -> set num_actors on one of them"),
         (("agent={num_actors: 1, num_gpus_per_actor: 1.5}",), "is 1.5: an actor has a part of one GPU, or whole ones"),
         (("cluster.address=ray://here:10001", "agent.num_actors=1"), "no address of a cluster"),
         (("cluster.address=local", "agent.num_actors=1"), "no address of a cluster"),
@@ -53,11 +50,8 @@ TWO_JUDGERS = "judgers={whole: {kind: composed, parts: {a: {judger: part}}}, par
 def test_what_cannot_be_placed_is_refused(
     problems_of: Problems, minimal: str, overrides: tuple[str, ...], words: str
 ) -> None:
-    text = minimal
-    if "agent={judger: whole}" in overrides:
-        text, overrides = minimal.replace("judger: integer_answer", "judger: whole"), overrides[1:]
     overrides = tuple(one.replace("agent={", "agent={kind: single_turn, judger: integer_answer, ") for one in overrides)
-    (problem,) = problems_of(text, *overrides)
+    (problem,) = problems_of(minimal, *overrides)
     assert words in problem
 
 

@@ -87,7 +87,7 @@ async def _follow(crew: Crew, name: str, sessions: RemoteSessionPolicies) -> Non
         except WorkerLostError:
             continue
         except LoopwrightError as error:
-            sessions.lost = error
+            sessions.cannot_go_on(error)
             return
         if present != name:
             name = present

@@ -128,6 +128,8 @@ class RemoteSessionPolicies:
         self._given_up_at = self._heard_at
         self.given_up: list[EngineLostError] = []
         """Why sessions were given up, each time that this happened. All sessions that were open then are over."""
+        self.looks: set[Callable[[], None]] = set()
+        """Called when the time of all agents is over."""
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> RemoteSessionPolicy:
         return RemoteSessionPolicy(self, request)
@@ -176,10 +178,22 @@ class RemoteSessionPolicies:
             return
         self.starts, self.base_url = starts, url
         self.client.move(url)
-        self.given_up.append(
-            EngineLostError("the gateway was started again", remedy="nothing to do: the rollouts are made again")
-        )
+        self._give_up("the gateway was started again")
         self.changed.notify()
+
+    def cannot_go_on(self, reason: LoopwrightError) -> None:
+        """The gateway cannot be used any more."""
+        self.lost = reason
+        self._end_all()
+
+    def _give_up(self, reason: str) -> None:
+        """All open sessions are over."""
+        self.given_up.append(EngineLostError(reason, remedy="nothing to do: the rollouts are made again"))
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for look in tuple(self.looks):
+            look()
 
     def times(self, session_id: str) -> HeardTimes:
         return self._heard.get(session_id, HeardTimes())
@@ -209,7 +223,7 @@ class RemoteSessionPolicies:
             try:
                 await self.beat()
             except LeaseError as taken:
-                self.lost = taken
+                self.cannot_go_on(taken)
                 return
             except LoopwrightError as error:
                 log.warning("the gateway at %s does not serve the run: %s", self.client.url, error.message)
@@ -220,10 +234,7 @@ class RemoteSessionPolicies:
         silent = self._now() - max(self._heard_at, self._given_up_at)
         if silent >= self.client.wait_seconds:
             self._given_up_at = self._now()
-            remedy = "nothing to do: the rollouts are made again"
-            self.given_up.append(
-                EngineLostError(f"the gateway did not serve the run for {silent:.0f} s: {error.message}", remedy=remedy)
-            )
+            self._give_up(f"the gateway did not serve the run for {silent:.0f} s: {error.message}")
 
     async def keep_deleting(self) -> None:
         """Delete the sessions whose rollouts are stored, and those that nobody uses."""
@@ -342,6 +353,7 @@ class RemoteSessionPolicy:
         self._session: _OpenSession | None = None
         self._lost: LoopwrightError | None = None
         self._stop: StopReason | None = None
+        self._look: Callable[[], None] | None = None
 
     @asynccontextmanager
     async def endpoint(self, *, max_tokens: int | None = None) -> AsyncIterator[Endpoint]:
@@ -406,7 +418,12 @@ class RemoteSessionPolicy:
         return _counted(session, self._gateway.times(session.id), self._gateway.clock)
 
     def watch_time(self, look: Callable[[], None] | None) -> None:
-        """The clock of a session does not jump."""
+        """The clock of a session jumps once, if the gateway is given up."""
+        if self._look is not None:
+            self._gateway.looks.discard(self._look)
+        self._look = look
+        if look is not None:
+            self._gateway.looks.add(look)
 
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 from loopwright.config.base import sections
 from loopwright.config.checks.idle import Idle
-from loopwright.config.judgers import made_of
 from loopwright.config.placement import PER_ACTOR, PlacedSection, StrategyConfig
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import RunConfig
@@ -66,7 +65,6 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _engines(config)
     yield from _nodes(config)
     yield from _gateway(config)
-    yield from _parts_of_judgers(config)
     yield from _loops_that_must_repeat(config)
     for place, placed in _placed(config):
         if placed.num_gpus_per_actor > 1 and placed.num_gpus_per_actor % 1:
@@ -141,19 +139,6 @@ def _gateway(config: RunConfig) -> Iterator[Problem]:
             "remove one of them",
             also=(("gateway", "url"),),
         )
-
-
-def _parts_of_judgers(config: RunConfig) -> Iterator[Problem]:
-    """A judger on actors has its parts there."""
-    for name, judger in config.judgers.items():
-        on_actors = {part for part, one in config.judgers.items() if one.num_actors} - {name}
-        for part in sorted(made_of([name], config.judgers) & on_actors) if judger.num_actors else ():
-            yield Problem(
-                ("judgers", name, "num_actors"),
-                f"is {judger.num_actors}, and so its parts are on these actors, but its part {part!r} has actors too",
-                "set num_actors on one of them",
-                also=(("judgers", part, "num_actors"),),
-            )
 
 
 def _loops_that_must_repeat(config: RunConfig) -> Iterator[Problem]:
