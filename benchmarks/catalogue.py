@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.buffer import Buffer
+from benchmarks.cluster import ClusterCalls
 from benchmarks.decode import Decode
 from benchmarks.gateway import GatewayCalls
 from benchmarks.grpo import Grpo
@@ -61,6 +62,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Weights("weights", "new weights to an engine, proven: SmolLM2-135M in place, by file and by broadcast on loopback"),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
     PoolRequests("pool", "what a request costs the controller with 1, 8 and 64 scripted engines, 256 in flight"),
+    ClusterCalls("cluster", "what actors of Ray cost: a call, rollouts with 1 to 16 of them, calls through the door"),
 )
 
 

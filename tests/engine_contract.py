@@ -110,6 +110,17 @@ class EngineContract:
         await engine.resume()
         assert (await ended(held)).versions == (4,) * 6
 
+    async def test_a_call_that_a_pause_holds_back_can_be_aborted(self, engine: Engine) -> None:
+        await engine.pause(PauseMode.DRAIN)
+        held = asyncio.create_task(engine.generate(ask("held")))
+        async with asyncio.timeout(20):
+            # An abort may overtake its request.
+            while not (await asyncio.wait({held}, timeout=0.01))[0]:
+                await engine.abort("held")
+        assert (held.result().ids, held.result().finish) == ((), FinishReason.ABORT)
+        await engine.resume()
+        assert len((await engine.generate(ask("held"))).ids) == 6
+
     async def test_pause_by_abort_returns_those_who_can_go_on_themselves_at_once(self, engine: Engine) -> None:
         tasks = await started(engine, *(ask(str(i), max_new_tokens=LONG, seed=i, resumable=True) for i in range(3)))
         await engine.pause(PauseMode.ABORT)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from loopwright.cli import main
+from loopwright.cluster import probe
+from loopwright.cluster.probe import FoundCluster, FoundNode
 from loopwright.doctor import probes, torch_probe
 from loopwright.models.native.library import Unavailable
 from loopwright.weights import folder
@@ -51,6 +53,26 @@ def test_a_real_run_finds_torch_and_this_folder(run, tmp_path):
     assert facts["disks"][0]["folder"] == str(tmp_path)
     assert facts["memory"]["machine"] > 0
     assert {extra["name"] for extra in facts["extras"]} >= {"torch", "math", "http"}
+
+
+def test_a_cluster_is_shown_with_its_nodes(run, monkeypatch):
+    program(monkeypatch, FOUND)
+    node = FoundNode("n1", "10.0.0.7", {"CPU": 8.0, "memory": 3.0 * (1 << 30)}, {"zone": "a"})
+    found = FoundCluster("10.0.0.7:6379", "2.60.0", (node,))
+    monkeypatch.setattr(probe, "examine_cluster", lambda address: found)
+    code, out, _ = run("--cluster", "auto")
+    assert code == 0
+    assert "10.0.0.7:6379, Ray 2.60.0, 1 nodes" in out
+    assert "10.0.0.7: 8 CPUs, 0 GPUs, 3.0 GiB memory" in out
+    assert json.loads(run("--cluster", "auto", "--json")[1])["cluster"]["nodes"][0]["labels"] == {"zone": "a"}
+
+
+def test_a_cluster_that_cannot_be_joined_is_broken(run, monkeypatch):
+    program(monkeypatch, FOUND)
+    code, out, _ = run("--cluster", "127.0.0.1:1")
+    assert code == 1
+    assert "broken: no Ray cluster can be joined at 127.0.0.1:1: [Errno 111] Connection refused" in out
+    assert "cores" in out
 
 
 def test_a_process_killed_by_bfloat16_is_seen_from_outside(run, monkeypatch):

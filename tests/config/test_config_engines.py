@@ -63,6 +63,9 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
             "rollout.engine.args.1: is '--host'",
         ),
         ((*APART, "rollout.engine={kind: vllm, args: ['--max_model_len=7']}"), "args.0: is '--max_model_len=7'"),
+        ((*APART, "rollout.engine={kind: vllm, args: ['--hos=::']}"), "args.0: is '--hos=::', short for --host"),
+        ((*APART, "rollout.engine={kind: vllm, args: [--logprobs_m, raw_logprobs]}"), "short for --logprobs-mode"),
+        ((*APART, "rollout.engine={kind: vllm, args: [--no_enable_scale_out]}"), "args.0: is '--no_enable_scale_out'"),
         ((*APART, attached()), "rollout.engine.urls: "),
         ((*APART, attached("127.0.0.1:8000")), "rollout.engine.urls.0: '127.0.0.1:8000' is no address"),
         (
@@ -122,8 +125,10 @@ def test_an_engine_is_in_the_learners_process_only_if_they_take_turns(
 
 
 def test_servers_are_started_unless_they_are_named(load_text: LoadText, minimal: str) -> None:
-    config = load_text(minimal, *APART, "rollout.engine={kind: vllm, num_engines: 2, args: [--enforce-eager]}").config
-    assert config.rollout.engine == VllmEngineConfig(kind="vllm", num_engines=2, args=("--enforce-eager",))
+    args = ("--enforce-eager", "--max-num-batched-tokens=64", "--config", "-", "--", "")
+    started = f"rollout.engine={{kind: vllm, num_engines: 2, args: {json.dumps(args)}}}"
+    config = load_text(minimal, *APART, started).config
+    assert config.rollout.engine == VllmEngineConfig(kind="vllm", num_engines=2, args=args)
     assert config.rollout.engine.embedded == TorchEngineConfig(), "evaluations compute in their own process"
 
 

@@ -200,6 +200,7 @@ def test_problems_are_numbered_and_survive_pickling(load_text, minimal):
     [
         ("model:\n  path: [a\n", "run.yaml:3:1", "not valid YAML"),
         ("model: {path: a}\nmodel: {path: b}\n", "run.yaml:2:1", "'model' is here twice"),
+        ("judgers:\n  a: {kind: program}\n  a: {kind: program}\n", "run.yaml:3:3", "'a' is here twice"),
         ("a: &x [*x]\n", "run.yaml:1:4", "nested too deeply"),
         ("? [a]\n: b\n", "run.yaml:1:3", "a key must be text"),
     ],

@@ -32,6 +32,14 @@ def composed(name: str, inside: str) -> str:
             "judgers.all: has both parts and by_source",
         ),
         ([composed("all", "parts: {a: {judger: all}}")], "judgers.all: is made of itself"),
+        (
+            [
+                composed("all", "num_actors: 1, parts: {a: {judger: inner}}"),
+                composed("inner", "parts: {b: {judger: web}}"),
+                "judgers.web={kind: http, url: 'http://localhost:1/judge', num_actors: 2}",
+            ],
+            "judgers.web.num_actors: 'web' is a part of 'all', whose actors hold their parts themselves",
+        ),
         ([GROUP, EVAL], "eval.agent.judger: 'rank' judges whole groups, but evaluation scores each rollout by itself"),
         ([GROUP, composed("all", "parts: {a: {judger: rank}}")], "judgers.all.parts.a.judger: 'rank' judges whole"),
         ([HTTP, "judgers.web.url=localhost:1/judge"], "judgers.web.url: 'localhost:1/judge' is no address"),

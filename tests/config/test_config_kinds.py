@@ -127,6 +127,7 @@ def test_every_extra_that_a_kind_needs_is_known(load_text: Callable[..., Loaded]
         "judgers.m={kind: math_answer}",
         "judgers.g={kind: reasoning_gym}",
         "eval={data: {kind: dataset, path: x}, agent: {kind: callable, path: 'a:b', judger: m}}",
+        "judgers.m.num_actors=1",
         "model.renderer=qwen3",
         "track.tensorboard=true",
     )

@@ -12,6 +12,7 @@ import pytest
 from plain_model import PlainModel, Sample
 
 from loopwright.engines.controller import RolloutController
+from loopwright.engines.sglang import engine as sglang
 from loopwright.engines.sglang.engine import SglangEngine
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Worker
@@ -265,6 +266,55 @@ async def test_a_cancelled_call_is_aborted_on_the_server(served: tuple[SglangSer
         await task
     assert not server.scheduler.running
     assert server.scheduler.sampled < LONG
+
+
+async def test_a_request_that_comes_after_a_pause_is_not_sampled_when_the_server_goes_on(
+    served: tuple[SglangServer, SglangEngine], plain: PlainModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server parks it, and no abort reaches it there."""
+    server, engine = served
+    arrive, stream = asyncio.Event(), engine._caller.stream
+
+    @asynccontextmanager
+    async def late(path: str, body: Any) -> AsyncIterator[Any]:
+        await arrive.wait()
+        async with stream(path, body) as events:
+            yield events
+
+    monkeypatch.setattr(engine._caller, "stream", late)
+    monkeypatch.setattr(sglang, "CUT_SECONDS", 0.2)
+    before = server.scheduler.sampled
+    async with asyncio.timeout(20):
+        task = asyncio.create_task(engine.generate(ask(LONG)))
+        pausing = asyncio.create_task(engine.pause(PauseMode.ABORT))
+        while not server._frontend._paused:
+            await asyncio.sleep(0.001)
+        arrive.set()
+        await pausing
+        answer = await task
+        assert answer.finish is FinishReason.ABORT
+        check(plain, ask(LONG), answer)
+        await engine.resume()
+        await engine.generate(ask())
+        while not server.scheduler.is_idle:
+            await asyncio.sleep(0.001)
+    assert server.scheduler.sampled - before < LONG
+
+
+async def test_a_drain_has_a_deadline(
+    served: tuple[SglangServer, SglangEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, engine = served
+    monkeypatch.setattr(sglang, "COMMAND_SECONDS", 0.05, raising=False)
+    [task] = await running(server, engine.generate(ask(LONG)))
+    server.scheduler.do(lambda: server.scheduler.pause("in_place"))
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineLostError, match="its last requests"):
+            await engine.pause(PauseMode.DRAIN)
+        server.scheduler.do(server.scheduler.go_on)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def test_a_request_that_was_moved_back_to_the_queue_keeps_what_was_told(

@@ -12,13 +12,17 @@ import pytest
 from controller_pool import FILE, ask
 from counting import Nursery
 
+from loopwright.engines.attached import BEATS_PER_LEASE
 from loopwright.engines.controller import RolloutController
-from loopwright.engines.http.connection import Connections, Patience
+from loopwright.engines.http.caller import COMMAND_SECONDS
+from loopwright.engines.http.connection import Connections, LostError, Patience
 from loopwright.engines.version_labels import VersionLabels
+from loopwright.engines.vllm import engine as vllm
 from loopwright.engines.vllm.engine import VllmEngine
 from loopwright.engines.worker import Worker
 from loopwright.errors import EngineError, EngineLostError, WeightsError
-from loopwright.types import PauseMode
+from loopwright.serve.lease import LeaseHolder
+from loopwright.types import NOTHING_YET, PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
 
@@ -39,8 +43,14 @@ class Server:
         self.paths: list[str] = []
         self.patiences: list[Patience] = []
         self.bodies: list[Any] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
         self._goes_on = asyncio.Event()
         self._goes_on.set()
+
+    def holds(self) -> None:
+        """Answer nothing from now on, as if it were paused."""
+        self._goes_on.clear()
 
     async def text(self, method: str, path: str, body: Any, patience: Patience) -> bytes:
         self.paths.append(path)
@@ -56,7 +66,12 @@ class Server:
         return b""
 
     async def command(self, method: str, path: str, body: Any = None) -> Any:
+        return await self.asked(method, path, body, Patience(COMMAND_SECONDS))
+
+    async def asked(self, method: str, path: str, body: Any, patience: Patience) -> Any:
+        self.patiences.append(patience)
         assert json.loads(body["args"][0])
+        await self.answers.wait()
         return {"results": self.workers}
 
     @asynccontextmanager
@@ -193,6 +208,61 @@ async def test_tokens_of_a_server_that_was_started_again_are_not_continued(monke
         with pytest.raises(EngineError, match="default"):
             await controller.generate(ask())
         assert len(controller._pool.running) == 1, "its weights are not ours"
+
+
+async def test_a_call_that_a_pause_holds_back_can_be_aborted() -> None:
+    server = Server()
+    engine = engine_of(server)
+    await engine.pause(PauseMode.ABORT)
+    calls = [asyncio.create_task(engine.generate(ask(f"a/{number}"))) for number in range(2)]
+    await asyncio.sleep(0)
+    await engine.abort("a/0")
+    async with asyncio.timeout(5):
+        assert await calls[0] == NOTHING_YET
+    assert not calls[1].done()
+    await engine.resume()
+    async with asyncio.timeout(5):
+        assert (await calls[1]).ids
+    assert len(server.bodies) == 1
+
+
+async def test_a_call_that_is_cancelled_while_it_is_cut_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise whoever cancelled it waits for it, and it goes on."""
+    monkeypatch.setattr(vllm, "CUT_SECONDS", 0.01)
+    server = Server()
+    engine = engine_of(server)
+    server.holds()
+    call = asyncio.create_task(engine.generate(ask()))
+    while not server.bodies:
+        await asyncio.sleep(0)
+    [asking] = [task for task in asyncio.all_tasks() if task not in (call, asyncio.current_task())]
+    asking.add_done_callback(lambda _: call.cancel())
+    async with asyncio.timeout(5):
+        await engine.pause(PauseMode.ABORT)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
+async def test_a_server_that_does_not_answer_a_beat_of_the_lease_is_lost_before_the_lease_ends() -> None:
+    """Unless its workers load weights: they answer when they are done."""
+    server = Server()
+    server.workers = [{"status": "held"}]
+    engine = engine_of(server)
+    await engine.lease(LeaseHolder("run", 3), 60.0)
+    [patience] = server.patiences
+    assert patience.seconds + 60.0 / BEATS_PER_LEASE < 60.0
+    with pytest.raises(LostError):
+        await patience.after()
+    server.workers = [{"status": "loaded"}]
+    server.answers.clear()
+    loading = asyncio.create_task(engine.load(1, FILE))
+    while len(server.patiences) < 3:
+        await asyncio.sleep(0)
+    await patience.after()
+    server.answers.set()
+    await loading
+    with pytest.raises(LostError):
+        await patience.after()
 
 
 async def test_every_command_has_a_deadline() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from loopwright import Episode, Scored, Task
 from loopwright.errors import JudgeError
@@ -121,6 +122,65 @@ def unreadable(task: Task, episode: Episode) -> float:
 async def hangs_async(task: Task, episode: Episode) -> float:
     await asyncio.sleep(60)
     return 0.0
+
+
+async def tells_async(task: Task, episode: Episode) -> float:
+    """Writes into the file that the answer names when it starts, and when it is cancelled."""
+    _tell(episode, "started")
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        _tell(episode, "cancelled")
+        raise
+    return 0.0
+
+
+def tells(task: Task, episode: Episode) -> float:
+    """Writes its process id into the file that the answer names, and hangs."""
+    _tell(episode, str(os.getpid()))
+    time.sleep(60)
+    return 0.0
+
+
+def _tell(episode: Episode, text: str) -> None:
+    draft = Path(f"{episode.answer}.draft")
+    draft.write_text(text)
+    draft.rename(episode.answer)
+
+
+async def pid_async(task: Task, episode: Episode) -> float:
+    await asyncio.sleep(0.05)
+    return os.getpid()
+
+
+async def waits_for_async(task: Task, episode: Episode) -> Scored:
+    """Waits for the file that the answer names before its colon. It leaves a file beside that when it starts."""
+    name, _, number = episode.answer.rpartition(":")
+    awaited = Path(name)
+    awaited.with_name(f"started-{number}-{os.getpid()}").touch()
+    while not awaited.exists():  # noqa: ASYNC240
+        await asyncio.sleep(0.01)
+    return Scored(1.0, {"number": int(number)})
+
+
+async def dies_async(task: Task, episode: Episode) -> float:
+    os._exit(3)
+
+
+async def stops_async(task: Task, episode: Episode) -> float:
+    if episode.answer == "stop":
+        raise KeyboardInterrupt
+    return 1.0
+
+
+class OddError(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+async def raises_oddly(task: Task, episode: Episode) -> float:
+    """Raises what no process but this one can read."""
+    raise OddError(code=7)
 
 
 NOT_A_FUNCTION = 7

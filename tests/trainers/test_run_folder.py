@@ -151,6 +151,25 @@ def test_settings_that_are_new_since_the_run_began_are_no_change_at_their_defaul
     assert config_changes(old, new) == ["task_sets.0.agent.train: 'all' -> 'main'"]
 
 
+def test_where_something_runs_is_no_change() -> None:
+    example = Path(__file__).parents[2] / "examples" / "agent_openai_tools.yaml"
+    here = load(example, ["judgers.mine={kind: native, path: 'a.py:b'}"], {}).config.model_dump(mode="json")
+    there = json.loads(json.dumps(here))
+    for placed in (
+        there["task_sets"][0]["agent"],
+        there["judgers"]["mine"],
+        there["rollout"]["engine"],
+        there["gateway"],
+    ):
+        placed |= {"num_actors": 1, "num_cpus_per_actor": 0.25, "num_gpus_per_actor": 1.0, "memory_per_actor": 2**30}
+    there["rollout"] |= {"nodes": 1}
+    there["cluster"] |= {"address": "auto", "labels": {"loops": {"zone": "a"}}}
+    assert config_changes(here, there) == []
+    assert config_changes(there, here) == []
+    there["judgers"]["mine"]["path"] = "a.py:c"
+    assert config_changes(here, there) == ["judgers.mine.path: 'a.py:b' -> 'a.py:c'"]
+
+
 def test_fewer_steps_are_a_change() -> None:
     assert config_changes({"trainer": {"steps": 30}}, {"trainer": {"steps": 20}}) == ["trainer.steps: 30 -> 20"]
 

@@ -9,7 +9,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineLostError, WeightsError
 from loopwright.models import broadcast as models_broadcast
 from loopwright.models.broadcast import BroadcastSender, receive_weights
-from loopwright.models.compute import ComputeThread
-from loopwright.models.load import load_model
 from loopwright.testing.scripted import ScriptedEngine
 from loopwright.testing.weight_file import weight_file
 from loopwright.types import (
@@ -326,58 +324,43 @@ async def test_all_else_is_passed_on(tmp_path: Path) -> None:
 # Our engine as the receiver.
 
 
-@pytest.fixture
-def teacher(tiny_llama_folder: Path) -> Teacher:
-    return Teacher(load_model(str(tiny_llama_folder), cache=tiny_llama_folder))
-
-
-@pytest.fixture
-async def torch_engine(tiny_llama_folder: Path) -> AsyncIterator[TorchEngine]:
-    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
-    with ComputeThread() as compute:
-        async with TorchEngine(loaded, compute) as engine:
-            yield engine
-
-
 def weights_of(engine: TorchEngine) -> dict[str, torch.Tensor]:
     return {name: one.detach().clone() for name, one in engine._model.named_parameters()}
 
 
-async def test_tokens_are_sampled_while_weights_arrive(
-    teacher: Teacher, torch_engine: TorchEngine, tmp_path: Path
-) -> None:
+async def test_tokens_are_sampled_while_weights_arrive(teacher: Teacher, engine: TorchEngine, tmp_path: Path) -> None:
     teacher.step()
     own = dict(teacher.model.named_parameters())
     sending = sender(weight_file(own, tmp_path / "w"), bucket_bytes=2**16)
-    loading = asyncio.create_task(torch_engine.load(1, sending.update))
+    loading = asyncio.create_task(engine.load(1, sending.update))
     # Nothing is sent yet, and the engine waits for it.
-    sampled = await torch_engine.generate(GenerateRequest("r", (5, 6, 7), Sampling(max_new_tokens=8)))
+    sampled = await engine.generate(GenerateRequest("r", (5, 6, 7), Sampling(max_new_tokens=8)))
     assert sampled.versions == (0,) * 8
     assert not loading.done()
     thread = in_thread(lambda: sending.send(lambda: None))
     await loading
     sending.stop()
     thread.join(20)
-    assert torch_engine.version == 1
-    assert same_bits(weights_of(torch_engine), own)
+    assert engine.version == 1
+    assert same_bits(weights_of(engine), own)
 
 
 async def test_weights_that_come_after_newer_ones_are_not_loaded(
-    teacher: Teacher, torch_engine: TorchEngine, tmp_path: Path
+    teacher: Teacher, engine: TorchEngine, tmp_path: Path
 ) -> None:
     """Whoever sent the old ones may have given up, and loaded newer ones since."""
     old, new = (weight_file(_stepped(teacher), tmp_path / name) for name in ("old", "new"))
     sending = sender(old)
-    late = asyncio.create_task(torch_engine.load(1, sending.update))
+    late = asyncio.create_task(engine.load(1, sending.update))
     await asyncio.sleep(0)
-    await torch_engine.load(2, new)
+    await engine.load(2, new)
     thread = in_thread(lambda: sending.send(lambda: None))
     with pytest.raises(WeightsError, match="newer update"):
         await late
     sending.stop()
     thread.join(20)
-    assert torch_engine.version == 2
-    assert same_bits(weights_of(torch_engine), dict(teacher.model.named_parameters()))
+    assert engine.version == 2
+    assert same_bits(weights_of(engine), dict(teacher.model.named_parameters()))
 
 
 def _stepped(teacher: Teacher) -> dict[str, torch.Tensor]:

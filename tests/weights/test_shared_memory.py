@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,11 @@ from teacher import Teacher
 
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import WeightsError
-from loopwright.models.compute import ComputeThread
-from loopwright.models.load import load_model
 from loopwright.models.weight_files import WeightFileWriter, read_weights
 from loopwright.testing.weight_file import weight_file
 from loopwright.types import GenerateRequest, Sampling, WeightFile
 from loopwright.weights.proof import WeightProof
 from loopwright.weights.shared_memory import SharedMemoryWeights
-
-
-@pytest.fixture
-def teacher(tiny_llama_folder: Path) -> Teacher:
-    return Teacher(load_model(str(tiny_llama_folder), cache=tiny_llama_folder))
-
-
-@pytest.fixture
-async def engine(tiny_llama_folder: Path) -> AsyncIterator[TorchEngine]:
-    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
-    with ComputeThread() as compute:
-        async with TorchEngine(loaded, compute) as engine:
-            yield engine
 
 
 def parameters(engine: TorchEngine) -> dict[str, torch.Tensor]:

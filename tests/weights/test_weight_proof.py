@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,11 @@ from teacher import Teacher
 
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import EngineError, ProofError, WeightsError
-from loopwright.models.compute import ComputeThread
-from loopwright.models.load import load_model
 from loopwright.testing.weight_file import weight_file
 from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation, PauseMode, ProbeAnswer, Sampling
 from loopwright.weights.proof import PROMPT_TOKENS, WeightProof
 
 VOCABULARY = 300
-
-
-@pytest.fixture
-def teacher(tiny_llama_folder: Path) -> Teacher:
-    return Teacher(load_model(str(tiny_llama_folder), cache=tiny_llama_folder))
-
-
-@pytest.fixture
-async def engine(tiny_llama_folder: Path) -> AsyncIterator[TorchEngine]:
-    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
-    with ComputeThread() as compute:
-        async with TorchEngine(loaded, compute) as engine:
-            yield engine
 
 
 def proof_of(teacher: Any, **options: Any) -> WeightProof:

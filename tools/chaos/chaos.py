@@ -3,17 +3,21 @@
 A life is `loopwright train` in a session of its own, killed as a whole with SIGKILL. The next one is the same command.
 Its length is counted in train steps, so that a slow machine does not spare a run its later moments; where within a step
 it ends is a matter of time.
+A run with actors also loses one of them in every other life, before it is killed itself.
 A run that comes to its end before it was killed often enough starts over, so every kill hits a run at work.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from loopwright.track.jsonl import read_jsonl
@@ -26,6 +30,8 @@ FINISHING_SECONDS = 600.0
 """How long the last life may take to finish the run."""
 EARLY = 0.15
 """The share of kills that come before the run works: while it loads, or brings back what the last life left."""
+LOSES_ACTOR = 0.5
+"""The share of lives in which an actor is killed first, if there are any."""
 LOADING_SECONDS, STEP_SECONDS = 4.0, 0.5
 """Within which such a kill, or one within a step, comes."""
 
@@ -52,6 +58,7 @@ class Chaos:
         self._chance = chance
         self._longest = longest
         self._say = say
+        self._lives: list[Life] = []
 
     def run(self, kills: int) -> None:
         """Kill it so often, then let it finish."""
@@ -70,20 +77,26 @@ class Chaos:
             raise self._error(f"the last life ended with exit code {code}")
         self._audit()
         self._check_steps()
+        for life in self._lives:
+            life.wait_for_agents()
         self._say(f"done: {kills} kills, {self._last_step()} steps, nothing lost and nothing doubled")
 
     def _kill_one(self) -> bool:
         """Live until a random moment. False when the run finished before."""
-        early, steps, moment = (
+        early, steps, moment, loses_actor = (
             self._chance.random() < EARLY,
             self._chance.randint(0, self._longest),
             self._chance.random(),
+            self._chance.random() < LOSES_ACTOR,
         )
         with self._life() as life:
             if early:
                 time.sleep(moment * LOADING_SECONDS)
             else:
-                self._until_worked(life, steps)
+                self._until_worked(life)
+                if loses_actor:
+                    self._kill_an_actor(life)
+                self._until_step(life, self._last_step() + steps)
                 time.sleep(moment * STEP_SECONDS)
             if life.is_alive:
                 life.kill()
@@ -92,11 +105,18 @@ class Chaos:
             raise self._error(f"the run ended by itself with exit code {life.code}")
         return False
 
-    def _until_worked(self, life: Life, steps: int) -> None:
-        """Wait until the life has stored something, and then for so many train steps, or for its end."""
+    def _kill_an_actor(self, life: Life) -> None:
+        if actors := sorted(life.actors()):
+            victim = self._chance.choice(actors)
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+
+    def _until_worked(self, life: Life) -> None:
+        """Wait until the life has stored something, or for its end."""
         before = self._traces()
         self._until(lambda: self._traces() != before or not life.is_alive, "the run begins to work")
-        goal = self._last_step() + steps
+
+    def _until_step(self, life: Life, goal: int) -> None:
         self._until(lambda: self._last_step() >= goal or not life.is_alive, f"the run comes to step {goal}")
 
     def _audit(self) -> None:
@@ -121,7 +141,9 @@ class Chaos:
         shutil.rmtree(self._folder.path, ignore_errors=True)
 
     def _life(self) -> Life:
-        return Life([sys.executable, "-m", "loopwright.cli", "train", str(self._config)], self._output)
+        life = Life([sys.executable, "-m", "loopwright.cli", "train", str(self._config)], self._output)
+        self._lives.append(life)
+        return life
 
     def _traces(self) -> tuple[int, ...]:
         """Changes when the run does something that lasts."""

@@ -15,6 +15,11 @@ from typing import Self
 MARK = "CHAOS_LIFE"
 ORPHAN_SECONDS = 10.0
 """How long children may take to notice that their parent is gone."""
+AGENT_SECONDS = 70.0
+"""How long Ray's own agents may take. They hold nothing of the run."""
+AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
+ACTOR = b"ray::Host"
+"""How Ray names the process of an actor of ours."""
 
 
 class Life:
@@ -22,6 +27,7 @@ class Life:
 
     def __init__(self, command: Sequence[str], output: Path) -> None:
         self._mark = uuid.uuid4().hex
+        self._killed_at = 0.0
         with output.open("ab") as file:
             self._process = subprocess.Popen(
                 command,
@@ -40,7 +46,7 @@ class Life:
         if self.is_alive:
             self.kill()
         deadline = time.monotonic() + ORPHAN_SECONDS
-        while left := self._left():
+        while left := [process for process in self._left() if not _is_agent(process)]:
             if time.monotonic() > deadline:
                 for process in left:
                     os.kill(process, signal.SIGKILL)
@@ -56,9 +62,22 @@ class Life:
         return self._process.poll()
 
     def kill(self) -> None:
-        """The whole process group, at once."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """The whole process group, at once. If it has a cluster, only the driver: the cluster has to notice it."""
+        kill = os.kill if self.actors() else os.killpg
+        kill(self._process.pid, signal.SIGKILL)
+        self._killed_at = time.monotonic()
         self._process.wait()
+
+    def actors(self) -> list[int]:
+        """The processes of its actors."""
+        return [process for process in self._left() if _command(process).startswith(ACTOR)]
+
+    def wait_for_agents(self) -> None:
+        """See that nothing at all is left, in time."""
+        while left := self._left():
+            if time.monotonic() > self._killed_at + AGENT_SECONDS:
+                raise RuntimeError(f"processes {left} outlived the run that started them")
+            time.sleep(0.1)
 
     def wait(self, seconds: float) -> int:
         return self._process.wait(timeout=seconds)
@@ -76,3 +95,14 @@ class Life:
         except OSError:
             return False  # it has ended meanwhile
         return state != "Z" and (marked or int(session) == self._process.pid)
+
+
+def _is_agent(process: int) -> bool:
+    return _command(process).startswith(AGENTS)
+
+
+def _command(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it has ended meanwhile

@@ -76,6 +76,7 @@ class RemoteLoop:
         async with AsyncExitStack() as stack:
             try:
                 async with total:
+                    policy.watch_time(total.look_soon)
                     runner = self._chosen(policy.request.seed)
                     program = await stack.enter_async_context(runner.prepared(policy.request))
                     stop = await self._run(program, policy)

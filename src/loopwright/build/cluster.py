@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loopwright.cluster.local_node import declares_too_much, local_node
+from loopwright.cluster.nodes import ClusterNode
+from loopwright.cluster.plan import Plan, make_plan
+from loopwright.cluster.plan_text import totals
 from loopwright.config import Loaded, RunConfig, TaskSetConfig
 from loopwright.config.extras import require
-from loopwright.config.placement import Placed, Strategy
+from loopwright.config.judgers import made_of
+from loopwright.config.placement import PlacedSection, Strategy
 from loopwright.config.roles import Role, RoleKind
 from loopwright.types import Split
 
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
+
+log = logging.getLogger("loopwright")
 
 NOT_THE_AGENT = frozenset({"judger", "on_agent_error", "train"})
 """Settings of an agent's section that its actors need not have in common: they are about what happens afterwards."""
@@ -30,22 +38,67 @@ class LoopRole:
     task_sets: tuple[tuple[Split, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A plan, with everything that a run has on actors, and the nodes that it was made for."""
+
+    plan: Plan
+    roles: Sequence[Role]
+    nodes: Sequence[ClusterNode]
+
+    def lines(self) -> Iterator[str]:
+        yield from self.plan.lines()
+        yield totals(self.roles, self.nodes)
+
+
 @asynccontextmanager
 async def open_run_cluster(loaded: Loaded, path: Path) -> AsyncIterator[Cluster | None]:
     """The cluster of the run in the folder `path`. None if nothing of the run is on actors."""
-    if not roles_of(loaded.config):
+    config = loaded.config
+    roles = roles_of(config)
+    if not roles:
         yield None
         return
     require("ray", "num_actors")
     from loopwright.cluster.opening import open_cluster
 
-    async with open_cluster(loaded.config.cluster, path / "actors") as cluster:
+    if config.cluster.address is None:
+        # To start a cluster takes seconds. Whether it will have room is known before.
+        local_plan(config)
+    if (warning := declares_too_much(config.cluster.num_cpus)) is not None:
+        log.warning("%s", warning)
+    async with open_cluster(config.cluster, path) as cluster, cluster.reserved(roles):
         yield cluster
+
+
+def local_plan(config: RunConfig) -> RunPlan:
+    """Who goes where on a cluster that the run starts on this machine. Raises ConfigError if there is no room."""
+    roles, nodes = roles_of(config), [local_node(config.cluster.num_cpus)]
+    return RunPlan(make_plan(roles, nodes), roles, nodes)
+
+
+async def plan_run(loaded: Loaded) -> RunPlan:
+    """Who goes where. Nothing is started: a cluster that runs is asked, and one that would be started is imagined.
+    Raises ConfigError if there is no room."""
+    config = loaded.config
+    roles = roles_of(config)
+    if config.cluster.address is None or not roles:
+        return local_plan(config)
+    require("ray", "cluster.address")
+    from loopwright.cluster.opening import open_cluster
+
+    async with open_cluster(config.cluster, Path(config.trainer.run_dir)):
+        from loopwright.cluster.groups import live_plan
+
+        plan, nodes = await live_plan(roles)
+    return RunPlan(plan, roles, nodes)
 
 
 def roles_of(config: RunConfig) -> list[Role]:
     """Everything that the run has on actors."""
-    judgers = [role for name in config.judgers if (role := judger_role(config, name)) is not None]
+    named = {task_set.agent.judger for _, task_set in config.all_task_sets()}
+    used = named | made_of(named, config.judgers)
+    judgers = [role for name in config.judgers if name in used and (role := judger_role(config, name)) is not None]
     single = [role for role in (engine_role(config), gateway_role(config)) if role is not None]
     return [*(one.role for one in loop_roles(config)), *judgers, *single]
 
@@ -62,29 +115,45 @@ def loop_roles(config: RunConfig) -> list[LoopRole]:
 
 def judger_role(config: RunConfig, name: str) -> Role | None:
     """The actors of a judger. None if it is here."""
-    placed = config.judgers.get(name)
-    return None if placed is None else _role(placed, RoleKind.JUDGERS, name, config.cluster.strategy.judgers)
+    judger, cluster = config.judgers.get(name), config.cluster
+    if judger is None or judger.expects_reward:
+        return None
+    return _role(judger, RoleKind.JUDGERS, name, cluster.strategy.judgers, cluster.labels.judgers)
 
 
 def engine_role(config: RunConfig) -> Role | None:
-    engine, strategy = config.rollout.engine, config.cluster.strategy.engines
-    placed = engine if isinstance(engine, Placed) else None
-    return None if placed is None else _role(placed, RoleKind.ENGINES, engine.kind, strategy, config.rollout.nodes)
+    engine, cluster = config.rollout.engine, config.cluster
+    if not isinstance(engine, PlacedSection):
+        return None
+    strategy, labels = cluster.strategy.engines, cluster.labels.engines
+    return _role(engine, RoleKind.ENGINES, engine.kind, strategy, labels, config.rollout.nodes)
 
 
 def gateway_role(config: RunConfig) -> Role | None:
-    return _role(config.gateway, RoleKind.GATEWAY, "gateway", Strategy.PACK)
+    """The actor of the gateway. None if it is here, or if no agent talks to it."""
+    if not any(task_set.agent.served for _, task_set in config.all_task_sets()):
+        return None
+    return _role(config.gateway, RoleKind.GATEWAY, "gateway", Strategy.PACK, config.cluster.labels.gateway)
 
 
 def _loop_role(config: RunConfig, users: Sequence[tuple[Split, TaskSetConfig]]) -> LoopRole:
-    first = users[0][1]
-    role = _role(first.agent, RoleKind.LOOPS, first.name, config.cluster.strategy.loops)
+    (split, first), cluster = users[0], config.cluster
+    # A task set of the evaluation may have the name of one of the training.
+    name = first.name if split is Split.TRAIN else f"eval-{first.name}"
+    role = _role(first.agent, RoleKind.LOOPS, name, cluster.strategy.loops, cluster.labels.loops)
     if role is None:
         raise RuntimeError(f"the agent of {first.name} is not on actors")
     return LoopRole(role, tuple((split, task_set.name) for split, task_set in users))
 
 
-def _role(placed: Placed, kind: RoleKind, name: str, strategy: Strategy, nodes: int | None = None) -> Role | None:
+def _role(
+    placed: PlacedSection,
+    kind: RoleKind,
+    name: str,
+    strategy: Strategy,
+    labels: Mapping[str, str],
+    nodes: int | None = None,
+) -> Role | None:
     if not placed.num_actors:
         return None
     return Role(
@@ -96,4 +165,5 @@ def _role(placed: Placed, kind: RoleKind, name: str, strategy: Strategy, nodes: 
         placed.memory_per_actor,
         strategy,
         nodes,
+        labels,
     )

@@ -9,11 +9,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
-from loopwright.config import Loaded, RunConfig
+from loopwright.config import GatewayConfig, Loaded, RunConfig
+from loopwright.config.addresses import is_loopback
 from loopwright.core.redaction import Redactor
 from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
 from loopwright.errors import ConfigError, EngineLostError
@@ -26,8 +27,10 @@ from loopwright.types import Thinking
 
 if TYPE_CHECKING:
     from loopwright.build.door import Door
+    from loopwright.engines.http.client import HttpEngine
     from loopwright.gateway.offer import Served
     from loopwright.gateway.registration import RunModel
+    from loopwright.gateway.remote_policy import RemoteSessionPolicies
     from loopwright.gateway.server import Address, Gateway
     from loopwright.gateway.takeover import Unfinished
 
@@ -58,28 +61,78 @@ async def served_policies(
         yield gateway.policies()
 
 
-def policies_elsewhere(
-    loaded: Loaded,
-    model: ModelSpec,
-    door: Door,
-    holder: LeaseHolder,
-    unfinished: Unfinished,
-    *,
-    held: Callable[[], float],
-    redact: Redactor,
-) -> AbstractAsyncContextManager[PolicyMaker]:
-    """Register the run with the gateway that its config names, and give policies that are sessions there. What its
-    earlier process has completed there for the `unfinished` groups is taken over. `held` says for how many seconds in
-    total the run's engines have answered nobody."""
-    from loopwright.gateway.client import GatewayAddress
-    from loopwright.gateway.registration import Registration, RunModel
-    from loopwright.gateway.remote_policy import open_remote_policies
+@dataclass(frozen=True, slots=True)
+class RunSessions:
+    """What a run needs to have its sessions at a gateway that is reached over HTTP. What its earlier process has
+    completed there for the `unfinished` groups is taken over. `held` says for how many seconds in total its engines
+    have answered nobody."""
 
-    config, tokenizer = loaded.config, TokenizerSource.of(model.tokenizer)
-    name = config.gateway.key_env or ""
-    if not (key := loaded.secrets.get(name)):
-        raise ConfigError(f"the environment variable {name} is not set", remedy=f"export {name}: the gateway's key")
-    brought = RunModel(
+    loaded: Loaded
+    brought: RunModel
+    holder: LeaseHolder
+    unfinished: Unfinished
+    held: Callable[[], float]
+    redact: Redactor
+
+    def open(self, url: str, key: str) -> AbstractAsyncContextManager[RemoteSessionPolicies]:
+        """Register the run with the gateway there, and give policies that are its sessions."""
+        from loopwright.gateway.client import GatewayAddress
+        from loopwright.gateway.registration import Registration
+        from loopwright.gateway.remote_policy import open_remote_policies
+
+        own = Registration(self.holder, secrets.token_hex(4), self.brought)
+        return open_remote_policies(GatewayAddress(url, key), own, self.unfinished, held=self.held, redact=self.redact)
+
+    def elsewhere(self) -> AbstractAsyncContextManager[RemoteSessionPolicies]:
+        """Sessions at the gateway that the config names."""
+        settings = self.loaded.config.gateway
+        name = settings.key_env or ""
+        if not (key := self.loaded.secrets.get(name)):
+            raise ConfigError(f"the environment variable {name} is not set", remedy=f"export {name}: the gateway's key")
+        return self.open(settings.url or "", key)
+
+    @asynccontextmanager
+    async def here(
+        self, engine: StreamingEngine, model: ModelSpec, address: str
+    ) -> AsyncIterator[RemoteSessionPolicies]:
+        """Sessions at a gateway in this process, which agents in other processes share. It listens on `address`."""
+        from loopwright.gateway.server import open_gateway_for_runs
+        from loopwright.gateway.store import MemoryRecords
+        from loopwright.serve.keys import new_key
+
+        config, key = self.loaded.config, new_key()
+        renderer = make_renderer(model.tokenizer, config.model.renderer, config.gateway.thinking)
+
+        @asynccontextmanager
+        async def connect(brought: RunModel) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
+            from loopwright.gateway.offer import Served
+
+            yield Served(engine, renderer, model.max_context, config.model.path), self.held
+
+        where = gateway_address(config.gateway, address)
+        async with (
+            open_gateway_for_runs(
+                connect, MemoryRecords(), key=key, address=where, wait_seconds=WAIT_SECONDS
+            ) as gateway,
+            self.open(gateway.own_url, key) as sessions,
+        ):
+            yield sessions
+
+
+def gateway_address(settings: GatewayConfig, address: str) -> Address:
+    """Where a gateway listens that processes on other machines reach at `address`. A `host` that only this machine
+    reaches is not used."""
+    from loopwright.gateway.server import Address
+
+    return Address(address if is_loopback(settings.host) else settings.host, settings.port, settings.advertise_url)
+
+
+def run_model_of(config: RunConfig, model: ModelSpec, door: Door) -> RunModel:
+    """The run's model, as processes without its weights use it: the door, and what messages are written with."""
+    from loopwright.gateway.registration import RunModel
+
+    tokenizer = TokenizerSource.of(model.tokenizer)
+    return RunModel(
         door_url=door.url,
         door_key=door.key,
         source=config.model.path,
@@ -89,9 +142,6 @@ def policies_elsewhere(
         renderer=config.model.renderer,
         thinking=config.gateway.thinking,
     )
-    address = GatewayAddress(config.gateway.url or "", key)
-    own = Registration(holder, secrets.token_hex(4), brought)
-    return open_remote_policies(address, own, unfinished, held=held, redact=redact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +191,19 @@ async def run_model(
 ) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
     """The model of a run, whose engines are behind its door, and the clock of held seconds: the engines are held, or
     calls wait for a door that cannot be reached."""
-    from loopwright.engines.http.client import HttpEngine
     from loopwright.gateway.offer import Served
+
+    async with model_behind_door(model) as (door, tokenizer):
+        engine = RestartableEngine(door, wait_seconds)
+        renderer = make_renderer(tokenizer, model.renderer, model.thinking)
+        served = Served(engine, renderer, model.max_context, model.source)
+        yield served, lambda: door.held_seconds() + engine.held_seconds()
+
+
+@asynccontextmanager
+async def model_behind_door(model: RunModel) -> AsyncIterator[tuple[HttpEngine, Any]]:
+    """The engines behind a run's door, which tell how long they were held, and the tokenizer. Without torch."""
+    from loopwright.engines.http.client import HttpEngine
 
     async with AsyncExitStack() as stack:
         try:
@@ -152,13 +213,9 @@ async def run_model(
         except TimeoutError:
             raise EngineLostError(
                 f"the run's door at {model.door_url} does not answer",
-                remedy="set rollout.door so that the gateway's machine can reach it",
+                remedy="set rollout.door so that the machine of the gateway or of the agents can reach it",
             ) from None
-        tokenizer = await asyncio.to_thread(load_tokenizer, model.tokenizer, model.tokenizer_kind)
-        engine = RestartableEngine(door, wait_seconds)
-        renderer = make_renderer(tokenizer, model.renderer, model.thinking)
-        served = Served(engine, renderer, model.max_context, model.source)
-        yield served, lambda: door.held_seconds() + engine.held_seconds()
+        yield door, await asyncio.to_thread(load_tokenizer, model.tokenizer, model.tokenizer_kind)
 
 
 @asynccontextmanager

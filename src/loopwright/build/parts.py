@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from loopwright.agents import AgentSetup, EnginePolicies, LocalWorker, is_resumable, make_agent
-from loopwright.build.choices import make_chain_choice, make_filter
-from loopwright.build.programs import program_host
+from loopwright.agents import EnginePolicies, LocalWorker
+from loopwright.build.agents import Agents, worker_silence
+from loopwright.build.choices import make_filter
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.capacity import rollouts_in_flight
 from loopwright.core.redaction import Redactor
@@ -28,37 +27,14 @@ from loopwright.produce import (
 )
 from loopwright.render.choose import make_renderer
 from loopwright.trainers.intervals import Intervals
-from loopwright.types import EngineCapacity, PauseMode, ProduceKind, Sampling, Split, SyncKind, TrainerKind
+from loopwright.types import EngineCapacity, PauseMode, ProduceKind, Sampling, SyncKind, TrainerKind
 
 Judgers = Mapping[str, Judger]
-Agents = Mapping[tuple[Split, str], AgentSetup]
 
 
 def judger_names(config: RunConfig) -> list[str]:
     """The judgers that some task set names, each once."""
     return list(dict.fromkeys(task_set.agent.judger for _, task_set in config.all_task_sets()))
-
-
-def agents(loaded: Loaded) -> Agents:
-    """The agent of every task set. Evaluation needs no choice of chains, because nothing of it is trained."""
-    config = loaded.config
-    train = {
-        (Split.TRAIN, one.name): replace(_agent_setup(loaded, one), train=make_chain_choice(loaded, one))
-        for one in config.task_sets
-    }
-    evaluated = config.eval.task_sets if config.eval else ()
-    return {**train, **{(Split.EVAL, one.name): _agent_setup(loaded, one) for one in evaluated}}
-
-
-def _agent_setup(loaded: Loaded, described: TaskSetConfig) -> AgentSetup:
-    loop = make_agent(described.agent, program_host(loaded), loaded.objects)
-    return AgentSetup(
-        loop,
-        keeps_time=described.agent.is_program,
-        resumable=is_resumable(described.agent, loop),
-        served=described.agent.served,
-        on_agent_error=described.agent.on_agent_error,
-    )
 
 
 def train_sets(loaded: Loaded, judgers: Judgers) -> list[TaskSetRuntime]:
@@ -146,14 +122,11 @@ def concurrency(config: RunConfig, engines: Sequence[EngineCapacity], max_contex
 def make_runner(
     config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor, concurrency: int
 ) -> RolloutRunner:
-    produce, rollout = config.produce, config.rollout
-    # A lost worker must be noticed before the watchdog ends the run as stalled.
-    silence, stall = rollout.worker_silence_seconds, config.trainer.stall_seconds
-    silence = silence if silence < stall else stall / 2
+    produce = config.produce
     return RolloutRunner(
         worker,
         seed=config.trainer.seed,
-        limits=Limits(produce.agent_timeout_seconds, produce.judge_attempts, silence),
+        limits=Limits(produce.agent_timeout_seconds, produce.judge_attempts, worker_silence(config)),
         concurrency=concurrency,
         max_attempts=produce.max_attempts,
         lockstep=lockstep,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
@@ -16,7 +17,7 @@ from loopwright.build import parts
 from loopwright.build.cluster import open_run_cluster
 from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
-from loopwright.build.gateway import policies_elsewhere
+from loopwright.build.gateway import RunSessions, run_model_of
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.running import Run, RunOpening
@@ -27,7 +28,7 @@ from loopwright.core.redaction import Redactor
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.recipe import Recipe
-from loopwright.ports import Storage, Tracker
+from loopwright.ports import Storage, StreamingEngine, Tracker
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker, read_jsonl
@@ -36,6 +37,9 @@ from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import BufferKind
+
+if TYPE_CHECKING:
+    from loopwright.gateway.remote_policy import RemoteSessionPolicies
 
 
 def open_run(
@@ -80,6 +84,8 @@ async def _open(
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
+        if cluster is not None:
+            stack.enter_context(cluster.kept_in(folder.actors, folder.ray, redact))
         storage = await stack.enter_async_context(_storage(config, folder))
         resume_state = await _resume(config, folder, storage)
         learner = await _learner(sampling, recipe, folder, resume_state.latest)
@@ -87,17 +93,15 @@ async def _open(
         tracker = _tracker(config, folder, learner.version, console, redact)
         run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env))
-        elsewhere = None
+        elsewhere = reached = None
         if (wanted := _door_config(sampling)) is not None:
             card = ModelCard(parts.model_source(loaded, config.model.path), sampling.model.max_context)
             door = await stack.enter_async_context(open_door(wanted, engines.engine, card))
             stack.enter_context(told_in(folder, door))
-            if _has_gateway_elsewhere(sampling):
-                unfinished = unfinished_groups(folder, resume_state.plans)
-                held = engines.engine.held_seconds
-                elsewhere = policies_elsewhere(
-                    loaded, sampling.model, door, lease_holder(folder), unfinished, held=held, redact=redact
-                )
+            reached = run_model_of(config, sampling.model, door)
+            unfinished, held = unfinished_groups(folder, resume_state.plans), engines.engine.held_seconds
+            sessions = RunSessions(loaded, reached, lease_holder(folder), unfinished, held, redact)
+            elsewhere = _sessions_over_http(sampling, sessions, engines.engine)
         concurrency = sampling.concurrency(engines.engine.capacities)
         if console is not None:
             stack.enter_context(console)
@@ -113,6 +117,7 @@ async def _open(
                 redact=redact,
                 concurrency=concurrency,
                 elsewhere=elsewhere,
+                reached=reached,
             )
         )
         on_rollout = console.on_rollout if console else None
@@ -135,14 +140,31 @@ def _out_of_the_collectors_way() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _has_gateway_elsewhere(sampling: LocalSamplingParts) -> bool:
-    return sampling.is_served and sampling.config.gateway.url is not None
+def _sessions_over_http(
+    sampling: LocalSamplingParts, sessions: RunSessions, engine: StreamingEngine
+) -> AbstractAsyncContextManager[RemoteSessionPolicies] | None:
+    """The sessions of agents behind a gateway, if that or some of these agents are elsewhere."""
+    if not sampling.is_served:
+        return None
+    if sampling.config.gateway.url is not None:
+        return sessions.elsewhere()
+    if sampling.cluster is not None and sampling.config.gateway.num_actors:
+        from loopwright.build.hosted_gateway import sessions_on_actor
+
+        return sessions_on_actor(sessions, sampling.cluster)
+    if sampling.cluster is not None and any(placed.served for placed in sampling.crews.values()):
+        return sessions.here(engine, sampling.model, sampling.cluster.address)
+    return None
 
 
 def _door_config(sampling: LocalSamplingParts) -> DoorConfig | None:
-    """Where the run has a door, if it has one. A gateway elsewhere needs one."""
-    wanted = sampling.config.rollout.door
-    return DoorConfig() if wanted is None and _has_gateway_elsewhere(sampling) else wanted
+    """Where the run has a door, if it has one. A gateway elsewhere needs one, and so do agents on actors."""
+    config, cluster = sampling.config, sampling.cluster
+    if config.rollout.door is not None:
+        return config.rollout.door
+    if cluster is not None and (sampling.crews or (sampling.is_served and config.gateway.num_actors)):
+        return DoorConfig(host=cluster.address)
+    return DoorConfig() if sampling.is_served and config.gateway.url is not None else None
 
 
 def _storage(config: RunConfig, folder: RunFolder) -> AbstractAsyncContextManager[Storage]:

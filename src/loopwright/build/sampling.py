@@ -6,15 +6,17 @@ cannot be loaded, does no harm to the run in that folder.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.build import parts
+from loopwright.build.agents import Agents, TaskSetPlace, make_agents, open_agents
 from loopwright.build.eval_plans import eval_plans
 from loopwright.build.gateway import served_policies
+from loopwright.build.hosted_judger import judgers_on
 from loopwright.build.programs import warn_of_free_programs
 from loopwright.config import Loaded, RunConfig
 from loopwright.core.redaction import Redactor
@@ -23,13 +25,21 @@ from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.models.tokenizer import ModelSpec
-from loopwright.ports import Lockstep, PolicyMaker, StreamingEngine
+from loopwright.ports import Lockstep, PolicyMaker, RolloutWorker, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import EvalPlan
 from loopwright.types import UNKNOWN_CAPACITY, EngineCapacity
 
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
+    from loopwright.cluster.worker import LoopCrew
+    from loopwright.gateway.registration import RunModel
+    from loopwright.gateway.remote_policy import RemoteSessionPolicies
+
+UserCode = tuple[
+    Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan], Mapping[TaskSetPlace, "LoopCrew"]
+]
+"""The agents in this process, the task sets of training and of evaluation, the eval plans, and the agents on actors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +47,12 @@ class SamplingParts:
     """The user's code, ready to be used, and the tokenizer and context length of the model."""
 
     loaded: Loaded
-    agents: parts.Agents
+    agents: Agents
     train_sets: Sequence[TaskSetRuntime]
     eval_sets: Sequence[TaskSetRuntime]
     eval_plans: Sequence[EvalPlan]
+    crews: Mapping[TaskSetPlace, LoopCrew]
+    """The actors of the agents that are not in this process."""
     model: ModelSpec
 
     @property
@@ -50,7 +62,7 @@ class SamplingParts:
     @property
     def is_served(self) -> bool:
         """Whether some agents talk to a gateway."""
-        return any(agent.served for agent in self.agents.values())
+        return any(task_set.agent.served for _, task_set in self.config.all_task_sets())
 
     @property
     def capacity(self) -> EngineCapacity:
@@ -70,19 +82,41 @@ class SamplingParts:
         *,
         redact: Redactor,
         concurrency: int,
-        elsewhere: AbstractAsyncContextManager[PolicyMaker] | None = None,
+        elsewhere: AbstractAsyncContextManager[RemoteSessionPolicies] | None = None,
+        reached: RunModel | None = None,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
-        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. If agents talk to
-        a gateway, one is opened, or `elsewhere` gives sessions of another one."""
+        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. For `elsewhere`
+        and `reached` see `worker`."""
         lockstep = lockstep if self.config.trainer.deterministic else None
-        async with AsyncExitStack() as stack:
-            served = None
-            if self.is_served:
-                opened = elsewhere or served_policies(self.config, engine, self.model, held)
-                served = await stack.enter_async_context(opened)
-            worker = parts.make_worker(self.config, self.agents, engine, self.model, held, served)
+        async with self.worker(engine, held, elsewhere=elsewhere, reached=reached) as worker:
             yield parts.make_runner(self.config, worker, lockstep, redact, concurrency)
+
+    @asynccontextmanager
+    async def worker(
+        self,
+        engine: StreamingEngine,
+        held: Callable[[], float],
+        *,
+        elsewhere: AbstractAsyncContextManager[RemoteSessionPolicies] | None = None,
+        reached: RunModel | None = None,
+    ) -> AsyncIterator[RolloutWorker]:
+        """If agents talk to a gateway, one is opened, or `elsewhere` gives sessions of one that is reached over HTTP.
+        Agents on actors reach the model as `reached` says."""
+        async with AsyncExitStack() as stack:
+            served: PolicyMaker | None = None
+            sessions: RemoteSessionPolicies | None = None
+            if elsewhere is not None:
+                served = sessions = await stack.enter_async_context(elsewhere)
+            elif self.is_served:
+                served = await stack.enter_async_context(served_policies(self.config, engine, self.model, held))
+            worker: RolloutWorker = parts.make_worker(self.config, self.agents, engine, self.model, held, served)
+            if self.crews and reached is not None:
+                from loopwright.cluster.worker import PlacedWorker
+
+                opening = PlacedWorker.open(self.crews, worker, reached, sessions)
+                worker = await stack.enter_async_context(opening)
+            yield worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +168,37 @@ async def open_local_sampling_parts(
         yield LocalSamplingParts(loaded, *task_sets, model, compute, cache, threads, cluster)
 
 
-async def _user_code(
-    loaded: Loaded, stack: AsyncExitStack, cluster: Cluster | None = None
-) -> tuple[parts.Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan]]:
-    """The agents, the task sets of training and of evaluation, and the eval plans. They are open until the stack
-    ends."""
+async def _user_code(loaded: Loaded, stack: AsyncExitStack, cluster: Cluster | None = None) -> UserCode:
+    """The user's code, open until the stack ends."""
     config = loaded.config
     judgers = await stack.enter_async_context(
-        open_judgers(parts.judger_names(config), config.judgers, loaded.base, loaded.secrets, loaded.objects)
+        open_judgers(
+            parts.judger_names(config),
+            config.judgers,
+            loaded.base,
+            loaded.secrets,
+            loaded.objects,
+            judgers_on(cluster, loaded),
+        )
     )
     warn_of_free_programs(config)
-    agents = parts.agents(loaded)
+    crews = await stack.enter_async_context(_loop_crews(loaded, cluster))
+    agents = make_agents(loaded, lambda place: place not in crews)
     train_sets, eval_sets = parts.train_sets(loaded, judgers), parts.eval_sets(loaded, judgers)
     plans = eval_plans(loaded)
-    used: list[object] = [part for agent in agents.values() for part in (agent.loop, agent.train)]
-    used += [task_set.filter for task_set in (*train_sets, *eval_sets)]
-    for part in used:
+    await open_agents(agents, stack)
+    filters: list[object] = [task_set.filter for task_set in (*train_sets, *eval_sets)]
+    for part in filters:
         if isinstance(part, AbstractAsyncContextManager):
             await stack.enter_async_context(part)
-    return agents, train_sets, eval_sets, plans
+    return agents, train_sets, eval_sets, plans, crews
+
+
+def _loop_crews(
+    loaded: Loaded, cluster: Cluster | None
+) -> AbstractAsyncContextManager[Mapping[TaskSetPlace, LoopCrew]]:
+    if cluster is None:
+        return nullcontext({})
+    from loopwright.build.hosted_worker import open_loop_crews
+
+    return open_loop_crews(loaded, cluster)

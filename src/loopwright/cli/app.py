@@ -8,6 +8,7 @@ from loopwright.cli.audit import audit
 from loopwright.cli.bench import bench
 from loopwright.cli.chat import chat
 from loopwright.cli.check import check
+from loopwright.cli.cluster import cluster
 from loopwright.cli.config_command import config
 from loopwright.cli.doctor import doctor
 from loopwright.cli.drift import drift
@@ -44,3 +45,4 @@ app.command("engine")(engine)
 app.command("gateway")(gateway)
 app.command("vllm-extension")(vllm_extension)
 app.command("bench")(bench)
+app.add_typer(cluster, name="cluster")

@@ -13,7 +13,7 @@ from loopwright.cli.arguments import ConfigFile, Overrides
 from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
 from loopwright.config import Loaded, RunConfig, TaskSetConfig, load
 from loopwright.config.transport import IN_THIS_PROCESS, ON_THIS_MACHINE, transport_to
-from loopwright.errors import DataError, LoopwrightError
+from loopwright.errors import ConfigError, DataError, LoopwrightError
 
 
 def check(
@@ -28,6 +28,7 @@ def check(
     for warning in loaded.warnings:
         show_warning(warning)
     errors = asyncio.run(_deep_errors(loaded)) if deep else list(_malformed_files(loaded))
+    errors += _no_room(loaded.config)
     for error in errors:
         show_error(error)
     if errors:
@@ -52,6 +53,17 @@ def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:
         try:
             read_examples(loaded.base / sft.path)
         except DataError as error:
+            yield error
+
+
+def _no_room(config: RunConfig) -> Iterator[LoopwrightError]:
+    """Whether a cluster that the run would start here has room for it."""
+    from loopwright.build.cluster import local_plan
+
+    if config.cluster.address is None:
+        try:
+            local_plan(config)
+        except ConfigError as error:
             yield error
 
 

@@ -13,8 +13,10 @@ import typer
 
 from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import FAILED
+from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
+    from loopwright.cluster.probe import FoundCluster
     from loopwright.doctor import Advice, Facts
 
 GIB = 1 << 30
@@ -23,24 +25,61 @@ COLOURS = {"broken": typer.colors.RED, "care": typer.colors.YELLOW, "next": type
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print facts and findings as JSON.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option("--cluster", help="Also join this Ray cluster (auto or host:port), and list its nodes."),
+    ] = None,
 ) -> None:
     """Say what is installed, what this machine can do, and what to install next."""
     from loopwright.doctor import Severity, advise, examine
     from loopwright.weights.folder import left_behind
 
     facts = examine(os.environ, runs=Path.cwd(), models=models_folder(), left_behind=left_behind())
-    findings = advise(facts)
+    cluster, not_joined = _cluster(address)
+    findings = [*not_joined, *advise(facts)]
     if as_json:
-        found = [dataclasses.asdict(finding) for finding in findings]
-        typer.echo(json.dumps({"facts": dataclasses.asdict(facts), "findings": found}, indent=2))
+        said = {
+            "facts": dataclasses.asdict(facts),
+            "cluster": None if cluster is None else dataclasses.asdict(cluster),
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+        }
+        typer.echo(json.dumps(said, indent=2))
     else:
-        _show(facts, findings)
+        _show([*_rows(facts), *_cluster_rows(cluster)], findings)
     if any(finding.severity is Severity.BROKEN for finding in findings):
         raise typer.Exit(FAILED)
 
 
-def _show(facts: Facts, findings: list[Advice]) -> None:
-    for name, text in _rows(facts):
+def _cluster(address: str | None) -> tuple[FoundCluster | None, list[Advice]]:
+    """The cluster, or why it cannot be joined."""
+    from loopwright.cluster.probe import examine_cluster
+    from loopwright.config.extras import require
+    from loopwright.doctor import Advice, Severity
+
+    if address is None:
+        return None, []
+    try:
+        require("ray", "--cluster")
+        return examine_cluster(address), []
+    except ConfigError as error:
+        return None, [Advice(Severity.BROKEN, error.message, error.remedy)]
+
+
+def _cluster_rows(cluster: FoundCluster | None) -> Iterator[tuple[str, str]]:
+    if cluster is None:
+        return
+    yield "cluster", f"{cluster.address}, Ray {cluster.ray}, {len(cluster.nodes)} nodes"
+    for node in cluster.nodes:
+        has = node.resources
+        yield (
+            "node",
+            f"{node.address}: {has.get('CPU', 0):g} CPUs, {has.get('GPU', 0):g} GPUs, "
+            + (f"{_size(int(has.get('memory', 0)))} memory"),
+        )
+
+
+def _show(rows: list[tuple[str, str]], findings: list[Advice]) -> None:
+    for name, text in rows:
         typer.echo(f"{name:<15} {text}")
     for finding in findings:
         typer.secho(f"\n{finding.severity}: {finding.text}", fg=COLOURS[finding.severity])

@@ -19,42 +19,57 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The method raised. The exception is pickled here: whoever reads it knows that it can be read."""
+    """The method raised. `pickled` is the exception; the process that reads it may lack its class, so `words` and
+    `trace` say the same as texts."""
 
     pickled: bytes
+    error: str
+    words: str
+    trace: str
 
 
-Answer = Returned | Raised
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The process of the actor ends itself, for this reason."""
+
+    words: str
+
+
+Answer = Returned | Raised | Ending
 
 
 def raised(error: BaseException) -> Raised:
     """The exception as a value. One that cannot travel becomes a RemoteError that quotes it; so does one that would end
     more than a call, such as KeyboardInterrupt."""
+    name, words = type(error).__name__, _words(error)
+    trace = "".join(traceback.format_exception(error)).rstrip()
     try:
         pickled = pickle.dumps(error)
         if isinstance(error, Exception) and type(pickle.loads(pickled)) is type(error):
-            return Raised(pickled)
+            return Raised(pickled, name, words, trace)
     except Exception:  # the user's class may fail in whatever way
         pass
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    quoted = RemoteError(
-        f"{type(error).__name__}: {error}",
-        remedy="see the log of the actor in the run folder",
-        error=type(error).__name__,
-        trace=trace,
-    )
-    return Raised(pickle.dumps(quoted))
+    return Raised(pickle.dumps(_quoted(name, words, trace)), name, words, trace)
 
 
-def opened(answer: Answer) -> Any:
+def opened(answer: Returned | Raised) -> Any:
     """What the method returned. Raises what it raised."""
     if isinstance(answer, Returned):
         return answer.value
     try:
         error = pickle.loads(answer.pickled)
     except Exception as unknown:  # a class that only the actor has
-        raise RemoteError(
-            f"an exception of the actor cannot be read here: {unknown}",
-            remedy="see the log of the actor in the run folder",
-        ) from unknown
+        raise _quoted(answer.error, answer.words, answer.trace) from unknown
     raise error
+
+
+def _quoted(name: str, words: str, trace: str) -> RemoteError:
+    remedy = "see the log of the actor in the run folder"
+    return RemoteError(f"{name}: {words}", remedy=remedy, error=name, trace=trace)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the user's class may fail in whatever way
+        return "it cannot be shown"

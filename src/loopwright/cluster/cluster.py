@@ -2,35 +2,76 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loopwright.cluster.crew import Crew, OnDeath
+from loopwright.cluster.folder import noted
+from loopwright.cluster.groups import ReservedRoom, live_plan, reserved
 from loopwright.cluster.host import Opening
+from loopwright.cluster.logs import ActorLogs
+from loopwright.cluster.plan_text import totals
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
 from loopwright.config.roles import Role
+from loopwright.core.redaction import Redactor
+
+log = logging.getLogger("loopwright")
 
 
 class Cluster:
     """A running cluster, which this process has joined. `address` is where the actors reach this process. The output of
-    actors is written to files in `logs`. `on_death` is told of every actor that is lost."""
+    actors goes to `logs`. `folder` is Ray's folder, if the cluster was started by this process. `on_death` is told of
+    every actor that is lost."""
 
-    def __init__(self, address: str, logs: Path, on_death: OnDeath = lambda name, words: None) -> None:
+    def __init__(
+        self,
+        address: str,
+        logs: ActorLogs,
+        folder: Path | None = None,
+        on_death: OnDeath = lambda name, words: None,
+    ) -> None:
         self.address = address
         self._logs = logs
+        self._folder = folder
         self._on_death = on_death
+        self._groups: Mapping[str, ReservedRoom] = {}
 
     @asynccontextmanager
-    async def crew(self, role: Role, opening: Opening, what: str) -> AsyncIterator[Crew]:
-        """The actors of a role, each with a part of its own that `opening` opens. `what` names the part in errors."""
+    async def reserved(self, roles: Sequence[Role]) -> AsyncIterator[None]:
+        """Reserve room for these roles while the block runs. Raises ConfigError, with the arithmetic, if the cluster
+        has none."""
+        plan, nodes = await live_plan(roles)
+        lines = [*plan.lines(), totals(roles, nodes)]
+        log.info("who goes where:\n%s", "\n".join(lines))
+        self._logs.write("plan", "".join(f"{line}\n" for line in lines).encode())
+        async with reserved(plan) as self._groups:
+            try:
+                yield
+            finally:
+                self._groups = {}
+
+    @contextmanager
+    def kept_in(self, logs: Path, note: Path, redact: Redactor) -> Iterator[None]:
+        """Write the output of actors to files in `logs` from now on, and, while the block runs, the place of Ray's
+        folder to the file `note`."""
+        self._logs.write_to(logs, redact)
+        with nullcontext() if self._folder is None else noted(self._folder, note):
+            yield
+
+    @asynccontextmanager
+    async def crew(
+        self, role: Role, opening: Opening, what: str, *, max_silence: float | None = None
+    ) -> AsyncIterator[Crew]:
+        """The actors of a role, each with a part of its own that `opening` opens. `what` names the part in errors. One
+        of which nothing is heard for `max_silence` seconds is lost."""
         launches = [
             (role.actor_name(number), partial(self.launch, role, number, opening, what)) for number in range(role.count)
         ]
-        async with Crew.open(role.name, launches, on_death=self._on_death) as crew:
+        async with Crew.open(role.name, launches, on_death=self._on_death, max_silence=max_silence) as crew:
             yield crew
 
     def launch(self, role: Role, number: int, opening: Opening, what: str) -> AbstractAsyncContextManager[RemoteHost]:
@@ -41,15 +82,11 @@ class Cluster:
             pickled(opening, what),
             self._options(role, number),
             memory=role.memory,
-            on_output=partial(self._write, name),
+            on_output=partial(self._logs.write, name),
         )
 
     def _options(self, role: Role, number: int) -> Mapping[str, Any]:
         # Ray would take 1 CPU to place an actor and 0 to run it if none were given.
-        return {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
-
-    def _write(self, name: str, output: bytes) -> None:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        file = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-        with (self._logs / f"{file}.log").open("ab") as opened:
-            opened.write(output)
+        resources = {"num_cpus": role.cpus, "num_gpus": role.gpus, "memory": role.memory or 0}
+        group = self._groups.get(role.key)
+        return resources if group is None else {**resources, **group.options(number)}

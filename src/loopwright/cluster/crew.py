@@ -13,12 +13,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from loopwright.cluster.remote_host import RemoteHost
 from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
-from loopwright.errors import BudgetError, WorkerLostError
+from loopwright.errors import BudgetError, LoopwrightError, WorkerLostError
 
 log = logging.getLogger("loopwright")
 
@@ -28,7 +27,24 @@ LONGEST_PAUSE_SECONDS = 10.0
 REMEMBERED = 10_000
 """How many sessions are remembered with their actor."""
 
-LaunchHost = Callable[[], AbstractAsyncContextManager[RemoteHost]]
+
+class WorkingHost(Protocol):
+    """An actor that works, as `RemoteHost` is."""
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of its part. Raises what that raises, and WorkerLostError if the actor is lost."""
+        ...
+
+    def silent_seconds(self) -> float:
+        """For how many seconds nothing was heard of it."""
+        ...
+
+    async def died(self) -> str:
+        """Wait until it is lost. Returns its last words."""
+        ...
+
+
+LaunchHost = Callable[[], AbstractAsyncContextManager[WorkingHost]]
 """A context that starts an actor when it is entered, and ends it when it is left."""
 Launching = tuple[str, LaunchHost]
 """The name of an actor, and how it is started."""
@@ -42,9 +58,11 @@ class Member:
 
     def __init__(self, name: str, launch: LaunchHost) -> None:
         self.name = name
-        self.host: RemoteHost | None = None
+        self.host: WorkingHost | None = None
         self.busy = 0
         self.deaths = 0
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """The last words of `host`, once a caller has learned that it is lost."""
         self._launch = launch
         self._failures = 0
         self._rests_until = 0.0
@@ -60,22 +78,42 @@ class Member:
         self.deaths = self._failures = 0
         self._rests_until = 0.0
 
-    def started(self) -> AbstractAsyncContextManager[RemoteHost]:
+    def launched(self) -> AbstractAsyncContextManager[WorkingHost]:
         return self._launch()
+
+    def takes_work(self, host: WorkingHost) -> None:
+        self.host = host
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def is_lost(self, host: WorkingHost, words: str) -> None:
+        """Give it no more work: an actor that is lost refuses a call at once, and so would look idle."""
+        if self.host is host:
+            self.host = None
+            self.lost.set_result(words)
 
 
 class Crew:
     """The actors that `launches` start, by name. `open` makes it."""
 
-    def __init__(self, role: str, launches: Sequence[Launching], max_restarts: int, on_death: OnDeath) -> None:
+    def __init__(
+        self,
+        role: str,
+        launches: Sequence[Launching],
+        max_restarts: int,
+        on_death: OnDeath,
+        max_silence: float | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
         self._role = role
         self._members = [Member(name, launch) for name, launch in launches]
         self._max_restarts = max_restarts
         self._on_death = on_death
+        self._max_silence = max_silence
         self._homes: OrderedDict[str, Member] = OrderedDict()
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = WakeUp()
-        self._now = asyncio.get_running_loop().time
+        self._closing: asyncio.Future[None] = loop.create_future()
+        self._now = loop.time
 
     @classmethod
     @asynccontextmanager
@@ -86,9 +124,11 @@ class Crew:
         *,
         max_restarts: int = MAX_RESTARTS,
         on_death: OnDeath = lambda name, words: None,
+        max_silence: float | None = None,
     ) -> AsyncIterator[Self]:
-        """Start all actors, and wait until they work. Raises the first error of one that cannot start."""
-        crew = cls(role, launches, max_restarts, on_death)
+        """Start all actors, and wait until they work. Raises the first error of one that cannot start. An actor of
+        which nothing is heard for `max_silence` seconds is lost."""
+        crew = cls(role, launches, max_restarts, on_death, max_silence)
         try:
             crew._keepers = [asyncio.create_task(crew._keep(one), name=one.name) for one in crew._members]
             for keeper in crew._keepers:
@@ -98,9 +138,7 @@ class Crew:
                 raise error
             yield crew
         finally:
-            for keeper in crew._keepers:
-                keeper.cancel()
-            await asyncio.gather(*crew._keepers, return_exceptions=True)
+            await crew._close()
 
     @property
     def running(self) -> list[Member]:
@@ -115,13 +153,14 @@ class Crew:
         Raises what the method raises, and WorkerLostError if the actor is lost. What `succeeded` calls a failure counts
         against the actor.
         """
-        member = await self._chosen(session)
-        host = member.host
-        if host is None:
-            raise RuntimeError(f"{member.name} was chosen, and does not run")
+        member, host = await self._chosen(session)
         member.busy += 1
         try:
             result = await host.call(method, *args)
+        except WorkerLostError as error:
+            member.is_lost(host, error.message)
+            member.failed(self._now())
+            raise
         except Exception:
             member.failed(self._now())
             raise
@@ -133,6 +172,10 @@ class Crew:
             member.failed(self._now())
         return result
 
+    async def someone(self) -> WorkingHost:
+        """An actor that works, as soon as there is one. Raises when none is left."""
+        return (await self._chosen(""))[1]
+
     async def everyone(self, method: str, *args: Any) -> list[Any]:
         """Have all running actors do this."""
         return await together(member.host.call(method, *args) for member in self.running if member.host is not None)
@@ -142,10 +185,10 @@ class Crew:
         home = self._homes.get(session)
         return home.host.silent_seconds() if home is not None and home.host is not None else 0.0
 
-    async def _chosen(self, session: str) -> Member:
+    async def _chosen(self, session: str) -> tuple[Member, WorkingHost]:
         await self._changed.until(lambda: bool(self.running) or all(keeper.done() for keeper in self._keepers))
         if not (running := self.running):
-            raise self._first_error() or WorkerLostError(f"no actor of {self._role} is left", remedy="see the logs")
+            raise self._nobody_left()
         now = self._now()
         home = self._homes.get(session) if session else None
         if home is None or home.host is None or home.is_resting(now):
@@ -155,26 +198,38 @@ class Crew:
             self._homes.move_to_end(session)
             if len(self._homes) > REMEMBERED:
                 self._homes.popitem(last=False)
-        return home
+        if home.host is None:
+            raise RuntimeError(f"{home.name} was chosen, and does not run")
+        return home, home.host
 
     async def _keep(self, member: Member) -> None:
-        """Keep one actor running until this is cancelled. Raises when the budget is used up."""
-        served = False
+        """Keep one actor running until the crew is closed. Raises when the budget is used up."""
+        has_started = False
         while True:
             try:
-                async with member.started() as host:
-                    member.host, served = host, True
+                async with member.launched() as host:
+                    has_started = True
+                    member.takes_work(host)
                     self._changed.notify()
-                    words = await host.died()
+                    words = await self._until_lost(member, host)
             except WorkerLostError as error:
                 words = error.message
-            finally:
-                member.host = None
-                self._changed.notify()
+                if has_started and error.facts.get("node_lost"):
+                    # It was to start on a node that was gone already. This costs no budget: it waits for another one.
+                    log.warning("%s cannot start yet: %s", member.name, words)
+                    await asyncio.sleep(FIRST_PAUSE_SECONDS)
+                    continue
+            except Exception as error:
+                if not has_started:
+                    raise
+                # It could not be started again. What others have may have changed meanwhile, so this costs its budget.
+                words = f"{type(error).__name__}: {error}"
+            if words is None:
+                return
             log.warning("%s is lost: %s", member.name, words)
             self._on_death(member.name, words)
             member.deaths += 1
-            if not served:
+            if not has_started:
                 raise BudgetError(f"{member.name} did not start: {words}", remedy="fix what its last words say")
             if member.deaths > self._max_restarts:
                 raise BudgetError(
@@ -182,6 +237,42 @@ class Crew:
                     remedy="fix what its last words say; its log is in the run folder",
                 )
             await asyncio.sleep(_pause(member.deaths))
+
+    async def _until_lost(self, member: Member, host: WorkingHost) -> str | None:
+        """Wait until the actor is lost. Returns its last words, or None if the crew is closed."""
+        died = asyncio.ensure_future(host.died())
+        patience = None if self._max_silence is None else self._max_silence / 4
+        try:
+            while True:
+                either = (died, member.lost, self._closing)
+                await asyncio.wait(either, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if self._closing.done():
+                    return None
+                if died.done():
+                    return died.result()
+                if member.lost.done():
+                    return member.lost.result()
+                if self._max_silence is not None and (silent := host.silent_seconds()) > self._max_silence:
+                    return f"nothing was heard of it for {silent:.0f} s"
+        finally:
+            died.cancel()
+            member.host = None
+            self._changed.notify()
+
+    async def _close(self) -> None:
+        self._closing.set_result(None)
+        for member, keeper in zip(self._members, self._keepers, strict=False):
+            # One that starts is not waited for. The others close their part first.
+            if member.host is None:
+                keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    def _nobody_left(self) -> LoopwrightError:
+        """Why nobody can work. It is another object for every caller: each adds a traceback of its own."""
+        reason = self._first_error()
+        if isinstance(reason, LoopwrightError):
+            return BudgetError(f"no actor of {self._role} is left: {reason.message}", remedy=reason.remedy)
+        return WorkerLostError(f"the actors of {self._role} were ended", remedy="nothing to do: the run ends")
 
     def _first_error(self) -> BaseException | None:
         """Why a member was given up, if one was."""

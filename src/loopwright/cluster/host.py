@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -19,16 +21,15 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from loopwright.cluster.answers import Answer, Returned, raised
+from loopwright.cluster.answers import Answer, Ending, Returned, raised
+from loopwright.cluster.output import output_of_this_process
 from loopwright.core.environment import child_environment
-from loopwright.errors import WorkerLostError
+from loopwright.core.redaction import names_a_secret
 
 WATCH_SECONDS = 0.5
 """How often the process looks at its own memory."""
 FAREWELL_SECONDS = 1.0
 """How long a process that ends itself waits until its last answers are sent."""
-OUTPUT_BYTES = 65_536
-"""How much of its output a process tells at a time."""
 EXIT_CODE = 70
 
 Opening = Callable[[], AbstractAsyncContextManager[Any]]
@@ -47,6 +48,14 @@ class Started:
     output: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SignOfLife:
+    """A sign of life: what the process has written since the last one, and how far its output files were read."""
+
+    output: bytes
+    positions: tuple[int, ...]
+
+
 class Host:
     """An actor. `name` is for people."""
 
@@ -54,23 +63,27 @@ class Host:
         self._name = name
         self._part: Any = None
         self._stack = AsyncExitStack()
-        self._incarnation = uuid.uuid4().hex
-        self._over: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
-        self._watching: asyncio.Task[None] | None = None
-        self._read = dict.fromkeys(_output_files(), 0)
+        self._loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[str] = self._loop.create_future()
+        self._output = output_of_this_process()
+
+    async def introduce(self) -> Started:
+        """Say where this is, before anything of the part is done that might end the process."""
+        node = ray.get_runtime_context().get_node_id()
+        return Started(uuid.uuid4().hex, os.getpid(), node, ray.util.get_node_ip_address(), self._output.files)
 
     async def start(self, opening: bytes, memory: int | None) -> Answer:
         """Open the part. `opening` is a pickled `Opening`. A process that takes more than `memory` bytes ends
         itself: Ray does not enforce it."""
 
-        async def begin() -> Started:
+        async def begin() -> None:
             _forget_secrets()
+            _hide_main()
             if memory is not None:
-                self._watching = asyncio.create_task(self._watch(memory))
+                # The event loop may be busy with what takes the memory.
+                threading.Thread(target=self._watch, args=(memory,), name="memory", daemon=True).start()
             open_part: Opening = cloudpickle.loads(opening)
             self._part = await self._stack.enter_async_context(open_part())
-            node = ray.get_runtime_context().get_node_id()
-            return Started(self._incarnation, os.getpid(), node, ray.util.get_node_ip_address(), tuple(self._read))
 
         return await self._answered(begin())
 
@@ -82,9 +95,14 @@ class Host:
 
         return await self._answered(made())
 
-    async def beat(self) -> bytes:
-        """Say that the process lives, with what it has written since the last time."""
-        return b"".join(self._new_output(file) for file in self._read)
+    async def beat(self, *, last: bool = False) -> SignOfLife:
+        """Say that the process lives, with what it has written since the last time. `last`: everything."""
+        output = self._output.rest() if last else self._output.new()
+        return SignOfLife(output, self._output.positions)
+
+    async def farewell(self) -> str:
+        """Wait until the process ends itself. Returns why."""
+        return await asyncio.shield(self._ending)
 
     async def close(self) -> Answer:
         """Close the part. The process goes on until Ray ends it."""
@@ -99,7 +117,7 @@ class Host:
         KeyboardInterrupt would end the event loop of the actor, and all its calls would hang."""
         task = asyncio.ensure_future(_guarded(work))
         try:
-            await asyncio.wait((task, self._over), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, self._ending), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.wait((task,))
@@ -107,29 +125,16 @@ class Host:
         if task.done():
             return task.result()
         task.cancel()
-        return raised(self._over.result())
+        return Ending(self._ending.result())
 
-    async def _watch(self, limit: int) -> None:
-        while (used := _memory_bytes()) <= limit:  # noqa: ASYNC110 (the kernel tells nobody)
-            await asyncio.sleep(WATCH_SECONDS)
-        error = WorkerLostError(
-            f"{self._name} used {used >> 20:,} MiB of memory, and its memory_per_actor is {limit >> 20:,} MiB",
-            remedy="raise memory_per_actor, or see what its code keeps in memory",
-        )
-        print(f"loopwright: {error.message}", file=sys.stderr, flush=True)
-        self._over.set_result(error)
-        await asyncio.sleep(FAREWELL_SECONDS)
+    def _watch(self, limit: int) -> None:
+        while (used := _memory_bytes()) <= limit:
+            time.sleep(WATCH_SECONDS)
+        words = f"it used {used >> 20:,} MiB of memory, and its memory_per_actor is {limit >> 20:,} MiB"
+        print(f"{self._name}: {words}", file=sys.stderr, flush=True)
+        self._loop.call_soon_threadsafe(self._ending.set_result, words)
+        time.sleep(FAREWELL_SECONDS)
         os._exit(EXIT_CODE)
-
-    def _new_output(self, file: str) -> bytes:
-        try:
-            with open(file, "rb") as opened:
-                opened.seek(self._read[file])
-                new = opened.read(OUTPUT_BYTES)
-        except OSError:
-            return b""
-        self._read[file] += len(new)
-        return new
 
 
 async def _guarded(work: Awaitable[Any]) -> Answer:
@@ -143,19 +148,23 @@ async def _guarded(work: Awaitable[Any]) -> Answer:
 
 
 def _forget_secrets() -> None:
-    """Remove what this process has inherited and must not see (S3). The part gets its keys in the start call."""
+    """Remove what this process has inherited and must not see (S3). The part gets its keys in the start call. Ray has
+    read its token, and looks at its other variables again."""
     kept = child_environment(os.environ)
-    for name in [name for name in os.environ if name not in kept and not name.startswith("RAY_")]:
-        del os.environ[name]
+    for name in list(os.environ):
+        if name not in kept and (names_a_secret(name) or not name.startswith("RAY_")):
+            del os.environ[name]
+
+
+def _hide_main() -> None:
+    """Ray's main module is not for the processes that this one spawns: multiprocessing would import it there, and with
+    it all of Ray."""
+    main = sys.modules["__main__"]
+    main.__spec__ = None
+    vars(main).pop("__file__", None)
 
 
 def _memory_bytes() -> int:
     """What this process holds in memory itself, without files that it shares."""
     fields = Path("/proc/self/statm").read_text("ascii").split()
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _output_files() -> tuple[str, ...]:
-    """The files behind stdout and stderr."""
-    links = (os.readlink(f"/proc/self/fd/{number}") for number in (1, 2))
-    return tuple(dict.fromkeys(link for link in links if os.path.isfile(link)))

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loopwright.cluster.crew import Crew
-from loopwright.errors import JudgeError, WorkerLostError
+from loopwright.errors import JudgeError, RemoteError, WorkerLostError
 from loopwright.types import Episode, Scored, Task
 
+MAX_SILENCE_SECONDS = 60.0
+"""An actor of which nothing is heard for so long is lost: its process stands still, or its node cannot be reached."""
 MAX_LOSSES = 3
 """How many actors one judgement may lose. After that the episode itself may be what kills them."""
 
@@ -28,6 +30,14 @@ class RayJudger:
             try:
                 scores: Sequence[Scored] = await self.crew.work("score", task, tuple(episodes))
                 return scores
+            except RemoteError as odd:
+                # What the judger raised cannot be sent, or would have ended the process of a local one.
+                raise JudgeError(
+                    f"judger {self.name!r} failed: {odd.message}",
+                    remedy=odd.remedy,
+                    judger=self.name,
+                    **{"error": "RemoteError", **odd.facts},
+                ) from odd
             except WorkerLostError as lost:
                 if not left:
                     raise JudgeError(

@@ -13,21 +13,28 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
-from loopwright.cluster.answers import opened
-from loopwright.cluster.host import Host, Opening, Started
-from loopwright.core.together import or_left_behind
-from loopwright.errors import ConfigError, WorkerLostError
+from loopwright.cluster.answers import Answer, Ending, opened
+from loopwright.cluster.host import Host, SignOfLife, Started
+from loopwright.cluster.output import OutputFiles
+from loopwright.core.together import GRACE_SECONDS, or_left_behind
+from loopwright.errors import ConfigError, RemoteError, WorkerLostError
 
 BEAT_SECONDS = 1.0
 CLOSE_SECONDS = 20.0
 """How long a part may take to close. After that its process is killed."""
 
+LAST_LINES = 10
+LAST_CHARACTERS = 2000
+"""How much of what a lost actor wrote last is part of the error."""
+NODE_LOST = "its node has died"
+"""What Ray says of an actor whose node is gone; it has no field for it."""
+
 OnOutput = Callable[[bytes], object]
 
 
-def pickled(opening: Opening, what: str) -> bytes:
+def pickled(opening: Callable[..., Any], what: str) -> bytes:
     """The opening as it is sent to actors. Raises ConfigError, which names `what`, if it cannot be sent."""
     try:
         return bytes(cloudpickle.dumps(opening))
@@ -49,6 +56,8 @@ class RemoteHost:
         self._heard_at = self._loop.time()
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._started: Started | None = None
+        self._node_lost = False
+        self._positions: tuple[int, ...] = ()
 
     @property
     def started(self) -> Started:
@@ -56,9 +65,14 @@ class RemoteHost:
             raise RuntimeError(f"{self.name} has not started yet")
         return self._started
 
+    @property
+    def is_alive(self) -> bool:
+        return not self._ended.done()
+
     async def start(self, opening: bytes, memory: int | None) -> None:
         """Open the part. Raises what that raises, and WorkerLostError if the process dies meanwhile."""
-        self._started = await self._asked(self._handle.start, opening, memory)
+        self._started = await self._reached(self._handle.introduce.remote())
+        await self._asked(self._handle.start, opening, memory)
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call an asynchronous method of the part. Raises what it raises, and WorkerLostError if the actor is lost:
@@ -76,29 +90,44 @@ class RemoteHost:
 
     async def keep_hearing(self) -> None:
         """Hear from it every second, and hand on what it wrote, until it is lost."""
-        while not self._ended.done():
-            with suppress(WorkerLostError):
-                output = await self._reached(self._handle.beat.remote())
-                if output:
-                    self._on_output(output)
-            await asyncio.sleep(BEAT_SECONDS)
+        with suppress(WorkerLostError):
+            while self.is_alive:
+                await self._hear()
+                await asyncio.sleep(BEAT_SECONDS)
+
+    async def hear_farewell(self) -> None:
+        """Wait until it is lost, or ends itself and says why."""
+        with suppress(WorkerLostError):
+            self._end(await self._reached(self._handle.farewell.remote()))
 
     async def close(self) -> None:
         """Close the part, and end its process. One that does not end in time is killed."""
-        with suppress(WorkerLostError, TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._asked(self._handle.close)
-                self._on_output(await self._reached(self._handle.beat.remote()))
-        self.kill()
+        try:
+            with suppress(WorkerLostError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._asked(self._handle.close)
+                    await self._hear(last=True)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
-        if not self._ended.done():
+        if self.is_alive:
             self._ended.set_result("it was ended")
         with suppress(RayError, ValueError):
             ray.kill(self._handle)
 
+    async def _hear(self, *, last: bool = False) -> None:
+        beat: SignOfLife = await self._reached(self._handle.beat.remote(last=last))
+        self._positions = beat.positions
+        if beat.output:
+            self._on_output(beat.output)
+
     async def _asked(self, method: Any, *args: Any) -> Any:
-        return opened(await self._reached(method.remote(*args)))
+        answer: Answer = await self._reached(method.remote(*args))
+        if isinstance(answer, Ending):
+            self._end(answer.words)
+            raise self._lost()
+        return opened(answer)
 
     async def _reached(self, reference: Any) -> Any:
         """What Ray brings for `reference`. It is waited for no longer than the actor lives: a call on a cluster that
@@ -107,52 +136,81 @@ class RemoteHost:
         try:
             await asyncio.wait((answer, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise self._lost(self._ended.result())
+                raise self._lost()
             value = answer.result()
         except asyncio.CancelledError:
-            # Dropping the reference would let the method run on.
-            ray.cancel(reference)
-            await asyncio.wait((answer, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if self._started is not None and self.is_alive:
+                # Dropping the reference would let the method run on.
+                ray.cancel(reference)
+                waited = (answer, self._ended)
+                await asyncio.wait(waited, timeout=GRACE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             raise
+        except RayTaskError as error:
+            # The actor lives: a value could not be sent to it or back.
+            raise RemoteError(
+                f"{self.name}: a value could not be sent: {_first_line(error.cause)}",
+                remedy="use values that can be pickled, of classes that the actors can import",
+                trace=str(error),
+            ) from None
         except RayError as error:
-            words = _words(error)
-            if not self._ended.done():
-                self._ended.set_result(words)
-            raise self._lost(words) from error
+            self._node_lost = NODE_LOST in str(error)
+            self._end(f"{type(error).__name__}: {'its node is lost' if self._node_lost else _first_line(error)}")
+            raise self._lost() from error
         finally:
             answer.cancel()
         self._heard_at = self._loop.time()
         return value
 
-    def _lost(self, words: str) -> WorkerLostError:
-        return WorkerLostError(f"{self.name} is lost: {words}", remedy="nothing to do: it is started again")
+    def _end(self, words: str) -> None:
+        """Note that the actor is lost. What it wrote last is read here, if it was on this machine."""
+        if not self.is_alive:
+            return
+        if self._started is not None and self._started.node == ray.get_runtime_context().get_node_id():
+            if output := OutputFiles(self._started.output, self._positions).rest():
+                self._on_output(output)
+            lines = output.decode("utf-8", "replace").splitlines()[-LAST_LINES:]
+            last = "\n".join(lines)[-LAST_CHARACTERS:].strip()
+            if last and words not in last:
+                words = f"{words}; its last output:\n{last}"
+        self._ended.set_result(words)
+
+    def _lost(self) -> WorkerLostError:
+        words = self._ended.result()
+        return WorkerLostError(
+            f"{self.name} is lost: {words}", remedy="nothing to do: it is started again", node_lost=self._node_lost
+        )
 
 
 @asynccontextmanager
 async def launched(
     name: str, opening: bytes, options: Mapping[str, Any], *, memory: int | None, on_output: OnOutput
 ) -> AsyncIterator[RemoteHost]:
-    """Start an actor with Ray's `options`, and the part on it. Leaving the context ends both."""
+    """Start an actor with Ray's `options`, and the part on it. Leaving the context in any way closes the part, and ends
+    the actor."""
     handle = ray.remote(Host).options(**options, max_restarts=0, max_task_retries=0).remote(name)
     host = RemoteHost(name, handle, on_output)
-    hearing: asyncio.Task[None] | None = None
+    hearing: list[asyncio.Task[None]] = []
     try:
         await host.start(opening, memory)
-        hearing = asyncio.create_task(host.keep_hearing(), name=f"hearing {name}")
-        yield host
-        await host.close()
+        hearing = [asyncio.create_task(heard, name=name) for heard in (host.keep_hearing(), host.hear_farewell())]
+        try:
+            yield host
+        finally:
+            if host.is_alive:
+                await host.close()
     finally:
         host.kill()
-        if hearing is not None:
-            hearing.cancel()
-            await asyncio.wait((hearing,))
+        for task in hearing:
+            task.cancel()
+        if hearing:
+            await asyncio.wait(hearing)
 
 
 async def _awaited(reference: Any) -> Any:
     return await reference
 
 
-def _words(error: RayError) -> str:
-    """The first line of what Ray says: the rest are addresses of its own processes."""
+def _first_line(error: object) -> str:
+    """Of what Ray says: the rest are addresses of its own processes."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return lines[0] if lines else type(error).__name__

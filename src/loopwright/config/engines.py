@@ -14,7 +14,7 @@ from loopwright.config.addresses import address_problems
 from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positive, Section, Text
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.transport import Transport, transport_to
 from loopwright.types import TrainerKind
@@ -27,6 +27,8 @@ OWN_VLLM_OPTIONS = {
     "--max-num-seqs": "set rollout.engine.max_batch",
     "--logprobs-mode": "remove it: training needs processed_logprobs",
     "--worker-extension-cls": "remove it: weights are updated through Loopwright's own",
+    "--enable-scale-out": "remove it: weights are updated through it",
+    "--no-enable-scale-out": "remove it: weights are updated through it",
 }
 """What to do instead of giving vLLM an option that Loopwright gives it."""
 
@@ -60,7 +62,7 @@ class EngineKind(Section):
         return False
 
 
-class TorchEngineConfig(EngineKind, Placed):
+class TorchEngineConfig(EngineKind, PlacedSection):
     """The embedded engine. `num_engines` of them run in processes of their own; 0 means one in the learner's process,
     on its own parameters. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
     is for an engine in its own process. `native` False decodes with torch only."""
@@ -84,7 +86,7 @@ class TorchEngineConfig(EngineKind, Placed):
         return by_default if self.num_engines is None else self.num_engines
 
 
-class ServerConfig(EngineKind, Placed):
+class ServerConfig(EngineKind, PlacedSection):
     """Inference servers: `num_engines` of them are started here and kept alive, or those at `urls` are used. One that
     goes away is waited for, up to `wait_seconds`. `key_env` names the variable with the key of servers at `urls`.
 
@@ -144,10 +146,15 @@ class VllmEngineConfig(ServerConfig):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         for index, argument in enumerate(self.args):
-            # vLLM takes both spellings. The last of two equal options would win, and that is the user's.
+            # vLLM takes both spellings, and every beginning of an option that fits no other. The last of two equal
+            # options would win, and that is the user's. In a file that --config names, ours would win.
             name = argument.partition("=")[0].replace("_", "-")
-            if name in OWN_VLLM_OPTIONS:
-                yield Problem(("args", index), f"is {argument!r}, which Loopwright sets itself", OWN_VLLM_OPTIONS[name])
+            own = [option for option in OWN_VLLM_OPTIONS if len(name) > len("--") and option.startswith(name)]
+            for option in own[:1]:
+                short = "" if option == name else f", short for {option}"
+                yield Problem(
+                    ("args", index), f"is {argument!r}{short}, which Loopwright sets itself", OWN_VLLM_OPTIONS[option]
+                )
 
 
 class SglangEngineConfig(EngineKind):

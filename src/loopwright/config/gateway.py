@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from loopwright.config.addresses import advertised_problems
 from loopwright.config.base import FromYaml, Text
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.types import Thinking
 
 
-class GatewayConfig(Listening, Placed):
+class GatewayConfig(Listening, PlacedSection):
     """`thinking`: whether the model sees its earlier thoughts as it sampled them, or as its chat template writes
     them. With `url`, the run serves no gateway of its own: it opens its sessions on the `loopwright gateway --for-runs`
-    there. `key_env` names the variable with that gateway's key."""
+    there. With `num_actors` 1, it serves its own on an actor. `key_env` names the variable with that gateway's key."""
 
+    num_actors: Literal[0, 1] = 0
     thinking: FromYaml[Thinking] = Thinking.KEEP
     url: Text | None = None
     key_env: Text | None = None

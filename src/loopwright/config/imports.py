@@ -103,7 +103,7 @@ def _import_file(file: Path) -> ModuleType:
     if not file.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"{file}: there is no such file", remedy="Python files are named relative to the config file")
     module = importlib.util.module_from_spec(spec)
-    _let_import_from(file.parent)
+    let_import_from(file.parent)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -114,7 +114,7 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _import_module(name: str, base: Path) -> ModuleType:
-    _let_import_from(base)
+    let_import_from(base)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -128,7 +128,7 @@ def _import_module(name: str, base: Path) -> ModuleType:
         raise _broken(name, error) from error
 
 
-def _let_import_from(folder: Path) -> None:
+def let_import_from(folder: Path) -> None:
     """Make the folder's other modules importable, as for a script. The folder comes last in the path, so that it hides
     no installed package."""
     if str(folder) not in sys.path:

@@ -15,7 +15,7 @@ from pydantic import Field
 from loopwright.config.addresses import address_problems, query_values
 from loopwright.config.base import Count, CountOrZero, FromYaml, NotNegative, Positive, Section, Text
 from loopwright.config.needs import Need, Outside
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem
 
 OUR_SETTINGS = frozenset({"max_tokens", "messages", "model", "n", "response_format", "stream", "temperature"})
@@ -31,7 +31,7 @@ class JudgePer(StrEnum):
     """All episodes of a task together, as a ranking needs them."""
 
 
-class JudgerKind(Placed):
+class JudgerKind(PlacedSection):
     """What every kind of judger says about itself. Other modules ask these questions, and never which kind it is."""
 
     @property
@@ -67,6 +67,7 @@ class NativeJudgerConfig(JudgerKind):
         return self.per is JudgePer.GROUP
 
     def needs(self) -> Iterator[Need]:
+        yield from super().needs()
         yield Need(Outside.CODE, ("path",), self.path)
         yield from (Need(Outside.VARIABLE, ("env",), variable) for variable in self.env)
 
@@ -85,6 +86,7 @@ class MathAnswerConfig(JudgerKind):
     workers: Count = 1
 
     def needs(self) -> Iterator[Need]:
+        yield from super().needs()
         yield Need(Outside.EXTRA, ("kind",), "math")
 
 
@@ -96,6 +98,7 @@ class ReasoningGymConfig(JudgerKind):
     workers: Count = 1
 
     def needs(self) -> Iterator[Need]:
+        yield from super().needs()
         yield Need(Outside.EXTRA, ("kind",), "reasoning-gym")
 
 
@@ -112,6 +115,7 @@ class EndpointConfig(JudgerKind):
     concurrency: Count = 16
 
     def needs(self) -> Iterator[Need]:
+        yield from super().needs()
         yield Need(Outside.EXTRA, ("kind",), "http")
         if self.api_key_env is not None:
             yield Need(Outside.KEY, ("api_key_env",), self.api_key_env)
@@ -219,6 +223,7 @@ class ComposedJudgerConfig(JudgerKind):
             yield ("default",), self.default
 
     def needs(self) -> Iterator[Need]:
+        yield from super().needs()
         if self.merge is not None:
             yield Need(Outside.CODE, ("merge",), self.merge)
 

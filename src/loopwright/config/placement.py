@@ -1,4 +1,8 @@
-"""The schema of placement: what runs on actors of a Ray cluster, and which cluster that is."""
+"""The schema of placement: what runs on actors of a Ray cluster, and which cluster that is.
+
+What depends on several of these settings is in `config/checks/placing.py`, and that a run with actors needs Ray is in
+`RunConfig.needs`: a section that overrides `problems` or `needs` cannot forget it.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,36 @@ from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from loopwright.config.base import Count, CountOrZero, FromYaml, NotNegative, Section, Text
-from loopwright.config.needs import Need, Outside
+from loopwright.config.problems import KeyPath, Problem
 
-UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+LEAST_MEMORY = 64 * 2**20
+"""An actor is a Python process, and takes more. A smaller number is a number of other units."""
+ADDRESS = r"auto|[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
 
 
 def _bytes(value: object) -> object:
-    """`2 GiB` as a number of bytes. Anything else stays as it is, for pydantic to refuse."""
-    if isinstance(value, str) and (parts := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value)):
-        return int(float(parts[1]) * UNITS[parts[2]]) if parts[2] in UNITS else value
-    return value
+    """`2 GiB` as a number of bytes. Numbers stay as they are."""
+    if not isinstance(value, str):
+        return value
+    units = {unit.lower(): size for unit, size in UNITS.items()}
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value)
+    if parts is None or parts[2].lower() not in units:
+        raise PydanticCustomError("bytes", f"a number of bytes, or one with a unit, as in '2 GiB' ({', '.join(UNITS)})")
+    return int(float(parts[1]) * units[parts[2].lower()])
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=LEAST_MEMORY)]
 """A number of bytes, or a text with a unit: `512 MiB`, `2 GB`."""
 
+PER_ACTOR = ("num_cpus_per_actor", "num_gpus_per_actor", "memory_per_actor")
 
-class Placed(Section):
+
+class PlacedSection(Section):
     """Something that may run on actors. `num_actors` 0: here, in the driver; n: on n actors of the cluster, each with
     so many CPUs and GPUs. An actor that takes more than `memory_per_actor` is ended."""
 
@@ -34,12 +49,6 @@ class Placed(Section):
     num_cpus_per_actor: NotNegative = 1.0
     num_gpus_per_actor: NotNegative = 0.0
     memory_per_actor: Bytes | None = None
-
-    def needs(self) -> Iterator[Need]:
-        if self.num_actors:
-            yield Need(Outside.EXTRA, ("num_actors",), "ray")
-            yield Need(Outside.EXTRA, ("num_actors",), "serve")
-        yield from super().needs()
 
 
 class Strategy(StrEnum):
@@ -59,6 +68,19 @@ class StrategyConfig(Section):
     engines: FromYaml[Strategy] = Strategy.SPREAD
 
 
+Labels = dict[Text, Text]
+"""Labels of a node, each with the value that it must have: `a`, `!a`, `in(a, b)` or `!in(a, b)`."""
+
+
+class LabelsConfig(Section):
+    """The labels of the nodes on which each role may run."""
+
+    loops: Labels = Field(default_factory=dict)
+    judgers: Labels = Field(default_factory=dict)
+    engines: Labels = Field(default_factory=dict)
+    gateway: Labels = Field(default_factory=dict)
+
+
 class ClusterConfig(Section):
     """The Ray cluster for everything that has `num_actors`. Without `address`, the run starts one on this machine that
     declares `num_cpus`, by default as many as there are cores. `address` is `auto`, or host:port of a running one."""
@@ -66,3 +88,16 @@ class ClusterConfig(Section):
     address: Text | None = None
     num_cpus: Count | None = None
     strategy: StrategyConfig = StrategyConfig()
+    labels: LabelsConfig = LabelsConfig()
+
+    def problems(self) -> Iterator[Problem]:
+        if self.address is not None and not re.fullmatch(ADDRESS, self.address):
+            yield Problem(
+                ("address",),
+                f"is {self.address!r}, which is no address of a cluster",
+                "write auto, or host:port of its head node, for example 10.0.0.5:6379",
+            )
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if self.address is not None:
+            yield ("num_cpus",), "the cluster at cluster.address has the CPUs that it has"

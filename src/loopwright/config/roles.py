@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loopwright.config.placement import Strategy
@@ -19,8 +20,9 @@ class RoleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`count` equal actors. `name` says for whom they work, and is unique among the roles of a run. With `nodes`, they
-    are spread evenly over so many nodes other than the driver's; 0 means the driver's own node, and None any."""
+    """`count` equal actors. `name` says for whom they work, and is unique among the roles of its kind. With `nodes`,
+    they are spread evenly over so many nodes other than the driver's; 0 means the driver's own node, and None any.
+    A node must have the `labels`."""
 
     kind: RoleKind
     name: str
@@ -30,7 +32,18 @@ class Role:
     memory: int | None = None
     strategy: Strategy = Strategy.PACK
     nodes: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def key(self) -> str:
+        """Its name among all roles of a run."""
+        return f"{self.kind}-{self.name}"
+
+    @property
+    def title(self) -> str:
+        """Its name for people. There is one gateway, and one kind of engine."""
+        return str(self.kind) if self.kind in (RoleKind.ENGINES, RoleKind.GATEWAY) else f"{self.kind} {self.name!r}"
 
     def actor_name(self, number: int) -> str:
         """The name of one of its actors, for people and for log files."""
-        return f"{self.kind}-{self.name}-{number}"
+        return f"{self.key}-{number}"

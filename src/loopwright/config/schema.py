@@ -18,6 +18,7 @@ from loopwright.config.base import (
     Section,
     Share,
     Text,
+    sections,
 )
 from loopwright.config.engines import DoorConfig, EngineConfig, TorchEngineConfig
 from loopwright.config.evaluation import EvalConfig
@@ -25,7 +26,7 @@ from loopwright.config.gateway import GatewayConfig
 from loopwright.config.judgers import JudgerConfig
 from loopwright.config.learner import LearnerConfig
 from loopwright.config.needs import Need, Outside, code_if_own
-from loopwright.config.placement import ClusterConfig
+from loopwright.config.placement import ClusterConfig, PlacedSection
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import TaskSetConfig
 from loopwright.types import BufferKind, PauseMode, ProduceKind, Stale, SyncKind, TrainerKind
@@ -153,6 +154,14 @@ class RunConfig(Section):
     eval: EvalConfig | None = None
     track: TrackConfig = TrackConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    def needs(self) -> Iterator[Need]:
+        """Actors need Ray, whatever section asks for them. All but judgers also reach the engines over HTTP."""
+        for place, section in sections(self):
+            if isinstance(section, PlacedSection) and section.num_actors:
+                yield Need(Outside.EXTRA, (*place, "num_actors"), "ray")
+                if place[0] != "judgers":
+                    yield Need(Outside.EXTRA, (*place, "num_actors"), "serve")
 
     def all_task_sets(self) -> Iterator[tuple[KeyPath, TaskSetConfig]]:
         """The task sets of training and of evaluation, with their places in the config."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from loopwright.config.base import Count, CountOrZero, FromYaml, Positive, Section, Share, Text
 from loopwright.config.data import DataConfig
 from loopwright.config.needs import Need, Outside, code_if_own
-from loopwright.config.placement import Placed
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem, suggest
 from loopwright.config.programs import ProgramReward, RunnerConfig
 from loopwright.config.tools import ToolConfig
@@ -23,7 +23,7 @@ TRAINED = ("all", "main")
 """Which chains of a rollout are trained: all of them, or those of its main conversation."""
 
 
-class AgentKind(Placed):
+class AgentKind(PlacedSection):
     """What every kind of agent says about itself. Other modules ask these questions, and never which kind it is. Each
     kind also has the settings `judger` and `on_agent_error`."""
 

@@ -21,6 +21,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
     "renderers": ("tools and thoughts of known model families", ("renderers", "prime-pydantic-config")),
     "mcp": ("tools of MCP servers", ("mcp",)),
+    "ray": ("parts of a run on actors of a cluster", ("ray",)),
 }
 """The extras that a user may want, each with its purpose and its packages."""
 

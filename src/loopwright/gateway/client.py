@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -63,6 +63,7 @@ class GatewayClient:
 
     def __init__(self, http: httpx.AsyncClient, address: GatewayAddress, registration: Registration) -> None:
         self._http = http
+        self.address = address
         self._url = address.url.rstrip("/")
         self.wait_seconds = address.wait_seconds
         self._headers = {"authorization": f"Bearer {address.key}", **registration.holder.headers()}
@@ -73,6 +74,11 @@ class GatewayClient:
     @property
     def url(self) -> str:
         return self._url
+
+    def move(self, url: str) -> None:
+        """The gateway is at another address now. Requests that wait for it find it there."""
+        self.address = replace(self.address, url=url)
+        self._url = url.rstrip("/")
 
     async def register(self) -> Mapping[str, Any]:
         """Register the run, or renew its lease. The answer tells the times of its open sessions."""
@@ -88,6 +94,18 @@ class GatewayClient:
             ) from error
         self._is_registered = True
         return said
+
+    async def hear(self) -> Mapping[str, Any]:
+        """The times of the run's open sessions, for a process that does not hold the lease itself."""
+        said = await self.ask("GET", "/run", seconds=LEASE_SECONDS / RENEWALS_PER_LEASE)
+        if "sessions" in said:
+            return said
+        if said.get("run") is None:
+            raise EngineLostError(
+                f"the run is not registered with the gateway at {self._url}",
+                remedy="nothing to do: the run registers again",
+            )
+        raise LeaseError(f"another run holds the gateway at {self._url}", remedy="use another gateway")
 
     async def leave(self) -> None:
         """The run has ended. A gateway that is away has no registration any more."""

@@ -59,15 +59,15 @@ class Management:
             case "PUT":
                 registration, seconds = registration_from_json(read_json(await request.body()))
                 await runs.register(registration, seconds)
-                times = {session.id: _times(session) for session in runs.open_sessions()}
-                await request.answer(200, {"advertise_url": self._base_url, "now": time.time(), "sessions": times})
+                await request.answer(200, self._open_sessions(runs))
             case "DELETE":
                 await runs.leave(_asking(request))
                 await request.answer(200, {"run": None})
             case _:
                 holder = runs.holder
                 held_by = {"run": None} if holder is None else {"run": holder.run, "lineage": holder.lineage}
-                await request.answer(200, held_by)
+                told = self._open_sessions(runs) if holder is not None and holder == _asking(request) else {}
+                await request.answer(200, {**held_by, **told})
 
     async def show_metrics(self, request: Request, target: Target) -> None:
         await request.answer_bytes(200, self._metrics.text(self._sessions.counts()).encode(), (TEXT,))
@@ -163,6 +163,11 @@ class Management:
             f"the record of session {session.id} is at version {version}, not at {wanted:.64}",
             remedy="look at the session again: it is not the one that you have completed",
         )
+
+    def _open_sessions(self, runs: Runs) -> dict[str, Any]:
+        """What the run that holds the gateway is told of its open sessions."""
+        times = {session.id: _times(session) for session in runs.open_sessions()}
+        return {"advertise_url": self._base_url, "now": time.time(), "sessions": times}
 
     def _check_run(self, request: Request) -> None:
         """Sessions of a run are managed by that run alone, while it holds the gateway."""

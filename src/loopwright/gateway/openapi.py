@@ -29,7 +29,7 @@ SETTINGS = {
 ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("get", "/health", "Whether the gateway is up.", False),
     ("get", "/metrics", "Numbers for Prometheus.", True),
-    ("get", "/run", "Which training run holds the gateway.", True),
+    ("get", "/run", "Which training run holds the gateway; tells that run the times of its open sessions.", True),
     ("put", "/run", "Register a training run, or renew its lease; gives the times of its open sessions.", True),
     ("delete", "/run", "The training run has ended.", True),
     ("get", "/sessions", "All sessions.", True),

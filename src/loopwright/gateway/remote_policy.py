@@ -1,10 +1,11 @@
 """A rollout's policy that is a session of a gateway in another process.
 
 The gateway counts and records; this side asks it. One request a second serves all sessions of the run: it renews the
-lease, registers again with a gateway that was started again, and tells how long each session was held. Between two
-answers the clock of a rollout stands still. So an agent is not charged for a gateway that is away, and its time ends up
-to two seconds late. If the gateway stays away, or another run has taken it, the time of all its agents is over: they
-would wait for ever.
+lease, registers again with a gateway that was started again, and tells how long each session was held. Other processes
+of the run, which run agents, only ask for these times: the lease, and the deletion of sessions, are the driver's.
+Between two answers the clock of a rollout stands still. So an agent is not charged for a gateway that is away, and its
+time ends up to two seconds late. If the gateway stays away, or another run has taken it, the time of all its agents is
+over: they would wait for ever.
 
 A session is deleted when its rollout is stored, at the version that was read. Until then the gateway also keeps the
 outcome of the rollout, so that a killed run does not lose it (`takeover.py`). What is left at the run's end is deleted.
@@ -24,6 +25,7 @@ from typing import Any
 import orjson
 
 from loopwright.core.redaction import Redactor, without_secrets
+from loopwright.core.wakeup import WakeUp
 from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, RunError
 from loopwright.gateway.client import GatewayAddress, GatewayClient
 from loopwright.gateway.management import base_urls
@@ -67,6 +69,27 @@ class HeardTimes:
     since_first_call: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unneeded:
+    """A session that is to be deleted: by its id, at a version if that is known, or by the label of its attempt."""
+
+    id: str = ""
+    version: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsLeft:
+    """What a process that runs agents leaves to the holder of the lease. `read` are the sessions of a rollout, with
+    their versions: they go when it is stored."""
+
+    read: tuple[tuple[str, str], ...] = ()
+    unneeded: tuple[Unneeded, ...] = ()
+
+
+NONE_LEFT = SessionsLeft()
+
+
 class RemoteSessionPolicies:
     """A `PolicyMaker` over a gateway in another process. `open_remote_policies` makes it."""
 
@@ -76,8 +99,11 @@ class RemoteSessionPolicies:
         beat_seconds: float = BEAT_SECONDS,
         held: Callable[[], float] = never_held,
         redact: Redactor | None = None,
+        *,
+        holds_lease: bool = True,
     ) -> None:
         self.client = client
+        self._ask_times = client.register if holds_lease else client.hear
         self.held = held
         """Reads the clock of held seconds of the run's engines. It counts where a rollout has no session."""
         self.redact = redact or Redactor()
@@ -87,8 +113,11 @@ class RemoteSessionPolicies:
         self._heard_at = self._now()
         self._heard: Mapping[str, HeardTimes] = {}
         self._unstored: dict[tuple[Split, RolloutKey], list[tuple[str, str]]] = {}
-        self._unneeded: asyncio.Queue[str] = asyncio.Queue()
-        """The paths of sessions that are to be deleted."""
+        self._unneeded: asyncio.Queue[Unneeded] = asyncio.Queue()
+        self.starts = 0
+        """How often the gateway was started again. What it had in memory was lost each time."""
+        self.changed = WakeUp()
+        """Told when the gateway was started again."""
         self.clock = 0.0
         """The seconds in which the gateway has answered, up to its latest answer."""
         self.model = name_of(client.registration.model.source)
@@ -99,6 +128,8 @@ class RemoteSessionPolicies:
         self._given_up_at = self._heard_at
         self.given_up: list[EngineLostError] = []
         """Why sessions were given up, each time that this happened. All sessions that were open then are over."""
+        self.looks: set[Callable[[], None]] = set()
+        """Called when the time of all agents is over."""
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> RemoteSessionPolicy:
         return RemoteSessionPolicy(self, request)
@@ -115,15 +146,54 @@ class RemoteSessionPolicies:
 
     def stored(self, split: Split, key: RolloutKey) -> None:
         for session_id, version in self._unstored.pop((split, key), ()):
-            self._unneeded.put_nowait(f"/sessions/{session_id}?version={version}")
+            self._unneeded.put_nowait(Unneeded(session_id, version))
 
     def forget(self, session_id: str) -> None:
         """Nobody uses this session, which may not exist."""
-        self._unneeded.put_nowait(f"/sessions/{session_id}")
+        self._unneeded.put_nowait(Unneeded(session_id))
+
+    def forget_attempt(self, split: Split, key: RolloutKey) -> None:
+        """Nobody uses the sessions of this attempt: whoever opened them was lost, and did not tell their names."""
+        self._unneeded.put_nowait(Unneeded(label=label_of(split, key)))
 
     def read(self, request: RolloutRequest, session_id: str, version: str) -> None:
         """The record of a session was read at this version. It is kept until the rollout is stored."""
         self._unstored.setdefault((request.split, request.key), []).append((session_id, version))
+
+    def hand_over(self, request: RolloutRequest) -> SessionsLeft:
+        """The sessions that the holder of the lease is to delete: at once, or when the rollout is stored."""
+        unneeded = [self._unneeded.get_nowait() for _ in range(self._unneeded.qsize())]
+        return SessionsLeft(tuple(self._unstored.pop((request.split, request.key), ())), tuple(unneeded))
+
+    def take_over(self, request: RolloutRequest, left: SessionsLeft) -> None:
+        """Delete these sessions of another process when their time has come."""
+        for session_id, version in left.read:
+            self.read(request, session_id, version)
+        for unneeded in left.unneeded:
+            self._unneeded.put_nowait(unneeded)
+
+    def started_again(self, url: str, starts: int) -> None:
+        """The gateway was started again, perhaps elsewhere, and has lost its sessions."""
+        if starts <= self.starts:
+            return
+        self.starts, self.base_url = starts, url
+        self.client.move(url)
+        self._give_up("the gateway was started again")
+        self.changed.notify()
+
+    def cannot_go_on(self, reason: LoopwrightError) -> None:
+        """The gateway cannot be used any more."""
+        self.lost = reason
+        self._end_all()
+
+    def _give_up(self, reason: str) -> None:
+        """All open sessions are over."""
+        self.given_up.append(EngineLostError(reason, remedy="nothing to do: the rollouts are made again"))
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for look in tuple(self.looks):
+            look()
 
     def times(self, session_id: str) -> HeardTimes:
         return self._heard.get(session_id, HeardTimes())
@@ -134,7 +204,7 @@ class RemoteSessionPolicies:
 
     async def beat(self) -> None:
         """Renew the lease, and take what the gateway tells."""
-        said = await self.client.register()
+        said = await self._ask_times()
         try:
             heard = {id: heard_times(times, said["now"]) for id, times in said["sessions"].items()}
         except (KeyError, TypeError, AttributeError) as error:
@@ -153,7 +223,7 @@ class RemoteSessionPolicies:
             try:
                 await self.beat()
             except LeaseError as taken:
-                self.lost = taken
+                self.cannot_go_on(taken)
                 return
             except LoopwrightError as error:
                 log.warning("the gateway at %s does not serve the run: %s", self.client.url, error.message)
@@ -164,18 +234,24 @@ class RemoteSessionPolicies:
         silent = self._now() - max(self._heard_at, self._given_up_at)
         if silent >= self.client.wait_seconds:
             self._given_up_at = self._now()
-            remedy = "nothing to do: the rollouts are made again"
-            self.given_up.append(
-                EngineLostError(f"the gateway did not serve the run for {silent:.0f} s: {error.message}", remedy=remedy)
-            )
+            self._give_up(f"the gateway did not serve the run for {silent:.0f} s: {error.message}")
 
     async def keep_deleting(self) -> None:
         """Delete the sessions whose rollouts are stored, and those that nobody uses."""
         while True:
-            path = await self._unneeded.get()
+            unneeded = await self._unneeded.get()
             # What cannot be deleted now is deleted at the end of the run.
             with suppress(LoopwrightError):
-                await self.client.ask("DELETE", path)
+                for path in await self._paths(unneeded):
+                    await self.client.ask("DELETE", path)
+
+    async def _paths(self, unneeded: Unneeded) -> list[str]:
+        if unneeded.id:
+            version = f"?version={unneeded.version}" if unneeded.version else ""
+            return [f"/sessions/{unneeded.id}{version}"]
+        prefix, said = self.client.registration.prefix, await self.client.ask("GET", "/sessions")
+        own = (one for one in said["sessions"] if one["id"].startswith(prefix))
+        return [f"/sessions/{one['id']}" for one in own if one["label"] == unneeded.label]
 
 
 @asynccontextmanager
@@ -213,6 +289,30 @@ async def open_remote_policies(
             with suppress(LoopwrightError, TimeoutError):
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     await client.leave()
+
+
+@asynccontextmanager
+async def join_remote_policies(
+    address: GatewayAddress,
+    registration: Registration,
+    *,
+    held: Callable[[], float] = never_held,
+    redact: Redactor | None = None,
+    beat_seconds: float = BEAT_SECONDS,
+) -> AsyncIterator[RemoteSessionPolicies]:
+    """Policies that are sessions of a run which another process has registered. That one also deletes them: it gets
+    their names from `hand_over`."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
+        client = GatewayClient(http, address, registration)
+        policies = RemoteSessionPolicies(client, beat_seconds, held, redact, holds_lease=False)
+        task = asyncio.create_task(policies.keep_beating())
+        try:
+            yield policies
+        finally:
+            await _ended([task])
 
 
 async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -253,6 +353,7 @@ class RemoteSessionPolicy:
         self._session: _OpenSession | None = None
         self._lost: LoopwrightError | None = None
         self._stop: StopReason | None = None
+        self._look: Callable[[], None] | None = None
 
     @asynccontextmanager
     async def endpoint(self, *, max_tokens: int | None = None) -> AsyncIterator[Endpoint]:
@@ -291,7 +392,7 @@ class RemoteSessionPolicy:
     ) -> Reply:
         raise RunError(
             "a session of a gateway elsewhere is asked over HTTP only",
-            remedy="ask at the endpoint's URL, or remove gateway.url",
+            remedy="ask at the endpoint's URL; or remove gateway.url, and leave agent and gateway in the driver",
         )
 
     def own_seconds(self) -> float:
@@ -317,7 +418,12 @@ class RemoteSessionPolicy:
         return _counted(session, self._gateway.times(session.id), self._gateway.clock)
 
     def watch_time(self, look: Callable[[], None] | None) -> None:
-        """The clock of a session does not jump."""
+        """The clock of a session jumps once, if the gateway is given up."""
+        if self._look is not None:
+            self._gateway.looks.discard(self._look)
+        self._look = look
+        if look is not None:
+            self._gateway.looks.add(look)
 
     def out_of_budget(self) -> None:
         self._stop = StopReason.BUDGET

@@ -53,6 +53,8 @@ class Gateway:
     metrics: Metrics
     base_url: str
     port: int
+    own_url: str
+    """Where it listens. Agents may be told another URL."""
 
     def policies(self) -> SessionPolicies:
         """The policies of rollouts whose agents talk to this gateway."""
@@ -103,9 +105,9 @@ async def _listening(
         async with listening(
             app, host=address.host, port=address.port, names=address.names, key=key, own_keys=True, refuse=app.refuse
         ) as port:
-            url = advertised or _own_url(address.host, port)
+            own_url = _own_url(address.host, port)
             try:
-                yield Gateway(sessions, exchange, metrics, url, port)
+                yield Gateway(sessions, exchange, metrics, advertised or own_url, port, own_url)
             finally:
                 exchange.close()
     finally:

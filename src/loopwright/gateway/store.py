@@ -137,6 +137,25 @@ class MemoryStore:
         return ()
 
 
+class MemoryRecords(MemoryStore):
+    """A `SessionStore` for sessions that end with the process, and whose owners are in other processes: the record of
+    an ended session is kept until it is deleted."""
+
+    forgets = False
+
+    def __init__(self) -> None:
+        self._ended: dict[str, Sequence[Recorded]] = {}
+
+    def end(self, session: Session) -> None:
+        self._ended[session.id] = tuple(session.recorder.turns)
+
+    def delete(self, session_id: str) -> None:
+        self._ended.pop(session_id, None)
+
+    def turns(self, session_id: str) -> Sequence[Recorded]:
+        return self._ended.get(session_id, ())
+
+
 class SqliteStore:
     """A `SessionStore` in one file. Use it as `async with`.
 

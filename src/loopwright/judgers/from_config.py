@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,9 @@ from loopwright.workers import UserFunction
 if TYPE_CHECKING:
     import httpx
 
+Elsewhere = Callable[[str], AbstractAsyncContextManager[Judger] | None]
+"""Opens the judger of a name elsewhere, for example on actors. None if it is to be made here."""
+
 
 @asynccontextmanager
 async def open_judgers(
@@ -46,14 +49,15 @@ async def open_judgers(
     base: Path,
     secrets: Mapping[str, str],
     objects: Objects = NO_OBJECTS,
+    elsewhere: Elsewhere = lambda name: None,
 ) -> AsyncIterator[dict[str, Judger]]:
     """The judgers called `names`, ready for use, and closed at the end with those that they are made of.
 
     `secrets` holds the environment variables that the config names; files are looked for from `base` on. `objects` are
-    those that a Python program gave.
+    those that a Python program gave. Each judger is opened once, here or where `elsewhere` opens it.
     """
     async with AsyncExitStack() as stack:
-        workshop = _Workshop(stack, {**BUILT_IN_JUDGERS, **configs}, base, secrets, objects)
+        workshop = _Workshop(stack, {**BUILT_IN_JUDGERS, **configs}, base, secrets, objects, elsewhere)
         yield {name: await workshop.judger(name) for name in names}
 
 
@@ -67,18 +71,24 @@ class _Workshop:
         base: Path,
         secrets: Mapping[str, str],
         objects: Objects,
+        elsewhere: Elsewhere,
     ) -> None:
         self._stack = stack
         self._configs = configs
         self._base = base
         self._secrets = secrets
         self._objects = objects
+        self._elsewhere = elsewhere
         self._made: dict[str, Judger] = {}
         self._client: httpx.AsyncClient | None = None
 
     async def judger(self, name: str) -> Judger:
         if name not in self._made:
-            self._made[name] = await self._make(name, self._configs[name])
+            opening = self._elsewhere(name)
+            made = (
+                self._make(name, self._configs[name]) if opening is None else self._stack.enter_async_context(opening)
+            )
+            self._made[name] = await made
         return self._made[name]
 
     async def _make(self, name: str, config: JudgerConfig) -> Judger:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -48,6 +48,10 @@ class ServedPolicy(Policy, Protocol):
 
     def times(self) -> SessionTimes:
         """How long the agent has worked so far, also while a model call is out."""
+        ...
+
+    def watch_time(self, look: Callable[[], None] | None) -> None:
+        """Call `look` whenever the times have jumped. None: nobody watches any more."""
         ...
 
     def endpoint(self, *, max_tokens: int | None = None) -> AbstractAsyncContextManager[Endpoint]:

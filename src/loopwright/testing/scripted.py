@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from loopwright.engines.pause_gate import PauseGate
 from loopwright.errors import EngineError
 from loopwright.ports import OnPart, PauseMode
 from loopwright.testing.chars import encode_chars
-from loopwright.types import IN_PLACE, FinishReason, GenerateRequest, Generation, ProbeAnswer, WeightUpdate
+from loopwright.types import IN_PLACE, NOTHING_YET, FinishReason, GenerateRequest, Generation, ProbeAnswer, WeightUpdate
 
 Answer = str | Sequence[int]
 """The exact ids, or a text that the engine encodes."""
@@ -48,8 +49,7 @@ class ScriptedEngine:
         self._steps = steps
         self._seconds = seconds
         self._version = version
-        self._running = asyncio.Event()
-        self._running.set()
+        self._gate = PauseGate()
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._idle = asyncio.Event()
@@ -67,7 +67,8 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         number = len(self.requests)
         self.requests.append(request)
-        await self._running.wait()
+        if not await self._gate.admit(request):
+            return NOTHING_YET
         if number in self._faults:
             raise EngineError(f"scripted fault at call {number}", remedy="none: the test asked for it")
         aborted = self._live[request.id] = asyncio.Event()
@@ -81,11 +82,12 @@ class ScriptedEngine:
                 self._idle.set()
 
     async def abort(self, request_id: str) -> None:
+        self._gate.abort(request_id)
         if request_id in self._live:
             self._live[request_id].set()
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
-        self._running.clear()
+        self._gate.close()
         if mode is PauseMode.ABORT:
             for aborted in self._live.values():
                 aborted.set()
@@ -96,7 +98,7 @@ class ScriptedEngine:
 
     async def resume(self) -> None:
         self._thawed.set()
-        self._running.set()
+        self._gate.open()
 
     async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         self._version = version

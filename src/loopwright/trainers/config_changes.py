@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from loopwright.config import RunConfig
+from loopwright.config.placement import PER_ACTOR
 from loopwright.types import Schedule
 
 FREE = (
@@ -18,6 +20,7 @@ FREE = (
     "trainer.stall_seconds",
     "rollout.worker_silence_seconds",
     "rollout.engine.urls.",
+    "rollout.engine.num_engines",
     "rollout.engine.key_env",
     "rollout.engine.wait_seconds",
     "gateway.url",
@@ -29,10 +32,20 @@ FREE = (
     "produce.failure_budget",
     "produce.filter_budget",
     "buffer.archive",
+    *(
+        f"{place}.{name}"
+        for place in ("task_sets.*.agent", "eval.task_sets.*.agent", "judgers.*", "rollout.engine", "gateway")
+        for name in ("num_actors", *PER_ACTOR)
+    ),
+    "rollout.nodes",
+    "cluster.",
     "track.",
 )
-"""Settings that may differ when a run continues. A name that ends in a dot stands for all settings below it. Those of
-`produce` are the ones that the error of a used-up failure budget mentions."""
+"""Settings that may differ when a run continues. A name that ends in a dot stands for all settings below it, and a star
+for any item. Where something runs is free, and so is how many of it there are. Those of `produce` are the ones that the
+error of a used-up failure budget mentions."""
+
+FREE_PATTERNS = [re.escape(name).replace(r"\*", "[^.]+") + ("" if name.endswith(".") else "$") for name in FREE]
 
 STEPS, SCHEDULE = "trainer.steps", "learner.schedule"
 
@@ -65,7 +78,7 @@ def _completed(previous: Mapping[str, Any]) -> Mapping[str, Any]:
 def _may_change(key: str, old: Any, new: Any) -> bool:
     if key == STEPS:
         return isinstance(old, int) and isinstance(new, int) and new >= old
-    return any(key.startswith(free) if free.endswith(".") else key == free for free in FREE)
+    return any(re.match(pattern, key) for pattern in FREE_PATTERNS)
 
 
 def _shown(value: Any) -> str:

@@ -78,6 +78,16 @@ class RunFolder:
         """The log of an engine that runs in its own process."""
         return self.path / "engine.log"
 
+    @property
+    def actors(self) -> Path:
+        """The logs of actors, one file for each."""
+        return self.path / "actors"
+
+    @property
+    def ray(self) -> Path:
+        """Where the open run has the files of its Ray cluster."""
+        return self.path / "ray.json"
+
     def server_state(self, number: int) -> Path:
         """What the guard of inference server `number` knows of it, for the run that cleans up after a killed guard."""
         return self.path / f"server-{number}.json"
@@ -132,8 +142,9 @@ class RunFolder:
                 folder.adopt(config)
             elif not allow_config_change:
                 _require_same(folder, previous, config)
-            # Left by a process that was killed. Its door is closed.
+            # Left by a process that was killed. Its door is closed, and its cluster is gone.
             folder.door.unlink(missing_ok=True)
+            folder.ray.unlink(missing_ok=True)
             if not folder.id.is_file():
                 write_whole(folder.id, f"{secrets.token_hex(ID_BYTES)}\n")
             yield folder

@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loopwright.config.base import sections
-from loopwright.config.checks import agents, evaluating, judging, learning, producing, running, sampling, tasks
+from loopwright.config.checks import (
+    agents,
+    evaluating,
+    judging,
+    learning,
+    placing,
+    producing,
+    running,
+    sampling,
+    tasks,
+)
 from loopwright.config.checks.idle import idle_settings
 from loopwright.config.problems import Problem
 from loopwright.config.schema import RunConfig
 
-SUBJECTS = (tasks, judging, sampling, producing, learning, evaluating, agents)
+SUBJECTS = (tasks, judging, sampling, producing, learning, evaluating, agents, placing)
 PROBLEMS = tuple(subject.problems for subject in SUBJECTS)
 WARNINGS = tuple(subject.warnings for subject in SUBJECTS)
 IDLE = tuple(rule for subject in (*SUBJECTS, running) for rule in subject.IDLE)

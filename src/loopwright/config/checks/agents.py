@@ -35,7 +35,7 @@ def _longest_reply(config: RunConfig) -> int:
 IDLE = (
     *(
         Idle(f"gateway.{name}", _none_is_served, "no agent talks to the gateway")
-        for name in ("thinking", "host", "port", "advertise_url", "url")
+        for name in ("thinking", "host", "port", "advertise_url", "url", "num_actors")
     ),
     *(
         rule

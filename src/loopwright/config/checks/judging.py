@@ -16,6 +16,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _judger_names(config)
     yield from _groups_where_members_are_judged(config)
     yield from _rewards_that_nobody_brings(config)
+    yield from _parts_on_actors_of_their_own(config)
     for name in config.judgers:
         yield from _cycle(config, ("judgers", name), name)
 
@@ -43,6 +44,20 @@ def _groups_where_members_are_judged(config: RunConfig) -> Iterator[Problem]:
             why = "a composed judger scores each rollout by itself"
         also = (("judgers", name, "per"),)
         yield Problem(place, f"{name!r} judges whole groups, but {why}", "name a judger with per: member", also=also)
+
+
+def _parts_on_actors_of_their_own(config: RunConfig) -> Iterator[Problem]:
+    """A composed judger on actors holds its parts there. A part with actors of its own would be opened twice."""
+    for name, judger in config.judgers.items():
+        parts = sorted(made_of([name], config.judgers)) if judger.num_actors else ()
+        for part in parts:
+            if part != name and part in config.judgers and config.judgers[part].num_actors:
+                yield Problem(
+                    ("judgers", part, "num_actors"),
+                    f"{part!r} is a part of {name!r}, whose actors hold their parts themselves",
+                    f"remove it; or give {name!r} no actors, and its parts their own",
+                    also=(("judgers", name, "num_actors"),),
+                )
 
 
 def _rewards_that_nobody_brings(config: RunConfig) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
+from loopwright.config.placement import PlacedSection
 from loopwright.config.problems import KeyPath, Problem, dotted
 from loopwright.config.schema import ProduceConfig, RolloutConfig, RunConfig
 from loopwright.types import BufferKind, ImportanceKind, PauseMode, ProduceKind, Stale, TrainerKind
@@ -112,11 +113,16 @@ def _kinds(config: RunConfig) -> Iterator[Problem]:
 
 
 def _deterministic(config: RunConfig) -> Iterator[Problem]:
+    count = (
+        "num_actors"
+        if isinstance(config.rollout.engine, PlacedSection) and config.rollout.engine.num_actors
+        else "num_engines"
+    )
     fields: tuple[tuple[KeyPath, object, object], ...] = (
         (("trainer", "kind"), config.trainer.kind, TrainerKind.COLOCATE),
         (("produce", "kind"), config.produce.kind, ProduceKind.SYNC),
         (("rollout", "engine", "kind"), config.rollout.engine.kind, "torch"),
-        (("rollout", "engine", "num_engines"), config.rollout.engine.processes(TrainerKind.COLOCATE), 0),
+        (("rollout", "engine", count), config.rollout.engine.processes(TrainerKind.COLOCATE), 0),
     )
     for path, value, needed in fields if config.trainer.deterministic else ():
         if value != needed:

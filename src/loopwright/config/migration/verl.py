@@ -7,6 +7,7 @@ from loopwright.config.migration.values import Rule, one_of, only, to
 
 SCHEDULE = one_of("learner.schedule", {"constant": "constant", "cosine": "cosine"}, "choose a learner.schedule")
 NOT_TWICE = "a batch is trained on once; raise learner.mini_batches for more optimiser steps"
+NODES = "set rollout.nodes and rollout.engine.num_actors, and trainer.kind to disaggregated"
 NO_CODE = "remove it: code from a model's folder is never run"
 
 ACTOR: dict[str, Rule] = {
@@ -60,6 +61,8 @@ ROLLOUT: dict[str, Rule] = {
     "actor_rollout_ref.rollout.max_model_len": to("model.max_context"),
     "actor_rollout_ref.rollout.max_num_seqs": to("rollout.engine.max_batch"),
     "actor_rollout_ref.rollout.name": to("rollout.engine.kind", by=lambda name: "torch" if name == "hf" else name),
+    "actor_rollout_ref.rollout.agent.num_workers": to("agent.num_actors"),
+    "actor_rollout_ref.rollout.nnodes": only(0, remedy=NODES),
     "actor_rollout_ref.rollout.seed": to("trainer.seed"),
     "actor_rollout_ref.rollout.full_determinism": to("trainer.deterministic"),
     "actor_rollout_ref.rollout.do_sample": only(True, remedy="remove it: training always samples"),
@@ -75,6 +78,7 @@ ROLLOUT: dict[str, Rule] = {
 }
 
 REST: dict[str, Rule] = {
+    "ray_kwargs.ray_init.num_cpus": to("cluster.num_cpus"),
     "algorithm.adv_estimator": rules.advantage,
     "algorithm.norm_adv_by_std_in_grpo": rules.divided_by_std,
     "algorithm.use_kl_in_reward": only(False, remedy="put the KL term into the loss: learner.kl"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 BY_REMEDY = {
-    "remove it: one process on one machine trains and samples": """
+    "remove it: num_actors of each section, rollout.nodes and cluster say what runs where": """
         actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout
         actor_rollout_ref.actor.strategy actor_rollout_ref.actor.fsdp_config actor_rollout_ref.actor.megatron
         actor_rollout_ref.actor.ulysses_sequence_parallel_size
-        actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.nnodes actor_rollout_ref.rollout.n_gpus_per_node
+        actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.n_gpus_per_node
         actor_rollout_ref.rollout.tensor_model_parallel_size actor_rollout_ref.rollout.data_parallel_size
         actor_rollout_ref.rollout.expert_parallel_size actor_rollout_ref.rollout.pipeline_model_parallel_size
         actor_rollout_ref.rollout.checkpoint_engine actor_rollout_ref.rollout.disaggregation

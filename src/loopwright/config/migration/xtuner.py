@@ -43,7 +43,7 @@ RULES: dict[str, Rule] = {
 REMEDIES = {
     **dict.fromkeys(
         ("resources", "rollout_config", "train_worker_config"),
-        "remove it: one process on one machine trains and samples",
+        "remove it: num_actors of each section, rollout.nodes and cluster say what runs where",
     ),
     "judger_config": "declare a judger under judgers, and name it in agent",
     "replay_buffer_config": "name the files under data",

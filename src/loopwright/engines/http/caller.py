@@ -106,6 +106,11 @@ class EngineCaller:
         )
 
 
+def broke_off() -> EngineLostError:
+    """A stream has ended before its answer."""
+    return EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+
+
 async def _events(answer: ResponseConnection) -> AsyncIterator[tuple[bool, Any]]:
     begun = b""
     while more := await answer.more():

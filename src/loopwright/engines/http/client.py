@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
-from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller
+from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller, broke_off
 from loopwright.engines.http.connection import Connections
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import (
@@ -24,7 +24,7 @@ from loopwright.engines.http.wire import (
     request_to_json,
     update_to_json,
 )
-from loopwright.errors import EngineError, EngineLostError, LoopwrightError
+from loopwright.errors import EngineError, LoopwrightError
 from loopwright.ports import OnPart
 from loopwright.serve.lease import INSTANCE_HEADER, LEASE, LeaseHolder, lease_to_json
 from loopwright.types import (
@@ -57,8 +57,7 @@ class HttpEngine:
         cls, url: str, key: str | None, *, silence_seconds: float = SILENCE_SECONDS
     ) -> AsyncIterator[Self]:
         """The engine at `url`."""
-        connections = Connections(url, key)
-        try:
+        with Connections(url, key) as connections:
             engine = cls(connections, 0, silence_seconds)
             state = await engine._caller.command("GET", "/version")
             if not isinstance(state, dict) or not isinstance(state.get("version"), int):
@@ -68,8 +67,6 @@ class HttpEngine:
                 )
             engine._hear(state)
             yield engine
-        finally:
-            connections.close()
 
     @property
     def version(self) -> int:
@@ -166,7 +163,7 @@ class HttpEngine:
                 if ended:
                     return self._ended(joined(parts), part.held)
                 on_part(part)
-        raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+        raise broke_off()
 
     def _ended(self, answer: Generation, held: tuple[float, float] | None) -> Generation:
         if held is None:

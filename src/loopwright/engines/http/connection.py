@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Self, cast
 from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
@@ -159,7 +159,8 @@ class ResponseConnection(asyncio.Protocol):
 
 
 class Connections:
-    """The connections to one server: as many as there are requests at the same time."""
+    """The connections to one server: as many as there are requests at the same time. Leaving the context closes
+    them."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
@@ -171,6 +172,12 @@ class Connections:
         lines = [f"host: {parts.netloc.rpartition('@')[2]}", "content-type: application/json"]
         self._headers = "".join(f"{line}\r\n" for line in [*lines, *([f"authorization: Bearer {key}"] if key else [])])
         self._free: list[ResponseConnection] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
         """Send these with every later request."""

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from loopwright.core.partial_answer import PartialAnswer, joined
-from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller
+from loopwright.engines.http.caller import COMMAND_SECONDS, SILENCE_SECONDS, EngineCaller, broke_off
+from loopwright.engines.http.calls_out import CallOut, CallsOut
 from loopwright.engines.http.connection import Connections, Patience
 from loopwright.engines.http.fields import Fields
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import answer_read
+from loopwright.engines.pause_gate import PauseGate
 from loopwright.engines.sglang.folder import folder_of
 from loopwright.engines.sglang.wire import (
     GENERATE,
@@ -55,8 +57,9 @@ from loopwright.types import (
 PAUSE_SECONDS = 60.0
 """How long a pause by abort may take. A paused server does not answer /health, so nothing else can be asked then."""
 CUT_SECONDS = 1.0
-"""How long to wait for aborted answers to arrive. A request that reached the server after the pause waits there, and is
-taken back."""
+"""How long to wait for aborted answers to arrive."""
+CUT_TRIES = 3
+"""How often the server is paused again, because a request reached it after the pause."""
 FLUSH_SECONDS = 30
 TAKE_BACK_SECONDS = 0.5
 TAKE_BACK_TRIES = 4
@@ -69,17 +72,10 @@ REMEDY_FOR_LOGPROBS = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
-    """A request that is out, under a `name` that is used once, and its tokens so far."""
+class _Call(CallOut):
+    """`ids` are those of its tokens so far."""
 
-    request: GenerateRequest
-    version: int
-    # All names have one length: SGLang aborts every request whose name begins with the given one.
-    name: str = field(default_factory=lambda: uuid.uuid4().hex)
     ids: list[int] = field(default_factory=list)
-    parts: list[Generation] = field(default_factory=list)
-    asking: asyncio.Task[Generation] | None = None
-    cut: bool = False
     goes_on: bool = False
     """It stopped at an end token of the model that the request does not stop at."""
 
@@ -103,9 +99,8 @@ class SglangEngine:
         """The labels of the weights that were loaded last, and of those before: they change while an update is out."""
         self._tensors: Mapping[str, TensorSpec] | None = None
         self._is_incremental = False
-        self._calls: set[_Call] = set()
-        self._goes_on = asyncio.Event()
-        self._goes_on.set()
+        self._gate = PauseGate()
+        self._calls = CallsOut(self._take_back)
         self._is_server_paused: bool | None = None
 
     @classmethod
@@ -114,15 +109,12 @@ class SglangEngine:
         cls, url: str, key: str | None, *, labels: VersionLabels | None = None, silence_seconds: float = SILENCE_SECONDS
     ) -> AsyncIterator[Self]:
         """The server at `url`. With `labels`, it must be one whose weights can be updated."""
-        connections = Connections(url, key)
-        try:
+        with Connections(url, key) as connections:
             engine = cls(connections, labels, silence_seconds)
             await engine._read_options()
             if labels is not None:
                 await check_temperature(engine, url, REMEDY_FOR_LOGPROBS)
             yield engine
-        finally:
-            connections.close()
 
     @property
     def version(self) -> int:
@@ -176,16 +168,19 @@ class SglangEngine:
             return Generation((), (), (), FinishReason.LENGTH)
         answer = PartialAnswer(request, on_part)
         while True:
-            await self._goes_on.wait()
-            call = _Call(answer.rest(), self._version)
-            sampled = answer.add(await self._called(call, answer.hear))
+            rest = answer.rest()
+            if not await self._gate.admit(rest):
+                return answer.add(NOTHING_YET)
+            call = self._call(rest)
+            sampled = answer.add(await self._calls.answer(call, self._asked(call, answer.hear)))
             if not call.goes_on:
                 return sampled
             if answer.is_full:
                 return answer.cut_by_length()
 
     async def abort(self, request_id: str) -> None:
-        for name in [call.name for call in self._calls if call.request.id == request_id]:
+        self._gate.abort(request_id)
+        for name in self._calls.names(request_id):
             await self._abort(name)
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
@@ -195,21 +190,20 @@ class SglangEngine:
                 "and label all tokens with the new ones",
                 remedy="set produce.in_flight to abort or drain",
             )
-        self._goes_on.clear()
-        if mode is PauseMode.DRAIN:
-            await self._ended_calls(None)
+        self._gate.close()
+        if mode is PauseMode.DRAIN and not await self._calls.ended(COMMAND_SECONDS):
+            raise self._broken(f"has not answered its last requests within {COMMAND_SECONDS:g} s")
         if self._is_server_paused is None:
             # Somebody may have left it paused in place. A pause by abort would never end then.
             await self._continue()
         if not self._is_server_paused:
-            await self._caller.asked("POST", "/pause_generation", {"mode": "abort"}, Patience(PAUSE_SECONDS))
-            self._is_server_paused = True
+            await self._pause_server()
         await self._cut()
 
     async def resume(self) -> None:
         if self._is_server_paused is not False:
             await self._continue()
-        self._goes_on.set()
+        self._gate.open()
 
     async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         """Update the server's weights. A server that failed while it loaded is lost: nobody knows what it has."""
@@ -218,7 +212,7 @@ class SglangEngine:
                 "an SGLang server gets weights of its own run only, and as a file",
                 remedy="attach it with kind: sglang, on the machine of the learner",
             )
-        was_going_on = self._goes_on.is_set()
+        was_going_on = self._gate.is_open
         if was_going_on or not self._is_server_paused:
             await self.pause(PauseMode.ABORT)
         try:
@@ -238,7 +232,7 @@ class SglangEngine:
         is all that it does."""
         if self._is_server_paused is not False:
             await self._continue()
-        call = _Call(request, self._version)
+        call = self._call(request)
         body = score_to_sglang(request, uuid.uuid4().hex, self._extra_key)
         scored = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
@@ -246,20 +240,9 @@ class SglangEngine:
         self._check_label(label, call)
         return ProbeAnswer(prompt_logprobs, await self._asked(call, lambda part: None))
 
-    async def _called(self, call: _Call, on_part: OnPart) -> Generation:
-        call.asking = asyncio.create_task(self._asked(call, on_part))
-        self._calls.add(call)
-        try:
-            return await asyncio.shield(call.asking)
-        except asyncio.CancelledError:
-            if not call.cut:
-                await self._take_back(call)
-                raise
-            return joined([NOTHING_YET, *call.parts, NOTHING_YET])
-        finally:
-            call.asking.cancel()
-            await asyncio.wait({call.asking})
-            self._calls.discard(call)
+    def _call(self, request: GenerateRequest) -> _Call:
+        # All names have one length: SGLang aborts every request whose name begins with the given one.
+        return _Call(request, uuid.uuid4().hex, self._version)
 
     async def _asked(self, call: _Call, on_part: OnPart) -> Generation:
         body = request_to_sglang(call.request, call.name, self._extra_key)
@@ -280,7 +263,7 @@ class SglangEngine:
                     return joined(call.parts)
                 if part.ids:
                     on_part(sampled)
-        raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+        raise broke_off()
 
     def _check_label(self, label: str, call: _Call) -> int:
         """The version that tokens with this label have."""
@@ -296,33 +279,36 @@ class SglangEngine:
             )
         return call.version
 
-    async def _take_back(self, call: _Call) -> None:
+    async def _take_back(self, call: CallOut, asking: asyncio.Task[Generation]) -> None:
         """End a request that nobody waits for any more. SGLang forgets the name of a stream whose reader leaves, and
         samples it to its end; so it is aborted first."""
         with suppress(LoopwrightError):
             for _ in range(TAKE_BACK_TRIES):
                 await self._abort(call.name)
-                if call.asking is None or (await asyncio.wait({call.asking}, timeout=TAKE_BACK_SECONDS))[0]:
+                if (await asyncio.wait({asking}, timeout=TAKE_BACK_SECONDS))[0]:
                     return
 
     async def _abort(self, name: str) -> None:
         await self._caller.text("POST", "/abort_request", {"rid": name}, self._caller.little_patience)
+
+    async def _pause_server(self) -> None:
+        await self._caller.asked("POST", "/pause_generation", {"mode": "abort"}, Patience(PAUSE_SECONDS))
+        self._is_server_paused = True
 
     async def _continue(self) -> None:
         await self._caller.command("POST", "/continue_generation", {})
         self._is_server_paused = False
 
     async def _cut(self) -> None:
-        """Wait until all answers have been returned, and take back requests that the server holds."""
-        await self._ended_calls(CUT_SECONDS)
-        for call in self._calls:
-            if call.asking is not None and not call.asking.done():
-                call.cut = True
-                call.asking.cancel()
-
-    async def _ended_calls(self, seconds: float | None) -> None:
-        if asking := [call.asking for call in self._calls if call.asking is not None]:
-            await asyncio.wait(asking, timeout=seconds)
+        """See that all answers have been returned. A request that came after the pause is parked by the server, where
+        no abort reaches it, and would be sampled when the server goes on. So the server goes on now, with the weights
+        that the request was sent for, and is paused again."""
+        for _ in range(CUT_TRIES):
+            if await self._calls.ended(CUT_SECONDS):
+                return
+            await self._continue()
+            await self._pause_server()
+        await self._calls.cut(CUT_SECONDS)
 
     def _check_tensors(self, version: int, file: WeightFile) -> None:
         """SGLang keeps the old weights of a tensor that is missing, and dies of one with another shape. So every update

@@ -8,19 +8,19 @@ a salt that is never used again, also not by the resumed run, whose version 7 is
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
-from loopwright.engines.http.caller import COMMAND_SECONDS, SILENCE_SECONDS, EngineCaller
-from loopwright.engines.http.connection import Connections, Patience
+from loopwright.engines.http.caller import COMMAND_SECONDS, SILENCE_SECONDS, EngineCaller, broke_off
+from loopwright.engines.http.calls_out import CallOut, CallsOut
+from loopwright.engines.http.connection import Connections, Patience, give_up
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
+from loopwright.engines.pause_gate import PauseGate
 from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.wire import (
@@ -53,20 +53,9 @@ MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort"}
 CUT_SECONDS = 5.0
 """How long to wait for aborted answers to arrive. A request that reached the server after the pause waits there, and is
 taken back."""
+FOR_COMMANDS = Patience(COMMAND_SECONDS)
 EXTENSION = "loopwright_vllm.WeightLoader"
 REMEDY_FOR_LOGPROBS = "start it with --logprobs-mode processed_logprobs"
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A request that is out, and its tokens so far."""
-
-    request: GenerateRequest
-    name: str
-    version: int
-    parts: list[Generation] = field(default_factory=list)
-    asking: asyncio.Task[Generation] | None = None
-    cut: bool = False
 
 
 class VllmEngine:
@@ -91,14 +80,14 @@ class VllmEngine:
         """What of the server's memory is released."""
         self._version = 0
         self._salt: str | None = None
+        self._is_loading = False
         self._is_loaded = False
         self._is_leased = False
         self._workers = 1
         self._holder: LeaseHolder | None = None
         self._numbers = itertools.count()
-        self._calls: set[_Call] = set()
-        self._goes_on = asyncio.Event()
-        self._goes_on.set()
+        self._gate = PauseGate()
+        self._calls = CallsOut()
         self._is_server_paused = False
 
     @classmethod
@@ -113,15 +102,12 @@ class VllmEngine:
         sleeps: bool = False,
     ) -> AsyncIterator[Self]:
         """The server at `url`. With `labels`, it must have our worker extension."""
-        connections = Connections(url, key)
-        try:
+        with Connections(url, key) as connections:
             engine = cls(connections, labels, silence_seconds, sleeps=sleeps)
             if labels is not None:
                 await engine._check_extension()
                 await check_temperature(engine, url, REMEDY_FOR_LOGPROBS)
             yield engine
-        finally:
-            connections.close()
 
     @property
     def version(self) -> int:
@@ -140,7 +126,10 @@ class VllmEngine:
         """The extension keeps the lease, and refuses the weights of others while it lives. A server that was started
         again has no lease and not our weights, so it counts as lost."""
         asked = {**lease_to_json(holder, seconds), "renews": self._is_leased}
-        for said in await self._in_workers("loopwright_lease", asked):
+        # Whoever waits for longer has lost the lease before it knows. Workers that load weights answer when they are
+        # done, and a load has a deadline of its own.
+        patience = Patience(seconds / 2, self._give_up_unless_loading)
+        for said in await self._in_workers("loopwright_lease", asked, patience):
             match said:
                 case {"status": "held"}:
                     continue
@@ -167,24 +156,14 @@ class VllmEngine:
         """Always streamed: if the server dies, the tokens that have arrived are kept."""
         if request.sampling.max_new_tokens == 0:
             return Generation((), (), (), FinishReason.LENGTH)
-        await self._goes_on.wait()
-        call = _Call(request, f"{request.id}#{next(self._numbers)}", self._version)
-        call.asking = asyncio.create_task(self._asked(call, on_part))
-        self._calls.add(call)
-        try:
-            return await asyncio.shield(call.asking)
-        except asyncio.CancelledError:
-            if not call.cut:
-                raise
-            return joined([NOTHING_YET, *call.parts, NOTHING_YET])
-        finally:
-            call.asking.cancel()
-            await asyncio.wait({call.asking})
-            self._calls.discard(call)
+        if not await self._gate.admit(request):
+            return NOTHING_YET
+        call = self._call(request)
+        return await self._calls.answer(call, self._asked(call, on_part))
 
     async def abort(self, request_id: str) -> None:
-        names = [f"{SEEN_BY_SERVER}{call.name}" for call in self._calls if call.request.id == request_id]
-        if names:
+        self._gate.abort(request_id)
+        if names := [f"{SEEN_BY_SERVER}{name}" for name in self._calls.names(request_id)]:
             await self._caller.command("POST", "/abort_requests", {"request_ids": names})
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
@@ -193,11 +172,11 @@ class VllmEngine:
                 "a vLLM server cannot keep requests across an update: it would go on before its new weights are proven",
                 remedy="set produce.in_flight to abort or drain",
             )
-        self._goes_on.clear()
+        self._gate.close()
         self._is_server_paused = True
         await self._told(f"/pause?mode={MODES[mode]}")
         if mode is PauseMode.ABORT:
-            await self._cut()
+            await self._calls.cut(CUT_SECONDS)
         if self._sleeps:
             # Level 1 keeps the weights in the machine's memory: if an update is refused, the old ones still serve.
             await self._told("/sleep?level=1")
@@ -205,14 +184,14 @@ class VllmEngine:
 
     async def resume(self) -> None:
         await self._wake()
-        self._goes_on.set()
+        self._gate.open()
 
     async def load(self, version: int, update: WeightUpdate = IN_PLACE) -> None:
         """Update the server's weights. A server that failed while it loaded is lost: it would die at the next
         request."""
         if self._labels is None or isinstance(update, InPlace):
             raise EngineError("this server's weights are not ours to change", remedy="attach it with kind: vllm")
-        was_going_on = self._goes_on.is_set()
+        was_going_on = self._gate.is_open
         if was_going_on:
             await self.pause(PauseMode.ABORT)
         await self._wake_up("weights")
@@ -235,18 +214,20 @@ class VllmEngine:
         scored = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
             prompt_logprobs = prompt_logprobs_from_json(scored, request.prompt_ids)
-        call = _Call(request, f"{request.id}#{next(self._numbers)}", self._version)
-        return ProbeAnswer(prompt_logprobs, await self._asked(call, None))
+        return ProbeAnswer(prompt_logprobs, await self._asked(self._call(request), None))
 
     async def _refusal(self, version: int, update: WeightUpdate) -> str | None:
         """Have every worker load the weights. Gives the reason if all of them refused. If only some did, or if it is
         not known, the server is lost."""
         holder = {} if self._holder is None else {"holder": lease_to_json(self._holder, 0.0)}
         description = {**update_to_json(version, update), **holder}
+        self._is_loading = True
         try:
             told = await self._in_workers("loopwright_load_weights", description)
         except EngineError as error:
             raise self._failed(version, error.message) from error
+        finally:
+            self._is_loading = False
         said = [one if isinstance(one, dict) else {"why": str(one)} for one in told]
         words = next((str(one["why"]) for one in said if "why" in one), "its workers did not say why")
         statuses = {one.get("status") for one in said}
@@ -268,7 +249,10 @@ class VllmEngine:
             remedy="nothing to do: it is replaced",
         )
 
-    async def _asked(self, call: _Call, on_part: OnPart | None) -> Generation:
+    def _call(self, request: GenerateRequest) -> CallOut:
+        return CallOut(request, f"{request.id}#{next(self._numbers)}", self._version)
+
+    async def _asked(self, call: CallOut, on_part: OnPart | None) -> Generation:
         body = request_to_vllm(call.request, call.name, self._salt)
         async with self._caller.stream(GENERATE, body) as events:
             async for is_event, said in events:
@@ -281,7 +265,7 @@ class VllmEngine:
                     return self._ended(joined(call.parts), part.spans)
                 if on_part is not None and part.sampled.ids:
                     on_part(part.sampled)
-        raise EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
+        raise broke_off()
 
     def _ended(self, answer: Generation, spans: Any) -> Generation:
         """The whole answer, with the versions that the server says."""
@@ -305,16 +289,6 @@ class VllmEngine:
             remedy="nobody but the run may update the server: see who else uses it",
         )
 
-    async def _cut(self) -> None:
-        """Wait until all answers have been returned, and take back requests that the server holds."""
-        asking = [call.asking for call in self._calls if call.asking is not None]
-        if asking:
-            await asyncio.wait(asking, timeout=CUT_SECONDS)
-        for call in self._calls:
-            if call.asking is not None and not call.asking.done():
-                call.cut = True
-                call.asking.cancel()
-
     async def _wake(self) -> None:
         await self._wake_up("weights", "kv_cache")
         if self._is_server_paused:
@@ -332,7 +306,7 @@ class VllmEngine:
     async def _told(self, path: str, body: Any = None) -> None:
         """Give a command whose answer says nothing more. It has a deadline: a server that hangs may still answer
         /health."""
-        await self._caller.text("POST", path, body, Patience(COMMAND_SECONDS))
+        await self._caller.text("POST", path, body, FOR_COMMANDS)
 
     async def _check_extension(self) -> None:
         """Refuse a server that cannot be updated rightly, before anything is trained."""
@@ -355,10 +329,14 @@ class VllmEngine:
                     remedy="serve another model, or sample with another kind of engine",
                 )
 
-    async def _in_workers(self, method: str, argument: Any) -> Sequence[Any]:
+    async def _give_up_unless_loading(self) -> None:
+        if not self._is_loading:
+            await give_up()
+
+    async def _in_workers(self, method: str, argument: Any, patience: Patience = FOR_COMMANDS) -> Sequence[Any]:
         """What each worker returned."""
         body = {"method": method, "args": [json.dumps(argument)]}
-        said = await self._caller.command("POST", "/collective_rpc", body)
+        said = await self._caller.asked("POST", "/collective_rpc", body, patience)
         results = said.get("results") if isinstance(said, dict) else None
         if not isinstance(results, list) or not results:
             raise EngineError(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from loopwright.testing.sglang.answers import Json, ToldAnswer
@@ -98,6 +99,8 @@ class Frontend:
         self._incremental = incremental
         self._states: dict[str, _State] = {}
         self._paused = False
+        self._left: list[GenerateAsk] = []
+        """Requests that are parked, and whose callers have gone away."""
         self._pausing = asyncio.Condition()
         self._updating = ReadWriteLock()
         self._scheduler: Scheduler
@@ -140,8 +143,7 @@ class Frontend:
         """The answers to a registered request: one, or those of a stream."""
         state = self._states[ask.rid]
         try:
-            async with self._pausing:
-                await self._pausing.wait_for(lambda: not self._paused)
+            await self._parked(ask)
             async with self._updating.reading():
                 self._check(ask)
                 self._scheduler.do(lambda: self._scheduler.add(ask))
@@ -173,6 +175,9 @@ class Frontend:
             self._paused = False
             self._scheduler.do(self._scheduler.go_on)
             self._pausing.notify_all()
+        for ask in self._left:
+            self._scheduler.do(partial(self._scheduler.add, ask))
+        self._left.clear()
 
     async def update(self, how: str, body: Mapping[str, Any]) -> tuple[bool, str]:
         """Change the weights. In a pause this happens at once, else when all requests have ended."""
@@ -217,6 +222,16 @@ class Frontend:
             return False
         finally:
             asking.cancel()
+
+    async def _parked(self, ask: GenerateAsk) -> None:
+        """Wait for the end of a pause. Nobody notices meanwhile that the caller has gone away: the request is sampled
+        all the same."""
+        try:
+            async with self._pausing:
+                await self._pausing.wait_for(lambda: not self._paused)
+        except asyncio.CancelledError:
+            self._left.append(ask)
+            raise
 
     async def _ask_one(self) -> None:
         ask = GenerateAsk(

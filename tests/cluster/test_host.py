@@ -1,0 +1,220 @@
+"""A part on an actor: calls, errors, cancellation, memory, last words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cluster_parts import cannot_open, dies_while_opening, needs_lock, open_part, opens_for_ever
+
+from loopwright.cluster.logs import ActorLogs
+from loopwright.config.roles import Role, RoleKind
+from loopwright.core.redaction import names_a_secret
+from loopwright.errors import ConfigError, RemoteError, WorkerLostError
+
+pytestmark = pytest.mark.real
+
+MIB = 1 << 20
+
+
+def role(memory: int | None = None, count: int = 1) -> Role:
+    return Role(RoleKind.JUDGERS, "mine", count, cpus=0.25, memory=memory)
+
+
+def living_actors() -> int:
+    from ray._private import state
+
+    return sum(actor["State"] != "DEAD" for actor in state.actors().values())
+
+
+async def until(condition, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_call_gives_what_the_method_returns(cluster):
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        assert await host.call("echo", {"a": (1, None)}) == {"a": (1, None)}
+        assert await host.call("pid") == host.started.pid
+        assert host.started.address == "127.0.0.1"
+
+
+async def test_nothing_but_calls_reaches_the_part(cluster):
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        with pytest.raises(AttributeError):
+            host.secret  # noqa: B018
+        with pytest.raises(AttributeError, match="no_such_method"):
+            await host.call("no_such_method")
+        with pytest.raises(TypeError, match="not callable"):
+            await host.call("secret")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        ("ValueError", ValueError, "bad"),
+        ("unpicklable", RemoteError, "UnpicklableError: it was 3"),
+        ("KeyboardInterrupt", RemoteError, "KeyboardInterrupt: stop"),
+        ("SystemExit", RemoteError, "SystemExit: 4"),
+        ("CancelledError", RemoteError, "CancelledError: not by you"),
+        ("StopIteration", RuntimeError, "StopIteration"),
+    ],
+)
+async def test_errors_arrive_with_their_types_and_the_actor_lives_on(cluster, error, kind, text):
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        with pytest.raises(kind, match=text):
+            await host.call("fail", error)
+        assert await host.call("echo", 1) == 1
+
+
+async def test_a_value_that_cannot_be_sent_costs_no_actor(cluster):
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        with pytest.raises(RemoteError, match="could not be sent"):
+            await host.call("environment_of_lock")
+        assert await host.call("echo", 1) == 1
+
+
+async def test_cancelling_a_call_frees_what_it_held_before_the_caller_goes_on(cluster, tmp_path: Path):
+    held = tmp_path / "held"
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        call = asyncio.create_task(host.call("hold", str(held)))
+        await until(held.exists)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not held.exists()
+        assert await host.call("echo", 1) == 1
+
+
+async def test_a_call_that_ignores_its_cancellation_is_cancelled_for_the_caller(cluster, tmp_path: Path):
+    noticed = tmp_path / "noticed"
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        call = asyncio.create_task(host.call("run_on", str(noticed)))
+        await host.call("echo", 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert noticed.read_text() == "cancelled"
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_leaving_the_context_closes_the_part_and_ends_the_actor(cluster, tmp_path: Path, raises):
+    closed = tmp_path / "closed"
+    with pytest.raises(ZeroDivisionError) if raises else nullcontext():
+        async with cluster.launch(role(), 0, partial(open_part, str(closed)), "mine"):
+            assert not closed.exists()
+            assert living_actors() == 1
+            if raises:
+                1 / 0  # noqa: B018
+    assert closed.read_text() == "closed"
+    await until(lambda: living_actors() == 0)
+
+
+async def test_a_part_that_cannot_be_opened_leaves_no_actor(cluster):
+    with pytest.raises(FileNotFoundError, match="there is no such model") as caught:
+        async with cluster.launch(role(), 0, cannot_open, "mine"):
+            pass
+    assert caught.value.filename == "model"
+    await until(lambda: living_actors() == 0)
+
+
+async def test_a_part_that_cannot_be_pickled_is_named(cluster):
+    with pytest.raises(ConfigError, match="judger 'mine' cannot be sent to an actor"):
+        cluster.launch(role(), 0, partial(needs_lock, threading.Lock()), "judger 'mine'")
+
+
+async def test_a_process_that_dies_while_it_opens_its_part_says_why(cluster):
+    with pytest.raises(WorkerLostError, match="a library is missing"):
+        async with cluster.launch(role(), 0, dies_while_opening, "mine"):
+            pass
+
+
+async def test_the_last_words_of_an_actor_are_in_its_log_and_in_the_error(cluster, tmp_path: Path):
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        await host.call("say", "a line before")
+        with pytest.raises(WorkerLostError, match=r"is lost: ActorDiedError.*\n(.*\n)*segmentation fault"):
+            await host.call("die", "segmentation fault")
+        assert "segmentation fault" in await host.died()
+        with pytest.raises(WorkerLostError, match="segmentation fault"):
+            await host.call("echo", 1)
+    log = (tmp_path / "actors" / "judgers-mine-0.log").read_text()
+    assert log.splitlines() == ["a line before", "segmentation fault"]
+
+
+async def test_an_actor_that_is_closed_leaves_its_whole_output(cluster, tmp_path: Path):
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        await host.call("say", "one\nhalf a line")
+    assert (tmp_path / "actors" / "judgers-mine-0.log").read_text() == "one\nhalf a line\n"
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_an_actor_that_takes_too_much_memory_ends_with_that_cause(cluster, blocks):
+    async with cluster.launch(role(memory=400 * MIB), 0, open_part, "mine") as host:
+        with pytest.raises(WorkerLostError, match="memory_per_actor is 400 MiB"):
+            await host.call("eat", 500 * MIB, blocks)
+        async with asyncio.timeout(5):
+            assert "memory_per_actor is 400 MiB" in await host.died()
+
+
+async def test_an_idle_actor_that_is_too_large_is_lost_with_that_cause(cluster):
+    async with cluster.launch(role(memory=10 * MIB), 0, open_part, "mine") as host, asyncio.timeout(10):
+        assert "memory_per_actor is 10 MiB" in await host.died()
+
+
+async def test_an_actor_that_takes_too_much_memory_is_started_again(cluster):
+    lost: list[str] = []
+    from loopwright.cluster.cluster import Cluster
+
+    big = Cluster("127.0.0.1", ActorLogs(), on_death=lambda name, words: lost.append(words))
+    async with big.crew(role(memory=400 * MIB), open_part, "mine") as crew:
+        first = await crew.work("pid")
+        with pytest.raises(WorkerLostError, match="memory_per_actor is 400 MiB"):
+            await crew.work("eat", 500 * MIB, False)
+        await until(lambda: lost)
+        async with asyncio.timeout(20):
+            assert await crew.work("pid") != first
+    assert len(lost) == 1
+    assert "memory_per_actor is 400 MiB" in lost[0]
+
+
+async def test_no_secret_reaches_an_actor_or_its_children(cluster):
+    assert "LOOPWRIGHT_TEST_KEY" in os.environ
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        seen = await host.call("environment")
+        assert "PATH" in seen
+        assert not [name for name in seen if names_a_secret(name)]
+        assert seen["RAY_AUTH_MODE"] == "token"
+        # Ray works on without the token in the environment.
+        assert await host.call("put_through_ray", b"x" * MIB) == b"x" * MIB
+        below = await host.call("childrens_environment")
+        assert below.keys() <= seen.keys()
+        assert not [name for name in below if name.startswith(("RAY_", "LOOPWRIGHT_")) or names_a_secret(name)]
+
+
+async def test_an_actor_that_waits_for_room_can_be_given_up(cluster):
+    huge = replace(role(), cpus=1000)
+    starting = asyncio.create_task(cluster.launch(huge, 0, open_part, "mine").__aenter__())
+    await asyncio.sleep(0)
+    starting.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    await until(lambda: living_actors() == 0)
+
+
+async def test_a_start_that_is_cancelled_cleans_up_and_leaves_no_actor(cluster, tmp_path: Path):
+    held = tmp_path / "held"
+    starting = asyncio.create_task(cluster.launch(role(), 0, partial(opens_for_ever, str(held)), "mine").__aenter__())
+    await until(held.exists)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not held.exists()
+    await until(lambda: living_actors() == 0)

@@ -1,0 +1,253 @@
+"""The life of a cluster: who may reach it, what it leaves behind, and what is left when its driver is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loopwright.cluster.folder import LONGEST, ray_folder, remove_leftovers
+from loopwright.cluster.probe import examine_cluster
+from loopwright.errors import ConfigError
+from loopwright.serve.marked_processes import ProcessTable, kill_all, read_proc
+
+MARK = "XDG_LOOPWRIGHT_TEST"
+"""A variable that children see, also those with a small environment."""
+HERE = Path(__file__).parent
+LISTENS = "0A"
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+"""127.0.0.1, ::1 and ::ffff:127.0.0.1"""
+
+
+class Driver:
+    """A process of driver.py, with a home and a temporary folder of its own."""
+
+    def __init__(self, place: Path, *address: str, **env: str) -> None:
+        self.mark = place.name
+        self._errors = (place / "stderr").open("w+")
+        self.run, self.home, self.temporary = place / "run", place / "home", place / "t"
+        for folder in (self.home, self.temporary):
+            folder.mkdir(exist_ok=True)
+        seen = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "LOOPWRIGHT_"))},
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temporary),
+            MARK: self.mark,
+            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)]),
+            **env,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, HERE / "driver.py", self.run, *address],
+            env=seen,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def told(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.errors()
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def end(self) -> None:
+        kill_all(self.processes())
+        self.process.communicate()
+        self._errors.close()
+
+    def processes(self) -> dict[int, str]:
+        """The living processes of the run, with their command lines."""
+        table = ProcessTable(MARK)
+        return {one.pid: read_proc(one.pid, "cmdline").replace(b"\0", b" ").decode() for one in table.of(self.mark)}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder with a short path, as Ray needs for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="lw-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def start(place: Path) -> Iterator[Callable[..., Driver]]:
+    drivers: list[Driver] = []
+
+    def started(*address: str, **env: str) -> Driver:
+        drivers.append(Driver(place, *address, **env))
+        return drivers[-1]
+
+    yield started
+    for driver in drivers:
+        driver.end()
+
+
+def until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses at which a process listens, as the kernel writes them."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(descriptor))
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [row[1].partition(":")[0] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in inodes]
+
+
+def files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*")]
+
+
+@pytest.mark.real
+def test_a_cluster_is_of_its_run_alone_and_leaves_nothing(start):
+    driver = start(API_KEY="not for actors")
+    told = driver.told()
+    processes = driver.processes()
+    assert told["address"] == "127.0.0.1"
+    assert told["handlers"] == [True, True]
+    assert len(told["token"]) == 64
+    assert any("raylet" in command for command in processes.values())
+    addresses = [address for pid in processes for address in listening(pid)]
+    assert len(addresses) > 5
+    assert set(addresses) <= set(LOOPBACK)
+    assert [told["folder"]] == [str(path) for path in driver.temporary.glob("lw-ray-*")]
+    assert json.loads((driver.run / "ray.json").read_text()) == {"folder": told["folder"], "pid": driver.process.pid}
+    # Another process of the same run does not remove the folder of one that lives.
+    assert remove_leftovers(driver.run) == []
+
+    os.kill(driver.process.pid, signal.SIGTERM)
+    assert driver.told() == {"signal": signal.SIGTERM}
+    driver.go_on()
+    assert driver.told() == {"pending": "WorkerLostError"}
+    assert driver.told() == {"stray": "RaySystemError"}
+    assert driver.process.wait(30) == 0
+    assert driver.processes() == {}
+    assert files(driver.home) == files(driver.temporary) == []
+    assert sorted(files(driver.run)) == ["actors", "actors/loops-mine-0.log", "actors/ray.log"]
+    assert (driver.run / "actors/loops-mine-0.log").read_text() == "a line with [redacted]\n"
+    # What Ray says is in the run's log, and not on the screen.
+    said = (driver.run / "actors/ray.log").read_text()
+    assert "SIGTERM handler is not set" in said
+    assert "(raylet) A worker died" in said
+    (line,) = driver.errors().splitlines()
+    assert line.startswith("loops-mine-1 is lost: ActorDiedError")
+
+
+def killed(driver: Driver, seconds: float) -> list[int]:
+    """Kill the driver, and wait until its actors, their children and the raylet are gone. Returns who was there."""
+    told = driver.told()
+    raylets = [pid for pid, command in driver.processes().items() if "raylet" in command]
+    there = [*told["actors"], *told["children"], *raylets]
+    assert set(there) <= driver.processes().keys()
+    os.kill(driver.process.pid, signal.SIGKILL)
+    until(lambda: not driver.processes().keys() & set(there), seconds)
+    return there
+
+
+@pytest.mark.real
+def test_a_killed_driver_leaves_no_actor_and_the_next_opening_removes_its_folder(start):
+    driver = start()
+    there = killed(driver, 10)
+    assert len(there) >= 6
+    (left,) = driver.temporary.glob("lw-ray-*")
+    again = start()
+    told = again.told()
+    assert not left.exists()
+    assert [told["folder"]] == [str(path) for path in again.temporary.glob("lw-ray-*")]
+    again.go_on()
+    assert again.process.wait(30) == 0
+    assert files(again.temporary) == []
+
+
+@pytest.mark.long
+def test_nothing_of_a_killed_driver_is_left_after_70_seconds(start):
+    driver = start()
+    killed(driver, 10)
+    until(lambda: not driver.processes(), 60)
+
+
+@pytest.mark.real
+def test_a_cluster_is_joined_with_its_token_only(shared_ray, monkeypatch):
+    shared_ray.up()
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    found = examine_cluster(address)
+    assert found.address == address
+    assert [node.address for node in found.nodes] == ["127.0.0.1"]
+    assert found.nodes[0].resources["CPU"] == 16
+    for wrong in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_MODE": "disabled"}):
+        with monkeypatch.context() as changed:
+            for name, value in wrong.items():
+                changed.setenv(name, value)
+            with pytest.raises(ConfigError, match=f"joined at {address}: .*token is missing or incorrect") as caught:
+                examine_cluster(address)
+            assert "RAY_AUTH_TOKEN" in caught.value.remedy
+
+
+@pytest.mark.real
+def test_where_nobody_is_no_cluster_is_joined_and_none_is_started(place: Path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setenv(MARK, place.name)
+    with pytest.raises(ConfigError, match=r"joined at 127\.0\.0\.1:1: .*Connection refused"):
+        examine_cluster("127.0.0.1:1")
+    assert ProcessTable(MARK).of(place.name) == []
+
+
+@pytest.mark.parametrize("address", ["local", "ray://host:10001", "host", "", "host:port"])
+def test_only_auto_and_addresses_can_be_joined(address, monkeypatch):
+    with pytest.raises(ConfigError, match="neither `auto` nor host:port"):
+        examine_cluster(address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match="neither `auto` nor host:port"):
+        examine_cluster("auto")
+
+
+def test_the_folder_of_a_run_is_short_private_and_its_own(tmp_path: Path, monkeypatch):
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with ray_folder(tmp_path / "one") as one, ray_folder(tmp_path / "two") as two:
+        assert one != two
+        assert len(str(one)) <= LONGEST
+        assert one.stat().st_mode & 0o777 == 0o700
+    assert not one.exists()
+
+
+def test_a_folder_that_was_left_is_removed_and_others_are_not(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("loopwright.cluster.folder.LONGEST", 1000)
+    with ray_folder(tmp_path / "other") as other, ray_folder(tmp_path / "run") as mine:
+        left = mine.with_name(f"{mine.name[: mine.name.rindex('-')]}-1")
+        (left / "session" / "logs").mkdir(parents=True)
+        link = left.with_name(f"{left.name}1")
+        link.symlink_to(other)
+        assert remove_leftovers(tmp_path / "run") == [left]
+        assert other.exists()
+        assert mine.exists()
+        assert not left.exists()
