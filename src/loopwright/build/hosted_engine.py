@@ -106,7 +106,8 @@ async def hosted_vllm(
         log=_own_output() or state.with_suffix(".log"),
         state=state,
     )
-    async with vllm_server(here, env=os.environ) as (guard, url):
+    # Ray kills the children of an actor that it kills.
+    async with vllm_server(here, env=os.environ, apart=True) as (guard, url):
         yield HostedServer(guard, url)
 
 

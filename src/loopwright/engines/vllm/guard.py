@@ -172,6 +172,8 @@ class ServerGuard:
 
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
+    if options.apart and (code := _ended_child()) is not None:
+        return code
     sweep(options.state)
     _adopt_orphans()
     with _reserved_port(options.host) as reserved, options.log.open("ab") as log:
@@ -205,6 +207,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m loopwright.engines.vllm.guard", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="where the server's processes and files are kept")
     parser.add_argument("--log", type=Path, required=True, help="where the server's output goes")
+    parser.add_argument("--apart", action="store_true", help="be no child of the supervisor, which may be killed")
     parser.add_argument("--host", default=LOOPBACK, help="where COMMAND listens")
     parser.add_argument("--start-seconds", type=float, default=START_SECONDS, help="until it must be healthy")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help=f"{PORT} in it becomes the port")
@@ -212,6 +215,19 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if not any(PORT in part for part in options.command):
         parser.error(f"COMMAND has no {PORT}")
     return options
+
+
+def _ended_child() -> int | None:
+    """Let a child be the guard, and wait for it. Gives its exit code, and None in the child. Whoever kills the children
+    of the supervisor, as Ray does with those of an actor, then kills this process, and the guard does its work."""
+    ends = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    child = os.fork()
+    if child:
+        for number in ends:
+            signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+    return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) if child else None
 
 
 def _environment(left: Leftovers) -> dict[str, str]:

@@ -71,11 +71,15 @@ def vllm_environment(server: VllmServer, env: Mapping[str, str]) -> dict[str, st
 
 
 @asynccontextmanager
-async def vllm_server(server: VllmServer, *, env: Mapping[str, str]) -> AsyncIterator[tuple[Child, str]]:
-    """Start the server. Gives its guard and its URL. Leaving the context ends it."""
+async def vllm_server(
+    server: VllmServer, *, env: Mapping[str, str], apart: bool = False
+) -> AsyncIterator[tuple[Child, str]]:
+    """Start the server. Gives its guard and its URL. Leaving the context ends it. If this process may be killed
+    together with its children, the guard must be `apart`."""
     check_private(server.host)
     guard = [sys.executable, "-m", "loopwright.engines.vllm.guard", "--state", str(server.state)]
     guard += ["--log", str(server.log), "--start-seconds", str(server.start_seconds), "--host", server.host]
+    guard += ["--apart"] if apart else []
     async with child_process(
         [*guard, "--", *vllm_command(server)],
         env=vllm_environment(server, env),
