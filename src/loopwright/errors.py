@@ -11,6 +11,7 @@
     │   ├── UnanswerableError      no engine can answer the request as it is
     │   ├── ToolServerError        a server of tools did not start, or died under a rollout
     │   ├── WorkerLostError        a rollout worker cannot be reached, or is silent
+    │   ├── TrialLostError         a trial of Harbor lost its sandbox or its model
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
     ├── OutOfTimeError             a model call took all the time that its caller had left
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
@@ -98,6 +99,10 @@ class ProofError(EngineError):
 class UnanswerableError(EngineError):
     """No engine can answer the request as it is, for example because it holds a token that the model does not have. It
     says nothing about the engine, and another engine need not be asked."""
+
+
+class TrialLostError(EngineError):
+    """A trial of Harbor lost its sandbox, or could not reach its model."""
 
 
 class InterruptionError(EngineError):

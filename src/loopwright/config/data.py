@@ -163,7 +163,27 @@ class ReasoningGymData(DataKind):
                 yield Problem(("config", name), f"stands beside data.{name}", f"write it as data.{name}")
 
 
+class HarborData(DataKind):
+    """The tasks of Harbor in the subfolders of `path`. `skip_broken` leaves out those that cannot be read."""
+
+    kind: Literal["harbor"] = "harbor"
+    path: Text
+    skip_broken: bool = False
+    shuffle: bool = True
+
+    @property
+    def opens_lightly(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return self.path
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.FOLDER, ("path",), self.path)
+
+
 RowsConfig = JsonlData | ParquetData | DatasetData
 DataConfig = Annotated[
-    JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData, Field(discriminator="kind")
+    JsonlData | ParquetData | DatasetData | PythonData | ReasoningGymData | HarborData, Field(discriminator="kind")
 ]

@@ -6,16 +6,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from loopwright.config.base import Count, FromYaml, Positive, Section, Text
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem, suggest
-from loopwright.types import Isolation, ProgramInput
+from loopwright.types import ApiFormat, Isolation, ProgramInput
 
 Words = Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
 ExitCode = Annotated[int, Field(ge=0, le=255, strict=False)]
@@ -118,6 +118,9 @@ class CommandRunnerConfig(Section):
     `exit_codes` are those that are no failure. The limits hold for all its processes together.
     """
 
+    brings_reward: ClassVar[bool] = False
+    """Whether its rollouts come with their reward, without a setting `reward`."""
+
     kind: Literal["command"] = "command"
     command: Words
     name: Text | None = None
@@ -140,6 +143,11 @@ class CommandRunnerConfig(Section):
         """Its name, or that of its program."""
         return self.name or PurePosixPath(self.command[0]).name
 
+    @property
+    def what_starts(self) -> str:
+        """What a rollout starts, in words."""
+        return " ".join(self.command)
+
     def needs(self) -> Iterator[Need]:
         yield from _program(self.command[0])
         if self.folder is not None and "{" not in self.folder:
@@ -153,10 +161,7 @@ class CommandRunnerConfig(Section):
         yield from _unknown_fields(("command",), PLAIN_FIELDS, *self.command)
         yield from _unknown_fields(("env",), PLAIN_FIELDS, *self.env.values())
         yield from _unknown_fields(("folder",), TEMPLATE_FIELDS, self.folder or "")
-        for name in (*self.env, *self.pass_env):
-            if name in OURS:
-                place: KeyPath = ("env", name) if name in self.env else ("pass_env",)
-                yield Problem(place, f"{name} is set for each program", "remove it; the program gets its own")
+        yield from _variables_of_ours(self.env, self.pass_env)
         if self.instruction_file is not None:
             yield from _outside(("instruction_file",), self.instruction_file)
         if self.isolate is Isolation.BWRAP and shutil.which("bwrap") is None:
@@ -170,8 +175,83 @@ class CommandRunnerConfig(Section):
         yield from self.env.items()
 
 
-RunnerConfig = CommandRunnerConfig
-"""The kinds of runners. There will be others beside commands; each is chosen by its `kind`."""
+HOST_ENVIRONMENT = "host"
+"""Our own environment for Harbor, beside those that Harbor has."""
+
+
+class HarborRunnerConfig(Section):
+    """A trial of Harbor for each rollout, in Harbor's own interpreter `python`. `agent` and `environment` are names that
+    Harbor knows, or import paths.
+
+    The task's folder is the task's own `path`, else `<root>/<instance id>`, else `folder`, which may have fields.
+    `timeout_multiplier` is for the agent's time that a task sets; None ignores it. `grader_attempts` and
+    `grader_seconds` hold for the task's verifier. The limits hold for Harbor and all that it starts on this machine.
+    """
+
+    brings_reward: ClassVar[bool] = True
+
+    kind: Literal["harbor"] = "harbor"
+    python: Text
+    agent: Text
+    environment: Text = HOST_ENVIRONMENT
+    name: Text | None = None
+    weight: Positive = 1.0
+    root: Text | None = None
+    folder: Text | None = None
+    agent_args: dict[str, Any] = Field(default_factory=dict)
+    environment_args: dict[str, Any] = Field(default_factory=dict)
+    env: dict[VariableName, str] = Field(default_factory=dict)
+    pass_env: FromYaml[tuple[Text, ...]] = ()
+    model_name: Text | None = None
+    api_format: FromYaml[ApiFormat] | None = None
+    timeout_multiplier: Positive | None = None
+    grader_attempts: Count = 2
+    grader_seconds: Positive = 900.0
+    memory_mb: Count = 4096
+    processes: Count = 256
+    disk_mb: Count = 1024
+    output_kb: Count = 64
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, or that of its agent."""
+        return self.name or self.agent
+
+    @property
+    def what_starts(self) -> str:
+        return f"a trial of Harbor with the agent {self.agent}"
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.PROGRAM, ("python",), self.python)
+        if self.root is not None:
+            yield Need(Outside.FOLDER, ("root",), self.root)
+        for index, name in enumerate(self.pass_env):
+            yield Need(Outside.VARIABLE, ("pass_env", index), name)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _unknown_fields(("folder",), ("config",), self.folder or "")
+        yield from _variables_of_ours(self.env, self.pass_env)
+
+    def named_values(self) -> Iterator[tuple[str, str]]:
+        yield from self.env.items()
+
+
+def _command_if_unsaid(value: object) -> object:
+    return {"kind": "command", **value} if isinstance(value, dict) and "kind" not in value else value
+
+
+RunnerConfig = Annotated[
+    CommandRunnerConfig | HarborRunnerConfig, Field(discriminator="kind"), BeforeValidator(_command_if_unsaid)
+]
+"""The kinds of runners. Everything that is known of a kind is on its class here; its runner is made in
+`agents/from_config.py`."""
+
+
+def _variables_of_ours(env: Mapping[str, str], passed: Sequence[str]) -> Iterator[Problem]:
+    for name in (*env, *passed):
+        if name in OURS:
+            place: KeyPath = ("env", name) if name in env else ("pass_env",)
+            yield Problem(place, f"{name} is set for each program", "remove it; the program gets its own")
 
 
 def _program(name: str) -> Iterator[Need]:

@@ -193,7 +193,10 @@ class RemoteAgent(AgentKind):
 
     @property
     def own_reward(self) -> str | None:
-        return self.reward.label if self.reward is not None and self.judger == OWN_REWARD else None
+        if self.judger != OWN_REWARD:
+            return None
+        by_runners = all(one.brings_reward for one in self.all_runners)
+        return "reward from the task's verifier" if by_runners else self.reward and self.reward.label
 
     @property
     def all_runners(self) -> tuple[RunnerConfig, ...]:
@@ -209,13 +212,16 @@ class RemoteAgent(AgentKind):
         for name in sorted({name for name in names if names.count(name) > 1}):
             remedy = "give each its own name: the rollouts tell by it which of them ran"
             yield Problem(("runners",), f"has several that are named {name!r}", remedy)
-        if self.judger == OWN_REWARD and self.reward is None:
+        by_runners = [one.brings_reward for one in self.all_runners]
+        if self.judger == OWN_REWARD and self.reward is None and not (by_runners and all(by_runners)):
             remedy = "say where the reward comes from (file, exit_code or verifier), or name a judger"
             yield Problem(("reward",), "is missing, and no judger is named", remedy)
 
     def idle(self) -> Iterator[tuple[KeyPath, str]]:
         if self.judger != OWN_REWARD:
             yield ("reward",), f"the judger {self.judger} scores the program"
+        elif self.all_runners and all(one.brings_reward for one in self.all_runners):
+            yield ("reward",), "the tasks' own verifiers give the reward"
 
 
 AgentConfig = Annotated[

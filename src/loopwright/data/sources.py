@@ -8,6 +8,7 @@ from loopwright.config import (
     NO_OBJECTS,
     DataConfig,
     DatasetData,
+    HarborData,
     JsonlData,
     Objects,
     ParquetData,
@@ -15,6 +16,7 @@ from loopwright.config import (
     ReasoningGymData,
 )
 from loopwright.config.extras import require_extras
+from loopwright.data.harbor import HarborSource
 from loopwright.data.jsonl import JsonlSource
 from loopwright.data.mapping import RowMap
 from loopwright.data.python import PythonSource
@@ -41,3 +43,5 @@ def open_source(data: DataConfig, base: Path, objects: Objects = NO_OBJECTS) -> 
             from loopwright.data.reasoning_gym import ReasoningGymSource
 
             return ReasoningGymSource.open(data)
+        case HarborData():
+            return HarborSource.open(base / data.path, skip_broken=data.skip_broken)

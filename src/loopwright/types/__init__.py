@@ -3,6 +3,7 @@ behaviour except to check themselves: a value that cannot be true cannot be buil
 
 from loopwright.types.capacity import UNKNOWN_CAPACITY, EngineCapacity
 from loopwright.types.choices import (
+    ApiFormat,
     Aggregate,
     BufferKind,
     EvalMode,
@@ -65,6 +66,7 @@ from loopwright.types.weights import (
 )
 
 __all__ = [
+    "ApiFormat",
     "IN_PLACE",
     "NOTHING_YET",
     "UNKNOWN_CAPACITY",

@@ -172,6 +172,14 @@ class Isolation(StrEnum):
     """In a sandbox of bubblewrap: it may write to its own folders only, and sees its own processes only."""
 
 
+class ApiFormat(StrEnum):
+    """How an agent of Harbor talks to the model, in Harbor's words."""
+
+    CHAT = "openai_chat_completions"
+    RESPONSES = "openai_responses"
+    ANTHROPIC = "anthropic_messages"
+
+
 class ToolScope(StrEnum):
     """How long a tool server lives."""
 

@@ -1,0 +1,3 @@
+#!/bin/sh
+set -e
+sort -u /app/names.txt > /app/sorted.txt
