@@ -10,6 +10,7 @@ from loopwright.cli.chat import chat
 from loopwright.cli.check import check
 from loopwright.cli.cluster import cluster
 from loopwright.cli.config_command import config
+from loopwright.cli.data import data
 from loopwright.cli.doctor import doctor
 from loopwright.cli.drift import drift
 from loopwright.cli.engine import engine
@@ -46,3 +47,4 @@ app.command("gateway")(gateway)
 app.command("vllm-extension")(vllm_extension)
 app.command("bench")(bench)
 app.add_typer(cluster, name="cluster")
+app.add_typer(data, name="data")

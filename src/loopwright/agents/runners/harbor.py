@@ -43,6 +43,7 @@ IGNORED_SECONDS = 1e9
 STOP_SECONDS = 30.0
 """How long an agent, or a whole trial, may take to end when it is told to."""
 LONGEST_LINE = 1 << 20
+DRAIN_SECONDS = 2.0
 
 
 class HarborRunner:
@@ -209,25 +210,18 @@ class PreparedTrial:
                 (obeyed, telling),
             )
             hearing = asyncio.create_task(self._hear(heard))
-            running = asyncio.create_task(self.processes.run(command, self._text or BoundedOutput(KB)))
             try:
-                # The process is started in the task's first step. Only its own ends of the pipes may stay open.
-                await asyncio.sleep(0)
-                while not running.done() and not hearing.done():
-                    if telling >= 0:
-                        os.close(telling)
-                        os.close(obeyed)
-                        telling = obeyed = -1
-                    await asyncio.wait({running, hearing}, return_when=asyncio.FIRST_COMPLETED)
-                self._code = await running
-                await asyncio.wait({hearing}, timeout=1.0)
+                self._code = await self.processes.run(command, self._text or BoundedOutput(KB))
+                os.close(telling)
+                telling = -1
+                await asyncio.wait({hearing}, timeout=DRAIN_SECONDS)
                 return self._code
             finally:
-                for task in (running, hearing):
-                    task.cancel()
-                await asyncio.wait({running, hearing})
+                hearing.cancel()
+                await asyncio.wait({hearing})
         except OSError as error:
-            raise SetupError(f"Harbor's interpreter cannot be started: {error}", remedy="see the runner's python") from error
+            words = f"Harbor's interpreter cannot be started: {error}"
+            raise SetupError(words, remedy="see the runner's python") from error
         finally:
             for descriptor in (telling, obeyed):
                 if descriptor >= 0:

@@ -33,7 +33,8 @@ def _candidates(task: Task, config: HarborRunnerConfig, base: Path) -> Iterator[
     if config.folder is not None:
         chosen = filled(config.folder, task, {"config": "."})
         if PurePath(chosen).parts.count("..") > PurePath(config.folder).parts.count(".."):
-            raise SetupError(f"task {task.id!r}: {chosen!r} leads out of the folder that the config names", remedy="rename it")
+            words = f"task {task.id!r}: {chosen!r} leads out of the folder that the config names"
+            raise SetupError(words, remedy="rename the task")
         yield base / filled(config.folder, task, {"config": str(base)})
 
 
