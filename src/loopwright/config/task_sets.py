@@ -196,7 +196,9 @@ class RemoteAgent(AgentKind):
         if self.judger != OWN_REWARD:
             return None
         by_runners = all(one.brings_reward for one in self.all_runners)
-        return "reward from the task's verifier" if by_runners else self.reward and self.reward.label
+        if self.all_runners and by_runners:
+            return "reward from the task's verifier"
+        return None if self.reward is None else self.reward.label
 
     @property
     def all_runners(self) -> tuple[RunnerConfig, ...]:

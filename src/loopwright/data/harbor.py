@@ -72,9 +72,7 @@ class HarborSource:
         return self.tasks[index]
 
 
-def read_tasks(
-    folder: Path, *, skip_broken: bool = False, cache: Path | None = None
-) -> tuple[Mapping[str, Any], ...]:
+def read_tasks(folder: Path, *, skip_broken: bool = False, cache: Path | None = None) -> tuple[Mapping[str, Any], ...]:
     """The records of all tasks. Raises DataError that names all flaws, unless broken tasks are skipped."""
     found = scan(folder, cache)
     if found.flaws and not skip_broken:
@@ -174,7 +172,9 @@ def _config(file: Path) -> tuple[dict[str, Any], str]:
         return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
-        raise _FlawError(file, f"is not valid TOML: {error}", int(line[1]) if line else len(text.splitlines())) from error
+        raise _FlawError(
+            file, f"is not valid TOML: {error}", int(line[1]) if line else len(text.splitlines())
+        ) from error
 
 
 def _text(file: Path) -> str:

@@ -3,8 +3,8 @@ behaviour except to check themselves: a value that cannot be true cannot be buil
 
 from loopwright.types.capacity import UNKNOWN_CAPACITY, EngineCapacity
 from loopwright.types.choices import (
-    ApiFormat,
     Aggregate,
+    ApiFormat,
     BufferKind,
     EvalMode,
     ImportanceKind,
@@ -66,11 +66,11 @@ from loopwright.types.weights import (
 )
 
 __all__ = [
-    "ApiFormat",
     "IN_PLACE",
     "NOTHING_YET",
     "UNKNOWN_CAPACITY",
     "Aggregate",
+    "ApiFormat",
     "BroadcastBackend",
     "BufferKind",
     "ChainStart",

@@ -110,7 +110,7 @@ class HarborRunner:
             environment["import_path"] = OUR_ENVIRONMENT
         else:
             environment["import_path" if ":" in config.environment else "type"] = config.environment
-        trial = {
+        trial: dict[str, Any] = {
             "task": {"path": str(task)},
             "trial_name": f"{task.name[:32]}__{mark[-12:]}",
             "trials_dir": str(folders.work),

@@ -93,6 +93,7 @@ class HostEnvironment(BaseEnvironment):
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
+                env={**os.environ, "PATH": PATH},
                 start_new_session=True,
             )
         try:
