@@ -96,14 +96,14 @@ def scan(folder: Path, cache: Path | None = None) -> HarborScan:
     flaws: list[Flaw] = []
     for place in _task_folders(folder):
         try:
-            digest = digest_of(place)
+            digest = task_digest(place)
             records.append({**_known(place, digest, cache), "path": str(place.resolve())})
         except _FlawError as error:
             flaws.append(error.flaw)
     return HarborScan(tuple(records), tuple(flaws))
 
 
-def digest_of(folder: Path) -> str:
+def task_digest(folder: Path) -> str:
     """A hash of the names, the kinds and the contents of all that is in a folder."""
     told = hashlib.blake2b(digest_size=16)
     for path in sorted(_files(folder)):

@@ -224,7 +224,7 @@ def _tail(path: Path) -> str:
         return ""
 
 
-def main() -> None:
+def _main() -> None:
     control, events = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(control, False)
     os.set_inheritable(events, False)
@@ -239,4 +239,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()
