@@ -347,18 +347,6 @@ async def test_a_start_that_fails_later_costs_its_budget() -> None:
 
 
 @virtually
-async def test_a_start_on_a_node_that_is_gone_costs_nothing() -> None:
-    gone = WorkerLostError("p0 is lost: its node is lost", remedy="", node_lost=True)
-    place = Place("p0", starts=(None, *[gone] * 9))
-    deaths: list[str] = []
-    async with crew_of(place, max_restarts=1, on_death=lambda name, words: deaths.append(name)) as crew:
-        place.host.die()
-        await until(lambda: not crew.running)
-        assert await crew.work("echo", 1) == 1
-    assert (place.starts, deaths) == ([], ["p0"])
-
-
-@virtually
 async def test_an_actor_of_which_nothing_is_heard_is_lost() -> None:
     member = Place("p0")
     told: list[str] = []

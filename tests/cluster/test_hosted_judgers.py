@@ -174,3 +174,18 @@ async def test_closing_is_prompt_while_an_actor_starts_again(cluster: Cluster) -
         await until(lambda: not pids(judgers["pid"]))
         at = loop.time()
     assert loop.time() - at < 5
+
+
+async def test_an_actor_with_very_many_judgements_is_still_heard(cluster: Cluster, tmp_path: Path) -> None:
+    """Ray runs 1000 calls of an actor at a time by default: a beat would wait behind them, and its actor look dead."""
+    go = tmp_path / "go"
+    async with opened_judgers(cluster, ["slow"], {"slow": placed(native("waits_for_async"))}, USER_JUDGERS) as judgers:
+        judger = judgers["slow"]
+        assert isinstance(judger, RayJudger)
+        [member] = judger.crew.running
+        assert member.host is not None
+        calls = [asyncio.create_task(score_one(judger, TASK, said(f"{go}:{i}"))) for i in range(1100)]
+        await until(lambda: len(list(tmp_path.glob("started-*"))) == 1100)
+        assert member.host.silent_seconds() < 30
+        go.touch()
+        assert len(await asyncio.gather(*calls)) == 1100

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 from worker_contract import WorkerContract, ended, failure
-from worker_world import ANSWER, World, world, written
+from worker_world import ANSWER, World, until, world, written
 
 from loopwright.agents.runners.marks import VARIABLE
 from loopwright.cluster.logs import ActorLogs
@@ -120,12 +121,17 @@ async def test_the_sessions_of_a_lost_actor_are_deleted(house: World) -> None:
 async def test_the_programs_of_a_lost_actor_are_ended_and_leave_nothing(house: World) -> None:
     run = asyncio.create_task(house.worker.run(house.request("program", "waits", "Please wait.")))
     program = await house.began("program")
-    os.kill(owner_of(program), signal.SIGKILL)
+    mark = str(mark_of(program, VARIABLE))
+    folder = Path(tempfile.gettempdir()) / f"loopwright-{os.getuid()}" / mark
+    assert folder.is_dir()
+    _, owner, *_ = mark.split("-")
+    os.kill(int(owner), signal.SIGKILL)
     with pytest.raises(WorkerLostError):
         await ended(run)
     made = await house.worker.run(house.request("program", "again", "Say hello."))
     assert made.episode is not None
-    assert not started_at(program)
+    assert not folder.exists()
+    await until(lambda: started_at(program) is None)
 
 
 async def test_a_gateway_that_died_is_started_again_and_its_rollouts_are_infrastructure(house: World) -> None:
@@ -166,11 +172,6 @@ async def test_an_agent_that_cannot_be_sent_is_refused_by_name(
     with pytest.raises(ConfigError, match=r"object:my.Agent\(\).*cannot be sent to an actor"):
         async with open_loop_crews(replace(loaded, objects={"object:my.Agent()": Lock()}), crews_cluster):
             """It does not open."""
-
-
-def owner_of(program: int) -> int:
-    """The actor that has started a program."""
-    return int(str(mark_of(program, VARIABLE)).split("-")[1])
 
 
 def listener_of(url: str) -> int:

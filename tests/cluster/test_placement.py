@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from loopwright.cluster.nodes import ClusterNode, Resources, bundles_of
 from loopwright.cluster.plan import PlacedBundle, Plan
 from loopwright.config.placement import Strategy
 from loopwright.config.roles import Role, RoleKind
-from loopwright.errors import ConfigError
+from loopwright.errors import ConfigError, WorkerLostError
 
 pytestmark = pytest.mark.real
 
@@ -141,6 +142,30 @@ async def test_every_way_of_starting_an_actor_asks_for_the_same(cluster, memory)
         place = reserved.pop("scheduling_strategy")
         assert reserved == asked
         assert place.placement_group_bundle_index == 1
+
+
+async def test_a_start_on_a_node_that_is_gone_costs_no_restart(cluster, monkeypatch):
+    """Ray takes 15 seconds to notice that a node is lost. But nobody waits for one that never ran: that is an error."""
+    from loopwright.cluster import cluster as room
+
+    gone = WorkerLostError("its node is lost", remedy="", node_lost=True)
+    starts: list[Exception | None] = [gone, None, gone, gone, None, RuntimeError("broken")]
+
+    @asynccontextmanager
+    async def launched(name, *args, **options):
+        if (error := starts.pop(0)) is not None:
+            raise error
+        yield name
+
+    monkeypatch.setattr(room, "launched", launched)
+    monkeypatch.setattr(room, "PAUSE_SECONDS", 0.0)
+    with pytest.raises(WorkerLostError):
+        await cluster.launch(LOOPS, 0, open_part, "the agent").__aenter__()
+    for left in (4, 1):
+        async with cluster.launch(LOOPS, 0, open_part, "the agent") as host:
+            assert (host, len(starts)) == ("loops-train-0", left)
+    with pytest.raises(RuntimeError, match="broken"):
+        await cluster.launch(LOOPS, 0, open_part, "the agent").__aenter__()
 
 
 def test_a_node_is_lost_and_another_one_takes_its_place(tmp_path):

@@ -21,15 +21,16 @@ import os
 from letters import VOWELS
 
 async def judge(task, episode):
-    # The file of a process: a test counts in how many the judger was imported.
     return sum(letter in VOWELS for letter in episode.answer) / 4
 
 def judge_group(task, episodes):
     lengths = [len(episode.answer) for episode in episodes]
     return [sum(length > other for other in lengths) / len(lengths) for length in lengths]
 
+print("imported", flush=True)
 open(os.path.join(os.path.dirname(__file__), f"imported-{os.getpid()}"), "w").close()
 """
+"""It leaves a file for every process that imports it."""
 
 ON_ACTORS = {"timeout_seconds": 60, "num_actors": 2, "num_cpus_per_actor": 0.25}
 
@@ -53,7 +54,8 @@ def test_a_judger_on_actors_is_opened_once_for_training_and_evaluation(write_con
     assert ended.returncode == 0, ended.stderr
     assert len(list(file.parent.glob("imported-*"))) == 2, "one for each actor, and none in the driver"
     run = file.parent / "run"
-    assert {log.name for log in (run / "actors").iterdir()} == {"judgers-vowels-0.log", "judgers-vowels-1.log"}
+    for number in (0, 1):
+        assert "imported" in (run / "actors" / f"judgers-vowels-{number}.log").read_text()
     for attempt in StoredRun(run / "rollouts.sqlite").attempts():
         assert attempt.rollout.episode is not None
         letters = sum(letter in "aeiou" for letter in attempt.rollout.episode.answer)

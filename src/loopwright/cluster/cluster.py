@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from loopwright.cluster.plan_text import totals
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
 from loopwright.config.roles import Role
 from loopwright.core.redaction import Redactor
+from loopwright.errors import WorkerLostError
 
 log = logging.getLogger("loopwright")
+
+PAUSE_SECONDS = 1.0
+"""Between two attempts to start an actor whose node was lost."""
 
 
 class Cluster:
@@ -38,6 +43,7 @@ class Cluster:
         self._logs = logs
         self._folder = folder
         self._on_death = on_death
+        self._have_run: set[str] = set()
         self._groups: Mapping[str, ReservedRoom] = {}
 
     @asynccontextmanager
@@ -75,15 +81,28 @@ class Cluster:
             yield crew
 
     def launch(self, role: Role, number: int, opening: Opening, what: str) -> AbstractAsyncContextManager[RemoteHost]:
-        """One actor of a role, while the context is open."""
+        """One actor of a role, while the context is open. One whose node was lost waits there for another one."""
+        return self._launched(role, number, pickled(opening, what))
+
+    @asynccontextmanager
+    async def _launched(self, role: Role, number: int, opening: bytes) -> AsyncIterator[RemoteHost]:
         name = role.actor_name(number)
-        return launched(
-            name,
-            pickled(opening, what),
-            self._options(role, number),
-            memory=role.memory,
-            on_output=partial(self._logs.write, name),
-        )
+        write = partial(self._logs.write, name)
+        async with AsyncExitStack() as stack:
+            while True:
+                start = launched(name, opening, self._options(role, number), memory=role.memory, on_output=write)
+                try:
+                    host = await stack.enter_async_context(start)
+                    break
+                except WorkerLostError as error:
+                    # Ray notices late that a node is lost. What is started there meanwhile is lost with it, and that is
+                    # nobody's death: it costs nothing of a budget of restarts.
+                    if name not in self._have_run or not error.facts.get("node_lost"):
+                        raise
+                    log.warning("%s waits for another node", name)
+                    await asyncio.sleep(PAUSE_SECONDS)
+            self._have_run.add(name)
+            yield host
 
     def _options(self, role: Role, number: int) -> Mapping[str, Any]:
         # Ray would take 1 CPU to place an actor and 0 to run it if none were given.

@@ -214,11 +214,6 @@ class Crew:
                     words = await self._until_lost(member, host)
             except WorkerLostError as error:
                 words = error.message
-                if has_started and error.facts.get("node_lost"):
-                    # It was to start on a node that was gone already. This costs no budget: it waits for another one.
-                    log.warning("%s cannot start yet: %s", member.name, words)
-                    await asyncio.sleep(FIRST_PAUSE_SECONDS)
-                    continue
             except Exception as error:
                 if not has_started:
                     raise

@@ -16,7 +16,7 @@ from loopwright.errors import ConfigError
 SECONDS = 60.0
 """How long it may take to join a cluster and to leave it. Importing Ray takes several seconds of it."""
 CONNECT_SECONDS = 10.0
-TRIES = 5
+TRIES = 3
 """How often Ray tries to get an answer, once a second. It also tries again if its token is refused."""
 REMEDY = (
     "see that the cluster runs, and that this machine is a node of it (`ray start --address HOST:PORT`); "

@@ -22,6 +22,9 @@ from loopwright.core.together import GRACE_SECONDS, or_left_behind
 from loopwright.errors import ConfigError, RemoteError, WorkerLostError
 
 BEAT_SECONDS = 1.0
+MAX_CALLS = 100_000
+"""How many calls an actor takes at a time. Ray's default is 1000: a beat would wait behind them, and a busy actor look
+dead."""
 CLOSE_SECONDS = 20.0
 """How long a part may take to close. After that its process is killed."""
 
@@ -187,7 +190,8 @@ async def launched(
 ) -> AsyncIterator[RemoteHost]:
     """Start an actor with Ray's `options`, and the part on it. Leaving the context in any way closes the part, and ends
     the actor."""
-    handle = ray.remote(Host).options(**options, max_restarts=0, max_task_retries=0).remote(name)
+    fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CALLS}
+    handle = ray.remote(Host).options(**options, **fixed).remote(name)
     host = RemoteHost(name, handle, on_output)
     hearing: list[asyncio.Task[None]] = []
     try:
