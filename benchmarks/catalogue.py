@@ -59,7 +59,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",
     ),
-    Weights("weights", "new weights to an engine, proven: SmolLM2-135M in place, by file and by broadcast on loopback"),
+    Weights(
+        "weights",
+        "new weights to an engine, proven: SmolLM2-135M in place, by file, by broadcast, by Ray's store",
+    ),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
     PoolRequests("pool", "what a request costs the controller with 1, 8 and 64 scripted engines, 256 in flight"),
     ClusterCalls("cluster", "what actors of Ray cost: a call, rollouts with 1 to 16 of them, calls through the door"),

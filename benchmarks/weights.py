@@ -15,7 +15,7 @@ from benchmarks.figures import Better, Figure, Round
 from benchmarks.models import Model
 from benchmarks.setting import Places, Prepared, Spec
 
-TRANSPORTS = ("in_place", "file", "broadcast")
+TRANSPORTS = ("in_place", "file", "broadcast", "object_store")
 PARTS = ("write", "load", "proof")
 
 
@@ -28,7 +28,7 @@ def _figures() -> Iterator[Figure]:
                 yield Figure(f"{transport}_{part}", f"  of it {part}", digits=3)
         if transport != "in_place":
             yield Figure(f"{transport}_copies", "  without the proof, in bare copies to memory that is there", digits=1)
-    yield Figure("cpu_seconds", "CPU seconds of the learner's process, all three", digits=2)
+    yield Figure("cpu_seconds", "CPU seconds of the learner's process, all of them", digits=2)
     yield Figure("peak_memory_mb", "peak memory of the learner's process, MB", digits=0)
 
 
@@ -65,7 +65,7 @@ class BareCopy:
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A round is one update by each transport: `in_place` of an engine in the learner's process, the others of
-    `loopwright engine`."""
+    `loopwright engine`, and `object_store` of an engine on an actor."""
 
     name: str
     what: str

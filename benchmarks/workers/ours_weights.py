@@ -1,5 +1,6 @@
-"""Loopwright's weight updates: the learner's parameters to an engine in this process, and to `loopwright engine` by a
-file and by broadcast over loopback. Every update is proven; all weights change before each."""
+"""Loopwright's weight updates: the learner's parameters to an engine in this process, to `loopwright engine` by a file
+and by broadcast over loopback, and to an engine on an actor through Ray's object store. Every update is proven; all
+weights change before each."""
 
 from __future__ import annotations
 
@@ -85,9 +86,11 @@ async def opened(spec: dict[str, Any]) -> AsyncIterator[Callable[[int], Awaitabl
         started = engine_process(command, env=os.environ, log=folder / "engine.log")
         there = (await stack.enter_async_context(started)).engine
         sent = BroadcastEngine(there, Broadcasting(HOST))
-        parts = {name: Parts() for name in ("in_place", "file", "broadcast")}
+        stored = await stack.enter_async_context(_on_actor(spec, folder))
+        engines = {"in_place": here, "file": there, "broadcast": sent, "object_store": stored}
+        parts = {name: Parts() for name in engines}
         publish: dict[str, Publish] = {}
-        for name, engine in (("in_place", here), ("file", there), ("broadcast", sent)):
+        for name, engine in engines.items():
             own = TimedLearner(learner, parts[name])
             timed = TimedEngine(name, engine, parts[name])
             timed.proof = proof = WeightProof(own, loaded.model.config.vocab_size)  # type: ignore[arg-type]
@@ -107,6 +110,36 @@ async def opened(spec: dict[str, Any]) -> AsyncIterator[Callable[[int], Awaitabl
             return {name: dict(one.seconds) for name, one in parts.items()}
 
         yield update
+
+
+@asynccontextmanager
+async def _on_actor(spec: dict[str, Any], folder: Path) -> AsyncIterator[Any]:
+    """An engine on an actor. It is on this node, and gets its weights as one on another node would, but for the copy
+    from node to node."""
+    from functools import partial
+
+    from loopwright.build.hosted_engine import hosted_engine
+    from loopwright.build.serving import ServedModel
+    from loopwright.cluster.opening import open_cluster
+    from loopwright.config.placement import ClusterConfig
+    from loopwright.config.roles import Role, RoleKind
+    from loopwright.engines.http.client import HttpEngine
+    from loopwright.serve.keys import new_key
+
+    served = ServedModel(
+        spec["model"], folder, dtype="float32", max_context=None, threads=spec["threads"], max_batch=64, cache_tokens=0
+    )
+    role, key = Role(RoleKind.ENGINES, "torch", 1, 1.0), new_key()
+    async with open_cluster(ClusterConfig(num_cpus=1), folder / "actors") as cluster:
+        from loopwright.cluster.engine import ObjectStoreEngine, StoredWeights
+        from loopwright.cluster.node import this_node
+
+        opening = partial(hosted_engine, served, key, this_node())
+        async with (
+            cluster.launch(role, 0, opening, "the engine") as host,
+            HttpEngine.connect(await host.call("url"), key) as connected,
+        ):
+            yield ObjectStoreEngine(connected, host, StoredWeights())
 
 
 def _recipe() -> Any:

@@ -25,4 +25,5 @@ async def test_a_round_is_one_proven_update_by_each_transport(tmp_path: Path) ->
             "in_place": {"seconds", "load", "proof"},
             "file": {"seconds", "write", "load", "proof"},
             "broadcast": {"seconds", "write", "load", "proof"},
+            "object_store": {"seconds", "write", "load", "proof"},
         }

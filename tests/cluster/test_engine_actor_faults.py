@@ -47,8 +47,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def nodes(shared_ray: Any) -> Iterator[Nodes]:
     """The driver's node has room for two engines of one CPU."""
+    shared_ray.down()
     with simulated_nodes(num_cpus=2) as simulated:
         yield simulated
 

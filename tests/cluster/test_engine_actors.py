@@ -65,8 +65,9 @@ class Actors:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[dict[str, str]]:
+def nodes(shared_ray: Any) -> Iterator[dict[str, str]]:
     """The ids of the driver's node and of another."""
+    shared_ray.down()
     with simulated_nodes() as simulated:
         from loopwright.cluster.node import this_node
 

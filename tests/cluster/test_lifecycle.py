@@ -24,6 +24,8 @@ from loopwright.serve.marked_processes import ProcessTable, kill_all, read_proc
 MARK = "XDG_LOOPWRIGHT_TEST"
 """A variable that children see, also those with a small environment."""
 HERE = Path(__file__).parent
+RAYLET = "/raylet/raylet "
+"""In the command line of the raylet. Those of its agents name the raylet in other ways."""
 LISTENS = "0A"
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 """127.0.0.1, ::1 and ::ffff:127.0.0.1"""
@@ -135,7 +137,7 @@ def test_a_cluster_is_of_its_run_alone_and_leaves_nothing(start):
     assert told["address"] == "127.0.0.1"
     assert told["handlers"] == [True, True]
     assert len(told["token"]) == 64
-    assert any("raylet" in command for command in processes.values())
+    assert any(RAYLET in command for command in processes.values())
     addresses = [address for pid in processes for address in listening(pid)]
     assert len(addresses) > 5
     assert set(addresses) <= set(LOOPBACK)
@@ -165,7 +167,7 @@ def test_a_cluster_is_of_its_run_alone_and_leaves_nothing(start):
 def killed(driver: Driver, seconds: float) -> list[int]:
     """Kill the driver, and wait until its actors, their children and the raylet are gone. Returns who was there."""
     told = driver.told()
-    raylets = [pid for pid, command in driver.processes().items() if "raylet" in command]
+    raylets = [pid for pid, command in driver.processes().items() if RAYLET in command]
     there = [*told["actors"], *told["children"], *raylets]
     assert set(there) <= driver.processes().keys()
     driver.killed_at = time.monotonic()
@@ -238,7 +240,7 @@ def test_a_joined_cluster_outlives_its_drivers_and_their_actors_do_not(shared_ra
     assert told["address"] == "127.0.0.1"
     assert told["folder"] is None
     assert told["handlers"] == [True, True]
-    assert [command for command in by_address.processes().values() if "raylet" in command] == []
+    assert [command for command in by_address.processes().values() if RAYLET in command] == []
     by_address.go_on()
     assert by_address.process.wait(30) == 0
     until(lambda: not living(told["actors"]), 10)

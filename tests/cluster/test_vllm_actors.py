@@ -31,8 +31,9 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[str]:
+def elsewhere(shared_ray: Any) -> Iterator[str]:
     """The id of a node that is not the driver's."""
+    shared_ray.down()
     with simulated_nodes(num_cpus=2) as simulated:
         yield str(simulated.add().node_id)
 

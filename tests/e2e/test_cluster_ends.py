@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_leaves_no_actor_and_the_resumed_one_no_file(train)
     training.process.kill()
     training.process.wait()
     deadline = time.monotonic() + 10
-    while training.processes("ray::", "raylet"):
+    while training.processes("ray::Host", "/raylet/raylet "):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert left.exists()

@@ -8,6 +8,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from bits import same_bits, some_tensors, tensor
@@ -16,7 +17,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from loopwright.errors import WeightsError
-from loopwright.models.weight_files import WeightFileWriter, checksum_text, mapped, read_weights, spec_of
+from loopwright.models.weight_files import (
+    WeightBytes,
+    WeightFileWriter,
+    checked_weights,
+    checksum_text,
+    mapped,
+    read_weights,
+    spec_of,
+)
 from loopwright.testing.weight_file import weight_file
 from loopwright.types import TensorSpec, WeightFile
 
@@ -35,6 +44,34 @@ def test_a_file_changes_no_bit(tensors: dict[str, torch.Tensor], has_spare: bool
         assert same_bits(read_weights(manifest), tensors)
         assert same_bits(load_file(file), tensors)
         assert [file.name] == [one.name for one in Path(folder).iterdir()]
+
+
+@given(some_tensors())
+def test_bytes_in_memory_change_no_bit(tensors: dict[str, torch.Tensor]) -> None:
+    """Ray gives memory that cannot be written."""
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = weight_file(tensors, Path(folder) / "w")
+        data = np.frombuffer(Path(manifest.path).read_bytes(), np.uint8)
+    assert not data.flags.writeable
+    assert same_bits(checked_weights(WeightBytes(manifest, data)), tensors)
+
+
+@pytest.mark.parametrize("harm", ["size", "checksum", "tensors", "no weight file"])
+def test_bytes_that_are_not_those_of_their_manifest_are_refused(tmp_path: Path, harm: str) -> None:
+    manifest = weight_file({"a": torch.ones(3)}, tmp_path / "w")
+    data = np.fromfile(manifest.path, np.uint8)
+    match harm:
+        case "size":
+            data = data[:-1]
+        case "checksum":
+            data[-1] ^= 1
+        case "tensors":
+            manifest = replace(manifest, tensors={"b": TensorSpec("F32", (3,))})
+        case _:
+            data[:] = 255
+            manifest = replace(manifest, checksum=checksum_text(zlib.crc32(data.data)))
+    with pytest.raises(WeightsError, match="nothing was changed"):
+        checked_weights(WeightBytes(manifest, data))
 
 
 def test_a_spare_file_gives_its_memory_and_another_size_does_not(tmp_path: Path) -> None:

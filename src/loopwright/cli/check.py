@@ -11,8 +11,16 @@ import typer
 
 from loopwright.cli.arguments import ConfigFile, Overrides
 from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
-from loopwright.config import Loaded, RunConfig, TaskSetConfig, load
-from loopwright.config.transport import IN_THIS_PROCESS, ON_THIS_MACHINE, transport_to
+from loopwright.config import Loaded, RunConfig, TaskSetConfig, TorchEngineConfig, load
+from loopwright.config.placement import PlacedSection
+from loopwright.config.transport import (
+    IN_THIS_PROCESS,
+    ON_THIS_MACHINE,
+    ON_THIS_NODE,
+    SENT_ELSEWHERE,
+    STORED_ELSEWHERE,
+    transport_to,
+)
 from loopwright.errors import ConfigError, DataError, LoopwrightError
 
 
@@ -103,6 +111,9 @@ def _ways(config: RunConfig) -> str:
         return f"weights {IN_THIS_PROCESS}"
     if engine.addresses:
         return "; ".join(f"{url} gets weights by {transport_to(url)}" for url in engine.addresses)
+    if isinstance(engine, PlacedSection) and engine.num_actors:
+        elsewhere = STORED_ELSEWHERE if isinstance(engine, TorchEngineConfig) else SENT_ELSEWHERE
+        return f"{count} on actors, weights by {ON_THIS_NODE} or by {elsewhere}"
     return f"{count} started here, weights by {ON_THIS_MACHINE}"
 
 

@@ -1,8 +1,13 @@
-"""A cluster of several nodes on this machine, and actors that are started on a certain one of them."""
+"""A cluster of several nodes on this machine, and actors that are started on a certain one of them.
+
+As a program it starts such a cluster with two nodes for a run that joins it: a process that has started a cluster
+cannot do so. It prints the cluster's address and token, and ends with its standard input."""
 
 from __future__ import annotations
 
+import os
 import secrets
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -30,6 +35,10 @@ class Nodes:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
 
     def add(self, num_cpus: int = 2) -> Any:
         return self._cluster.add_node(num_cpus=num_cpus, node_ip_address=HOST, object_store_memory=STORE_BYTES)
@@ -102,3 +111,10 @@ def _simulated(temporary: str, num_cpus: int) -> Iterator[Nodes]:
         ray.shutdown()
         cluster.shutdown()
         patched.undo()
+
+
+if __name__ == "__main__":
+    with simulated_nodes() as nodes:
+        nodes.add()
+        print(nodes.address, os.environ["RAY_AUTH_TOKEN"], flush=True)
+        sys.stdin.read()
