@@ -24,7 +24,6 @@ from loopwright.errors import BudgetError, ModelError
 from loopwright.testing.tiny import tiny_llama
 from loopwright.types import UNKNOWN_CAPACITY, GenerateRequest, PauseMode, Sampling
 
-
 TOKENS = 200
 SECONDS = 60
 
