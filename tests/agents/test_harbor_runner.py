@@ -1,5 +1,5 @@
-"""The harbor runner without Harbor: where tasks are, and what becomes of what a trial tells. An interpreter of ours that
-runs a script stands in for Harbor's."""
+"""The harbor runner without Harbor: where tasks are, and what becomes of what a trial tells. A script that tells it
+stands in for Harbor."""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ from pathlib import Path
 from harbor.agents.base import BaseAgent
 from harbor.agents.oracle import OracleAgent
 from harbor.models.trial.paths import TrialPaths
+from host_environment import HostEnvironment
 
 
 class Asking(BaseAgent):
@@ -101,6 +102,22 @@ class Oracle(Asking):
         task = json.loads((trial / "config.json").read_text())["task"]["path"]
         oracle = OracleAgent(self.logs_dir, Path(task), TrialPaths(trial))
         await oracle.run(instruction, environment, context)
+'''
+
+FLAKY = '''
+
+class Flaky(HostEnvironment):
+    """The verifier's files do not arrive, so often."""
+
+    def __init__(self, *args, failures, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.failures = failures
+
+    async def upload_dir(self, source_dir, target_dir):
+        if target_dir == "/tests" and self.failures:
+            self.failures -= 1
+            raise ConnectionError("the sandbox does not answer")
+        await super().upload_dir(source_dir, target_dir)
 '''
 
 DONE = '{"analysis": "done", "plan": "none", "commands": [], "task_complete": true}'
@@ -174,7 +191,7 @@ async def scene(
             "eval": None,
         }
         file = write_config(**{**settings, **more})
-        (file.parent / "agents.py").write_text(AGENTS)
+        (file.parent / "agents.py").write_text(AGENTS + FLAKY)
         yield file
 
 
@@ -258,6 +275,26 @@ async def test_an_agent_that_raises_fails_with_its_cause(
             assert failures
             assert all(isinstance(one, Failed) and one.cause is FailureCause.AGENT for one in failures), failures
             assert all(isinstance(one, Failed) and "broken on purpose" in one.detail for one in failures)
+    assert left(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("failures", [1, 9])
+async def test_a_grader_that_cannot_be_reached_is_tried_again_and_never_worth_0(
+    write_config: WriteConfig, wide_model: Path, tmp_path: Path, failures: int
+) -> None:
+    flaky = {"environment": "agents:Flaky", "environment_args": {"failures": failures}}
+    async with scene(
+        write_config, wide_model, lambda prompt: "yes", "agents:Oracle", runner=flaky, trainer__groups_per_step=1
+    ) as file:
+        if failures == 1:
+            rollouts = await trained(file)
+            assert [one.reward.value for one in rollouts if isinstance(one.reward, Scored)] == [1.0, 1.0]
+        else:
+            with pytest.raises(Exception, match="failed"):
+                await trained(file)
+            told = [one.reward for one in rollouts_of(RunFolder(tmp_path / "run"))]
+            assert told
+            assert all(isinstance(one, Failed) and one.cause is FailureCause.VERIFIER for one in told), told
     assert left(tmp_path / "run") == []
 
 
