@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,16 @@ def _simulated(temporary: str, num_cpus: int) -> Iterator[Nodes]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        _end_agents(temporary)
         patched.undo()
+
+
+def _end_agents(temporary: str) -> None:
+    """Those of a node that was lost live on for a minute, and write to the folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if temporary.encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 if __name__ == "__main__":
