@@ -1,7 +1,8 @@
 """A cluster of several nodes on this machine, and actors that are started on a certain one of them.
 
-As a program it starts such a cluster with two nodes for a run that joins it: a process that has started a cluster
-cannot do so. It prints the cluster's address and token, and ends with its standard input."""
+As a program it starts such a cluster for a run that joins it: a process that has started a cluster cannot do so. Its
+argument says how many CPUs each node has. It prints the cluster's address and token. Lines of its standard input tell
+it to `add` a node, and to `lose` the one that was added last; it ends with its standard input."""
 
 from __future__ import annotations
 
@@ -126,7 +127,13 @@ def _end_agents(temporary: str) -> None:
 
 
 if __name__ == "__main__":
-    with simulated_nodes() as nodes:
-        nodes.add()
+    cpus = int(sys.argv[1])
+    with simulated_nodes(cpus) as nodes:
+        added = [nodes.add(cpus)]
         print(nodes.address, os.environ["RAY_AUTH_TOKEN"], flush=True)
-        sys.stdin.read()
+        for line in sys.stdin:
+            if line.strip() == "add":
+                added.append(nodes.add(cpus))
+            else:
+                nodes.remove(added.pop())
+            print("done", flush=True)

@@ -78,7 +78,7 @@ async def test_a_run_trains_with_engines_on_actors_and_survives_the_death_of_one
 @pytest.fixture
 def joined() -> Iterator[dict[str, str]]:
     """The environment of a run that joins a cluster of two nodes."""
-    command = [sys.executable, str(Path(__file__).parents[1] / "ray_nodes.py")]
+    command = [sys.executable, str(Path(__file__).parents[1] / "ray_nodes.py"), "4"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nodes:
         assert nodes.stdout is not None
         address, token = nodes.stdout.readline().split()
