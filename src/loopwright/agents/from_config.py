@@ -9,6 +9,7 @@ from loopwright.agents.custom import load_agent
 from loopwright.agents.remote import RemoteLoop, WeightedRunner
 from loopwright.agents.runners.command import CommandRunner
 from loopwright.agents.runners.host import ProgramHost
+from loopwright.agents.runners.server import ServerRunner
 from loopwright.agents.single_turn import SingleTurn
 from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
 from loopwright.agents.tool_mcp import McpServer
@@ -17,17 +18,21 @@ from loopwright.config import (
     NO_OBJECTS,
     AgentConfig,
     CallableAgent,
+    CommandRunnerConfig,
     McpToolsConfig,
     Objects,
+    ProgramReward,
     PythonAgent,
     PythonToolConfig,
     RemoteAgent,
+    RunnerConfig,
+    ServerRunnerConfig,
     SingleTurnAgent,
     ToolAgent,
     ToolConfig,
 )
 from loopwright.config.extras import require_extras
-from loopwright.ports import AgentLoop
+from loopwright.ports import AgentLoop, ProgramRunner
 from loopwright.types import Task, ToolScope
 
 
@@ -66,18 +71,26 @@ async def try_agent(config: AgentConfig, host: ProgramHost, task: Task) -> str |
         async with loop, loop.open(task) as belt:
             return f"the model is offered {', '.join(str(tool['name']) for tool in belt.offered)}"
     if isinstance(config, RemoteAgent):
-        return f"each rollout starts {' or '.join(' '.join(one.command) for one in config.all_runners)}"
+        return f"each rollout starts {' or '.join(one.what_starts for one in config.all_runners)}"
     return None if config.own_code is None else f"agent {config.own_code} can be made"
 
 
 def _remote_loop(config: RemoteAgent, host: ProgramHost) -> RemoteLoop:
     reward = config.reward if config.brings_reward else None
     return RemoteLoop(
-        [WeightedRunner(CommandRunner(one, reward, host), one.weight) for one in config.all_runners],
+        [WeightedRunner(_runner(one, config, reward, host), one.weight) for one in config.all_runners],
         max_seconds=config.max_seconds,
         max_tokens=config.max_tokens,
         grades_failures=config.on_agent_error == "grade",
     )
+
+
+def _runner(runner: RunnerConfig, agent: RemoteAgent, reward: ProgramReward | None, host: ProgramHost) -> ProgramRunner:
+    match runner:
+        case CommandRunnerConfig():
+            return CommandRunner(runner, reward, host)
+        case ServerRunnerConfig():
+            return ServerRunner(runner, reward, host, grades_failures=agent.on_agent_error == "grade")
 
 
 def _tool_loop(config: ToolAgent, base: Path) -> ToolLoop:

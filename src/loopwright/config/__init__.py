@@ -69,6 +69,7 @@ from loopwright.config.programs import (
     FileReward,
     ProgramReward,
     RunnerConfig,
+    ServerRunnerConfig,
     VerifierReward,
 )
 from loopwright.config.purpose import Purpose
@@ -163,6 +164,7 @@ __all__ = [
     "RunnerConfig",
     "SamplingOverrides",
     "ServerConfig",
+    "ServerRunnerConfig",
     "Setting",
     "SftConfig",
     "SglangEngineConfig",

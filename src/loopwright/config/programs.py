@@ -8,10 +8,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from loopwright.config.addresses import address_problems
 from loopwright.config.base import Count, FromYaml, Positive, Section, Text
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem, suggest
@@ -118,6 +119,9 @@ class CommandRunnerConfig(Section):
     `exit_codes` are those that are no failure. The limits hold for all its processes together.
     """
 
+    brings_reward: ClassVar[bool] = False
+    """Whether its rollouts come with their reward, without a setting `reward`."""
+
     kind: Literal["command"] = "command"
     command: Words
     name: Text | None = None
@@ -139,6 +143,11 @@ class CommandRunnerConfig(Section):
     def shown_name(self) -> str:
         """Its name, or that of its program."""
         return self.name or PurePosixPath(self.command[0]).name
+
+    @property
+    def what_starts(self) -> str:
+        """What a rollout starts, in words."""
+        return " ".join(self.command)
 
     def needs(self) -> Iterator[Need]:
         yield from _program(self.command[0])
@@ -170,8 +179,57 @@ class CommandRunnerConfig(Section):
         yield from self.env.items()
 
 
-RunnerConfig = CommandRunnerConfig
-"""The kinds of runners. There will be others beside commands; each is chosen by its `kind`."""
+class CommandElsewhere(CommandRunnerConfig):
+    """A command that an agent server starts. Its program and folders are on that server's machine, so they are not
+    looked for here."""
+
+    def needs(self) -> Iterator[Need]:
+        yield from (need for need in super().needs() if need.what is Outside.VARIABLE)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from (problem for problem in super().problems() if problem.path != ("isolate",))
+
+
+class ServerRunnerConfig(Section):
+    """Agent servers (`loopwright agent-server`) at `urls`, one of which runs the program of `runner` for each rollout.
+    `key_env` names the variable with their key. One that cannot be reached is waited for, up to `wait_seconds`."""
+
+    brings_reward: ClassVar[bool] = False
+
+    kind: Literal["server"] = "server"
+    urls: Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
+    key_env: Text
+    runner: CommandElsewhere
+    name: Text | None = None
+    weight: Positive = 1.0
+    wait_seconds: Positive = 60.0
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, or that of the program."""
+        return self.name or self.runner.shown_name
+
+    @property
+    def what_starts(self) -> str:
+        return f"{self.runner.what_starts} on one of {len(self.urls)} agent servers"
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, (), "http")
+        yield Need(Outside.KEY, ("key_env",), self.key_env)
+
+    def problems(self) -> Iterator[Problem]:
+        for index, url in enumerate(self.urls):
+            yield from address_problems(("urls", index), url, "key_env")
+            if url.rstrip("/") in [other.rstrip("/") for other in self.urls[:index]]:
+                yield Problem(("urls", index), f"{url} is named twice", "name every server once")
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        yield ("runner", "weight"), "the weight of the server's section counts"
+
+
+RunnerConfig = Annotated[CommandRunnerConfig | ServerRunnerConfig, Field(discriminator="kind")]
+"""The kinds of runners. Everything that is known of a kind is on its class here; its runner is made in
+`agents/from_config.py`."""
 
 
 def _program(name: str) -> Iterator[Need]:
