@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from loopwright import AgentServer, Task
-from loopwright.agent_server.server import Place, open_agent_server
-from loopwright.agent_server.trials import Limits, Trials
+from loopwright.agent_server.server import ServerPlace, open_agent_server
+from loopwright.agent_server.trials import ServerLimits, Trials
 from loopwright.agents.runners.marks import VARIABLE
 from loopwright.agents.trials.wire import TrialState
 from loopwright.serve.marked_processes import ProcessTable
@@ -55,7 +55,7 @@ async def house(
 ) -> AsyncIterator[House]:
     base = folder / "base"
     base.mkdir(exist_ok=True)
-    limits, place = Limits(slots, queue, abandoned, keep), Place(base, folder / "store" / "trials.sqlite")
+    limits, place = ServerLimits(slots, queue, abandoned, keep), ServerPlace(base, folder / "store" / "trials.sqlite")
     async with (
         open_agent_server(place, limits, os.environ, key=KEY) as (trials, port),
         AgentServer(f"http://127.0.0.1:{port}", KEY) as client,
@@ -65,7 +65,7 @@ async def house(
 
 def left(folder: Path) -> list[object]:
     """What the server of this folder has left: processes and folders."""
-    host = Place(folder / "base", folder / "store" / "trials.sqlite").host(os.environ)
+    host = ServerPlace(folder / "base", folder / "store" / "trials.sqlite").host(os.environ)
     run = host.owner.run
     processes: list[object] = [one for one in ProcessTable(VARIABLE).marked() if one.mark.startswith(run)]
     return processes + list(host.workspace.glob(f"{run}-*"))

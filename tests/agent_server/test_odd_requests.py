@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from loopwright.agent_server.app import AgentServerApp, trial_key
 from loopwright.agent_server.reading import Submission
 from loopwright.agent_server.store import TrialStore
-from loopwright.agent_server.trials import Limits, Trials
+from loopwright.agent_server.trials import ServerLimits, Trials
 from loopwright.ports import Endpoint
 from loopwright.serve.guard import Guard
 from loopwright.types import ProgramOutput, RolloutRequest, Scored
@@ -134,7 +134,7 @@ def check(folder: Path, request: tuple[str, str, bytes, bytes, bytes | None]) ->
             def make(submission: Submission) -> Any:
                 return NoProgram()
 
-            trials = Trials(store, make, Limits(2, 2))
+            trials = Trials(store, make, ServerLimits(2, 2))
             app = AgentServerApp(trials, key=KEY)
             guarded = Guard(app, key=None, hosts=None, refuse=app.refuse)
             also = {} if encoding is None else {b"content-encoding": encoding}

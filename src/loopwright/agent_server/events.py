@@ -16,7 +16,7 @@ LONGEST_BACKLOG = 1000
 MOST_LISTENERS = 256
 
 
-class Listener:
+class EventListener:
     """Hears of one trial, or of all. `None` in `news` is the end."""
 
     def __init__(self, trial: str | None) -> None:
@@ -28,14 +28,14 @@ class Announcements:
     """Everybody who listens."""
 
     def __init__(self) -> None:
-        self._listeners: set[Listener] = set()
+        self._listeners: set[EventListener] = set()
         self._numbers = itertools.count(1)
 
     @contextmanager
-    def listening(self, trial: str | None) -> Iterator[Listener]:
+    def listening(self, trial: str | None) -> Iterator[EventListener]:
         if len(self._listeners) >= MOST_LISTENERS:
             raise RefusedError("too many clients listen for events", remedy="end some of them", status=429)
-        listener = Listener(trial)
+        listener = EventListener(trial)
         self._listeners.add(listener)
         try:
             yield listener

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from loopwright.agents.trials.wire import TrialState
 
 
-class Metrics:
+class TrialMetrics:
     """Counts since the process started."""
 
     def __init__(self) -> None:

@@ -59,11 +59,11 @@ def submission_from(body: Mapping[str, Any]) -> Submission:
         _texts(body.get("variables") or {}, "variables"),
         grades,
         text(body.get("label"), "label")[:LONGEST_LABEL],
-        digest_of(body),
+        _digest(body),
     )
 
 
-def digest_of(body: Mapping[str, Any]) -> str:
+def _digest(body: Mapping[str, Any]) -> str:
     try:
         canonical = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError as error:

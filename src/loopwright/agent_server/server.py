@@ -14,7 +14,7 @@ from pathlib import Path
 from loopwright.agent_server.app import AgentServerApp
 from loopwright.agent_server.reading import Submission
 from loopwright.agent_server.store import TrialStore
-from loopwright.agent_server.trials import Limits, Trials
+from loopwright.agent_server.trials import ServerLimits, Trials
 from loopwright.agents.runners.command import CommandRunner
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.marks import VARIABLE, Owner
@@ -28,7 +28,7 @@ log = logging.getLogger("loopwright")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerPlace:
     """Where a server runs programs: paths of runners start from `base`. `store` is its file."""
 
     base: Path
@@ -54,8 +54,8 @@ class Place:
 
 @asynccontextmanager
 async def open_agent_server(
-    place: Place,
-    limits: Limits,
+    place: ServerPlace,
+    limits: ServerLimits,
     environment: Mapping[str, str],
     *,
     key: str,
@@ -69,7 +69,7 @@ async def open_agent_server(
         await asyncio.to_thread(programs.clear_left_behind, ProcessTable(VARIABLE))
         if lost := store.lose_unfinished():
             log.warning("%d trials of an earlier server are lost", lost)
-        trials = Trials(store, lambda submission: make_runner(submission, programs), limits)
+        trials = Trials(store, lambda submission: trial_runner(submission, programs), limits)
         app = AgentServerApp(trials, key=key)
         sweeping = asyncio.create_task(trials.sweep())
         try:
@@ -86,7 +86,7 @@ async def open_agent_server(
             await asyncio.wait({sweeping})
 
 
-def make_runner(submission: Submission, host: ProgramHost) -> ProgramRunner:
+def trial_runner(submission: Submission, host: ProgramHost) -> ProgramRunner:
     """The runner of a submitted trial. It sees the variables that came with the trial, and none of the server's."""
     try:
         return CommandRunner(submission.runner, submission.reward, replace(host, named=submission.variables))

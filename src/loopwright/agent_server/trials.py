@@ -18,7 +18,7 @@ import orjson
 
 from loopwright.agent_server.events import Announcements
 from loopwright.agent_server.live_trial import LiveTrial
-from loopwright.agent_server.metrics import Metrics
+from loopwright.agent_server.metrics import TrialMetrics
 from loopwright.agent_server.reading import Submission
 from loopwright.agent_server.store import TrialStore
 from loopwright.agents.trials.client import ServerLoad
@@ -36,7 +36,7 @@ MakeRunner = Callable[[Submission], ProgramRunner]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """`slots` trials run at once, and `queue` more wait. A trial ends when nobody has asked for it for
     `abandoned_seconds`. Results are kept for `keep_seconds`."""
 
@@ -49,7 +49,7 @@ class Limits:
 class Trials:
     """`make` makes the runner of a trial; trials with the same settings share one."""
 
-    def __init__(self, store: TrialStore, make: MakeRunner, limits: Limits) -> None:
+    def __init__(self, store: TrialStore, make: MakeRunner, limits: ServerLimits) -> None:
         self._store = store
         self._make = make
         self._limits = limits
@@ -57,7 +57,7 @@ class Trials:
         self._slots = asyncio.Semaphore(limits.slots)
         self._runners: OrderedDict[bytes, ProgramRunner] = OrderedDict()
         self.announcements = Announcements()
-        self.metrics = Metrics()
+        self.metrics = TrialMetrics()
         self.draining = False
 
     def submit(self, id: str, submission: Submission) -> TrialStatus:

@@ -17,8 +17,8 @@ from loopwright.config.extras import require
 from loopwright.serve.keys import check_key, new_key, read_key, write_key
 
 if TYPE_CHECKING:
-    from loopwright.agent_server.server import Place
-    from loopwright.agent_server.trials import Limits
+    from loopwright.agent_server.server import ServerPlace
+    from loopwright.agent_server.trials import ServerLimits
 
 KEY_VARIABLE = "LOOPWRIGHT_AGENT_SERVER_KEY"
 QUEUE_PER_SLOT = 4
@@ -55,13 +55,13 @@ def agent_server(
     Whoever has its key can run any command here. Prints one line of JSON with its URL when it is ready.
     """
     require("serve", "agent-server")
-    from loopwright.agent_server.server import Place
-    from loopwright.agent_server.trials import Limits
+    from loopwright.agent_server.server import ServerPlace
+    from loopwright.agent_server.trials import ServerLimits
 
-    place = Place(base, store or state_folder("agent-server") / f"{port}.sqlite")
+    place = ServerPlace(base, store or state_folder("agent-server") / f"{port}.sqlite")
     key, made = _key(key_file, place.store)
     waiting = QUEUE_PER_SLOT * slots if queue is None else queue
-    limits = Limits(slots, waiting, abandoned_after, keep_hours * 3600)
+    limits = ServerLimits(slots, waiting, abandoned_after, keep_hours * 3600)
     run_async(_serve(place, limits, key, made, host, port, tuple(name or ())))
 
 
@@ -82,7 +82,13 @@ def _key(file: Path | None, store: Path) -> tuple[str, Path | None]:
 
 
 async def _serve(
-    place: Place, limits: Limits, key: str, key_file: Path | None, host: str, port: int, names: tuple[str, ...]
+    place: ServerPlace,
+    limits: ServerLimits,
+    key: str,
+    key_file: Path | None,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
 ) -> None:
     from loopwright.agent_server.server import open_agent_server
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from loopwright.config.addresses import address_problems
 from loopwright.config.base import Count, FromYaml, Positive, Section, Text
@@ -227,7 +227,14 @@ class ServerRunnerConfig(Section):
         yield ("runner", "weight"), "the weight of the server's section counts"
 
 
-RunnerConfig = Annotated[CommandRunnerConfig | ServerRunnerConfig, Field(discriminator="kind")]
+def _command_if_unsaid(value: object) -> object:
+    """A runner without a kind is a command."""
+    return {"kind": "command", **value} if isinstance(value, dict) and "kind" not in value else value
+
+
+RunnerConfig = Annotated[
+    CommandRunnerConfig | ServerRunnerConfig, Field(discriminator="kind"), BeforeValidator(_command_if_unsaid)
+]
 """The kinds of runners. Everything that is known of a kind is on its class here; its runner is made in
 `agents/from_config.py`."""
 
