@@ -1,11 +1,18 @@
-"""A cluster of several nodes on this machine, and actors that are started on a certain one of them."""
+"""A cluster of several nodes on this machine, and actors that are started on a certain one of them.
+
+As a program it starts such a cluster for a run that joins it: a process that has started a cluster cannot do so. Its
+argument says how many CPUs each node has. It prints the cluster's address and token. Lines of its standard input tell
+it to `add` a node, and to `lose` the one that was added last; it ends with its standard input."""
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +37,10 @@ class Nodes:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
 
     def add(self, num_cpus: int = 2) -> Any:
         return self._cluster.add_node(num_cpus=num_cpus, node_ip_address=HOST, object_store_memory=STORE_BYTES)
@@ -101,4 +112,26 @@ def _simulated(temporary: str, num_cpus: int) -> Iterator[Nodes]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        _end_agents(temporary)
         patched.undo()
+
+
+def _end_agents(temporary: str) -> None:
+    """Those of a node that was lost live on for a minute, and write to the folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if temporary.encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    cpus = int(sys.argv[1])
+    with simulated_nodes(cpus) as nodes:
+        added = [nodes.add(cpus)]
+        print(nodes.address, os.environ["RAY_AUTH_TOKEN"], flush=True)
+        for line in sys.stdin:
+            if line.strip() == "add":
+                added.append(nodes.add(cpus))
+            else:
+                nodes.remove(added.pop())
+            print("done", flush=True)

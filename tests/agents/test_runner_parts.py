@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from threading import Event, Lock
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,13 +22,41 @@ from loopwright.agents.runners.fields import filled, instruction_of
 from loopwright.agents.runners.folders import private_folder
 from loopwright.agents.runners.marks import VARIABLE, Owner, kill_left_behind
 from loopwright.agents.runners.output import BoundedOutput
+from loopwright.agents.runners.process import Command, TrialProcesses
 from loopwright.agents.runners.rewards import reward_in_file, reward_of_code
+from loopwright.agents.runners.watch import ProgramLimits, TrialWatch
 from loopwright.errors import SetupError, VerifierError
 from loopwright.serve.marked_processes import Process, ProcessTable
 from loopwright.types import Scored, Task
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 TASK = Task.ask("t1", "What is 1+1?", truth={"sum": 2}, repo="r1", nested={"a-b": "deep"})
+
+
+@linux
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_programs_that_overlap_are_collected_and_leave_no_file_open(
+    factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Also on uvloop, on which actors run. There a transport for the pipe closed files of others."""
+    table = ProcessTable(VARIABLE)
+    watch = TrialWatch(ProgramLimits(10_000, 10_000, 10_000), table)
+
+    async def said(number: int) -> str:
+        output, mark = BoundedOutput(100), f"many-{os.getpid()}-0-{number}"
+        command = Command(["/bin/sh", "-c", f"echo {number}"], Path("/"), {})
+        assert await TrialProcesses(mark, table, watch).run(command, output) == 0
+        return output.text
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*(said(number) for number in range(60)))
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        # The first time, the loop and its threads open files of their own.
+        runner.run(said(0))
+        before = len(os.listdir("/proc/self/fd"))
+        assert runner.run(all_of_them()) == [f"{number}\n" for number in range(60)]
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
 @given(st.lists(st.binary(max_size=40), max_size=30), st.integers(4, 64))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -101,6 +102,13 @@ class Part:
         import threading
 
         return threading.Lock()
+
+    async def of_a_class_of_its_own(self) -> object:
+        """Something of a class that the driver cannot import."""
+        module = types.ModuleType("only_there")
+        module.__dict__["Theirs"] = type("Theirs", (), {"__module__": "only_there"})
+        sys.modules["only_there"] = module
+        return module.Theirs()
 
     async def children(self) -> list[int]:
         """Start a child, one in a session of its own, and a worker for a user's function. Returns their numbers."""

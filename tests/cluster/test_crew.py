@@ -445,3 +445,34 @@ async def test_an_episode_that_kills_every_actor_is_a_failure_of_the_judger() ->
             await RayJudger("fair", False, crew).score(TASK, EPISODES)
     assert caught.value.facts == {"judger": "fair", "error": "WorkerDied"}
     assert sum(len(host.asked) for member in members for host in member.hosts) == MAX_LOSSES
+
+
+@virtually
+async def test_thousands_of_failures_in_a_row_are_told_as_they_are() -> None:
+    async def fail(host: FakeHost, work: int) -> None:
+        raise ValueError("bad")
+
+    async with crew_of(Place("p", fail)) as crew:
+        for number in range(1100):
+            with pytest.raises(ValueError, match="bad"):
+                await crew.work("do", number)
+
+
+class ClosesBadly(Place):
+    @asynccontextmanager
+    async def launch(self) -> AsyncIterator[FakeHost]:
+        async with super().launch() as host:
+            yield host
+        raise OSError("the disk is full")
+
+
+@virtually
+async def test_an_actor_that_cannot_close_its_part_at_the_end_is_not_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place, deaths = ClosesBadly("p"), list[str]()
+    async with crew_of(place, on_death=lambda name, words: deaths.append(words)):
+        pass
+    assert len(place.hosts) == 1
+    assert deaths == []
+    assert "did not close its part: OSError: the disk is full" in caplog.text

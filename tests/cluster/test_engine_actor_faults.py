@@ -24,8 +24,6 @@ from loopwright.errors import BudgetError, ModelError
 from loopwright.testing.tiny import tiny_llama
 from loopwright.types import UNKNOWN_CAPACITY, GenerateRequest, PauseMode, Sampling
 
-pytestmark = pytest.mark.real
-
 TOKENS = 200
 SECONDS = 60
 
@@ -93,6 +91,7 @@ def kill_9(host: Any) -> None:
     os.kill(host.started.pid, signal.SIGKILL)
 
 
+@pytest.mark.real
 async def test_a_killed_actor_costs_no_token(nodes: Nodes, served: ServedModel) -> None:
     deaths: list[str] = []
     async with engines(served, 2, on_death=deaths.append) as (controller, on):
@@ -113,6 +112,7 @@ async def test_a_killed_actor_costs_no_token(nodes: Nodes, served: ServedModel) 
     assert len({host.started.incarnation for host in on.hosts}) == 4
 
 
+@pytest.mark.real
 async def test_when_all_actors_are_gone_the_callers_are_told_why(nodes: Nodes, served: ServedModel) -> None:
     async with engines(served, 2, max_restarts=0) as (controller, on):
         call = asyncio.create_task(controller.generate(ask(0, 900)))
@@ -125,6 +125,7 @@ async def test_when_all_actors_are_gone_the_callers_are_told_why(nodes: Nodes, s
         assert "ActorDiedError" in told.value.message
 
 
+@pytest.mark.real
 async def test_a_model_that_a_node_does_not_have_is_told_before_anything_else(
     nodes: Nodes, served: ServedModel, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ async def test_a_model_that_a_node_does_not_have_is_told_before_anything_else(
     assert told.value.remedy
 
 
+@pytest.mark.long
 async def test_an_engine_whose_node_is_gone_waits_for_room_and_comes_back_with_the_newest_weights(
     nodes: Nodes, served: ServedModel, tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ async def test_an_engine_whose_node_is_gone_waits_for_room_and_comes_back_with_t
         assert [member.engine.version for member in controller._pool.running if member.engine] == [1] * 3
 
 
+@pytest.mark.long
 async def test_a_run_ends_while_an_engine_waits_for_room(nodes: Nodes, served: ServedModel) -> None:
     async with asyncio.timeout(SECONDS), engines(served, 1) as (controller, _):
         waiting = asyncio.create_task(_opened(served))

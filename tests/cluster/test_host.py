@@ -79,6 +79,16 @@ async def test_a_value_that_cannot_be_sent_costs_no_actor(cluster):
         with pytest.raises(RemoteError, match="could not be sent"):
             await host.call("environment_of_lock")
         assert await host.call("echo", 1) == 1
+        with pytest.raises(RemoteError, match="could not be sent"):
+            await host.call("echo", threading.Lock())
+        assert await host.call("echo", 1) == 1
+
+
+async def test_an_answer_of_a_class_that_only_the_actor_has_costs_no_actor(cluster):
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        with pytest.raises(RemoteError, match=r"could not be sent: .*No module named 'only_there'"):
+            await host.call("of_a_class_of_its_own")
+        assert await host.call("echo", 1) == 1
 
 
 async def test_cancelling_a_call_frees_what_it_held_before_the_caller_goes_on(cluster, tmp_path: Path):

@@ -220,6 +220,9 @@ def test_a_cluster_is_joined_with_its_token_only(shared_ray, monkeypatch):
 def test_where_nobody_is_no_cluster_is_joined_and_none_is_started(place: Path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(place))
     monkeypatch.setenv(MARK, place.name)
+    # The cluster of these tests may be up.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(ConfigError, match=r"joined at 127\.0\.0\.1:1: .*Connection refused"):
         examine_cluster("127.0.0.1:1")
     # There may be a cluster of another run on this machine, and its token keeps us out.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import time
+import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -260,3 +262,40 @@ def test_the_files_of_a_config_are_those_that_it_names(tmp_path: Path) -> None:
     module, given = NativeJudgerConfig(path="package.module:judge"), NativeJudgerConfig(path="object:main.judge")
     needs = [need for config in (NATIVE, llm, module, given) for need in needs_of(config)]
     assert named_files(needs, tmp_path) == ["judger.py", "judge.txt"]
+
+
+def test_names_that_are_no_text_and_files_that_vanish_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loopwright.cluster import files
+
+    (tmp_path / "judger.py").touch()
+    (tmp_path / "gone.py").touch()
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.py")).touch()
+    digest = files._digest
+
+    def vanishing(file: Path) -> str:
+        if file.name == "gone.py":
+            raise FileNotFoundError(file)
+        return digest(file)
+
+    monkeypatch.setattr(files, "_digest", vanishing)
+    read = files._read(tmp_path, ["judger.py"])
+    assert list(read.digests) == ["judger.py"]
+    with zipfile.ZipFile(io.BytesIO(read.packed)) as archive:
+        assert archive.namelist() == ["judger.py"]
+
+
+def test_a_linked_package_travels_and_other_links_do_not(tmp_path: Path) -> None:
+    from loopwright.cluster.files import _read
+
+    base, package, data = tmp_path / "base", tmp_path / "shared", tmp_path / "data"
+    for folder in (base, package, data):
+        folder.mkdir()
+    (package / "__init__.py").touch()
+    (package / "back").symlink_to(package)
+    (data / "large.py").touch()
+    (base / "grading").symlink_to(package)
+    (base / "data").symlink_to(data)
+    (base / "up").symlink_to(base)
+    assert list(_read(base, []).digests) == ["grading/__init__.py"]

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from loopwright.build.cluster import loop_roles
 from loopwright.config import Loaded, Purpose
 from loopwright.config.base import needs_of
 from loopwright.config.needs import Outside
 from loopwright.config.purpose import part_for
 from loopwright.errors import ConfigError
-from loopwright.types import TrainerKind
+from loopwright.types import Split, TrainerKind
 
 APART = ("trainer.kind=disaggregated", "produce.kind=async")
 AT = "cluster.address=10.0.0.5:6379"
@@ -41,6 +42,11 @@ Problems = Callable[..., list[str]]
         (("trainer.deterministic=true", "agent.num_actors=1"), "agent.num_actors: is 1, but trainer.deterministic is"),
         (("trainer.deterministic=true", "rollout.engine.num_actors=1"), "but rollout.engine.num_actors is 1"),
         (("agent={num_actors: 1, num_gpus_per_actor: 1.5}",), "is 1.5: an actor has a part of one GPU, or whole ones"),
+        (("agent={num_actors: 1, num_cpus_per_actor: 0.33333}",), "is 0.33333: Ray counts in steps of 0.0001"),
+        (("agent={num_actors: 1, num_cpus_per_actor: 0.00001}",), "for example to 0.0001"),
+        (("agent.num_actors=1", "cluster.labels.loops={zone: '!'}"), "loops.zone: is '!', which no label can be"),
+        (("agent.num_actors=1", "cluster.labels.loops={zone: '!in(a'}"), "write a, !a, in(a, b) or !in(a, b)"),
+        (("agent.num_actors=1", "cluster.labels.loops={'a b': c}"), "has the key 'a b', which Ray refuses"),
         (("cluster.address=ray://here:10001", "agent.num_actors=1"), "no address of a cluster"),
         (("cluster.address=local", "agent.num_actors=1"), "no address of a cluster"),
         (("agent.num_actors=-1",), "agent.num_actors: is -1, must be at least 0"),
@@ -60,6 +66,7 @@ def test_what_cannot_be_placed_is_refused(
     [
         ("agent.num_actors=2", "agent.num_cpus_per_actor=0.25", "agent.memory_per_actor=2 GiB"),
         ("agent.num_actors=2", "cluster={num_cpus: 4, strategy: {loops: spread}, labels: {loops: {zone: a}}}"),
+        ("agent.num_actors=1", "cluster.labels.loops={ray.io/node-id: '!abc', zone: '!in(a-1, b)', c: 'in(d)'}"),
         (*APART, "rollout={nodes: 0, engine: {num_actors: 3}}"),
         (*APART, AT, "rollout={nodes: 2, engine: {num_actors: 4}}"),
         ("rollout.engine.num_actors=2", "cluster.strategy.engines=pack"),
@@ -180,3 +187,23 @@ def test_two_judgers_with_one_name_are_refused(load_text: LoadText, minimal: str
     twice = "judgers:\n  mine: {kind: integer_answer}\n  mine: {kind: integer_answer, num_actors: 2}\n"
     with pytest.raises(ConfigError, match="the key 'mine' is here twice"):
         load_text(minimal + twice)
+
+
+def test_task_sets_of_training_have_actors_of_their_own_and_evaluation_uses_them(
+    load_text: LoadText, minimal: str
+) -> None:
+    def task_set(name: str, cpus: float = 1) -> str:
+        agent = f"{{kind: single_turn, judger: integer_answer, num_actors: 2, num_cpus_per_actor: {cpus}}}"
+        return f"{{name: {name}, data: {{kind: python, path: 'a.py:b'}}, agent: {agent}}}"
+
+    trained = ", ".join(task_set(name) for name in ("x", "eval-x"))
+    evaluated = ", ".join([task_set("same"), task_set("x", 0.5), task_set("eval-x", 0.25)])
+    lines = [line for line in minimal.splitlines() if not line.startswith(("data", "agent"))]
+    config = load_text("\n".join(lines), f"task_sets=[{trained}]", f"eval.task_sets=[{evaluated}]").config
+    found = {one.role.name: one.task_sets for one in loop_roles(config)}
+    assert found == {
+        "x": ((Split.TRAIN, "x"), (Split.EVAL, "same")),
+        "eval-x": ((Split.TRAIN, "eval-x"),),
+        "eval-eval-x": ((Split.EVAL, "x"),),
+        "eval-eval-eval-x": ((Split.EVAL, "eval-x"),),
+    }

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +73,28 @@ async def test_a_run_trains_with_engines_on_actors_and_survives_the_death_of_one
     assert "ActorDiedError" in words
     audited(folder)
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (killed, other, *started)))
+
+
+@pytest.fixture
+def joined() -> Iterator[dict[str, str]]:
+    """The environment of a run that joins a cluster of two nodes."""
+    command = [sys.executable, str(Path(__file__).parents[1] / "ray_nodes.py"), "4"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nodes:
+        assert nodes.stdout is not None
+        address, token = nodes.stdout.readline().split()
+        ours = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        yield {**os.environ, **ours, "LOOPWRIGHT_CLUSTER__ADDRESS": address}
+        nodes.communicate(timeout=DEADLINE)
+
+
+def test_a_run_trains_with_engines_on_another_node(write_config: WriteConfig, joined: dict[str, str]) -> None:
+    """Their weights come through the object store, and each version is proven."""
+    file = write_config(**ON_ACTORS, rollout__nodes=1, trainer__steps=4)
+    told = "import logging; logging.basicConfig(level=logging.INFO); from loopwright.cli import main; main()"
+    command = [sys.executable, "-c", told, "train", str(file)]
+    done = subprocess.run(command, env=joined, cwd=file.parent, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("by object store (the engine is an actor on another node)") == 2, done.stderr
+    folder = RunFolder(file.parent / "run")
+    assert not losses(folder)
+    audited(folder)

@@ -104,13 +104,28 @@ def roles_of(config: RunConfig) -> list[Role]:
 
 
 def loop_roles(config: RunConfig) -> list[LoopRole]:
+    """Every task set of the training has actors of its own. Those of the evaluation come after them, and use actors
+    that are there for the same agent."""
+    roles: list[list[tuple[Split, TaskSetConfig]]] = []
     alike: dict[str, list[tuple[Split, TaskSetConfig]]] = {}
     for place, task_set in config.all_task_sets():
         if task_set.agent.num_actors:
             split = Split.EVAL if place[0] == "eval" else Split.TRAIN
             agent = task_set.agent.model_dump_json(exclude=set(NOT_THE_AGENT))
-            alike.setdefault(agent, []).append((split, task_set))
-    return [_loop_role(config, users) for users in alike.values()]
+            if split is Split.EVAL and agent in alike:
+                alike[agent].append((split, task_set))
+            else:
+                roles.append([(split, task_set)])
+                alike.setdefault(agent, roles[-1])
+    named: dict[str, LoopRole] = {}
+    for users in roles:
+        # A task set of the evaluation may have the name of one of the training, and that one any name.
+        split, first = users[0]
+        name = first.name if split is Split.TRAIN else f"eval-{first.name}"
+        while name in named:
+            name = f"eval-{name}"
+        named[name] = _loop_role(config, name, users)
+    return list(named.values())
 
 
 def judger_role(config: RunConfig, name: str) -> Role | None:
@@ -136,10 +151,8 @@ def gateway_role(config: RunConfig) -> Role | None:
     return _role(config.gateway, RoleKind.GATEWAY, "gateway", Strategy.PACK, config.cluster.labels.gateway)
 
 
-def _loop_role(config: RunConfig, users: Sequence[tuple[Split, TaskSetConfig]]) -> LoopRole:
-    (split, first), cluster = users[0], config.cluster
-    # A task set of the evaluation may have the name of one of the training.
-    name = first.name if split is Split.TRAIN else f"eval-{first.name}"
+def _loop_role(config: RunConfig, name: str, users: Sequence[tuple[Split, TaskSetConfig]]) -> LoopRole:
+    (_, first), cluster = users[0], config.cluster
     role = _role(first.agent, RoleKind.LOOPS, name, cluster.strategy.loops, cluster.labels.loops)
     if role is None:
         raise RuntimeError(f"the agent of {first.name} is not on actors")

@@ -22,7 +22,7 @@ from loopwright.build.gateway import model_behind_door
 from loopwright.build.programs import program_host
 from loopwright.build.user_files import named_files
 from loopwright.cluster.files import hosted, user_files
-from loopwright.cluster.worker import GatewayAccess, LoopCrew, Made, Reach
+from loopwright.cluster.worker import GatewayAccess, HostedRollout, LoopCrew, Reach
 from loopwright.config import AgentConfig, Loaded, RunConfig
 from loopwright.config.base import needs_of
 from loopwright.core.environment import child_environment
@@ -60,18 +60,18 @@ class HostedWorker:
         """Reach the model, and the gateway where it is now. Raises WorkerLostError if this cannot be done."""
         await self._connected(reach)
 
-    async def run(self, request: RolloutRequest, reach: Reach) -> Made:
+    async def run(self, request: RolloutRequest, reach: Reach) -> HostedRollout:
         connection = await self._connected(reach)
         sessions = connection.sessions
         if sessions is None:
-            return Made(await connection.worker.run(request))
+            return HostedRollout(await connection.worker.run(request))
         try:
             rollout = await connection.worker.run(request)
         except BaseException:
             # Nobody will store it. The driver hears of its sessions with the next rollout.
             sessions.stored(request.split, request.key)
             raise
-        return Made(rollout, sessions.hand_over(request))
+        return HostedRollout(rollout, sessions.hand_over(request))
 
     async def disconnect(self) -> None:
         """The engines and the gateway are about to end."""

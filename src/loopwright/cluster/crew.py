@@ -221,6 +221,9 @@ class Crew:
                 words = f"{type(error).__name__}: {error}"
             if words is None:
                 return
+            if self._closing.done():
+                log.warning("%s did not close its part: %s", member.name, words)
+                return
             log.warning("%s is lost: %s", member.name, words)
             self._on_death(member.name, words)
             member.deaths += 1
@@ -276,4 +279,5 @@ class Crew:
 
 
 def _pause(times: int) -> float:
-    return min(FIRST_PAUSE_SECONDS * 2.0 ** (times - 1), LONGEST_PAUSE_SECONDS)
+    # Without a limit the power would overflow: a judger may fail thousands of times in a row.
+    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(times - 1, 10), LONGEST_PAUSE_SECONDS)

@@ -160,12 +160,18 @@ def _read(base: Path, named: Collection[str]) -> _Read:
             read.beside[name] = _digest(file)
         else:
             inside[Path(name).as_posix()] = file
+    needed = set(inside)
     for file in _python_files(base, read):
         inside[file.relative_to(base).as_posix()] = file
-    read.digests = {name: _digest(file) for name, file in inside.items()}
-    read.sizes = {name: file.stat().st_size for name, file in inside.items()}
+    for name, file in inside.items():
+        try:
+            read.digests[name], read.sizes[name] = _digest(file), file.stat().st_size
+        except OSError:
+            # It is gone meanwhile, or another user's. Only what the config names is sure to be needed.
+            if name in needed:
+                raise
     if not _refusal(read):
-        read.packed = _packed(inside)
+        read.packed = _packed({name: inside[name] for name in read.digests})
     return read
 
 
@@ -178,16 +184,37 @@ def _packed(files: Mapping[str, Path]) -> bytes:
 
 
 def _python_files(base: Path, read: _Read) -> Iterator[Path]:
-    for place, folders, names in os.walk(base):
+    for place, folders, names in os.walk(base, followlinks=True):
         folder = Path(place)
         if folder != base and (set(names) >= OF_A_RUN or "pyvenv.cfg" in names):
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NOT_THE_USERS)
+        folders[:] = sorted(name for name in folders if _may_have_modules(folder / name))
         read.seen += len(names)
         if read.seen > MAX_SEEN:
             return
-        yield from (folder / name for name in sorted(names) if name.endswith(".py") and (folder / name).is_file())
+        modules = (folder / name for name in sorted(names) if name.endswith(".py") and _is_text(name))
+        yield from (file for file in modules if file.is_file())
+
+
+def _may_have_modules(folder: Path) -> bool:
+    if folder.name.startswith(".") or folder.name in NOT_THE_USERS or not _is_text(folder.name):
+        return False
+    # A linked package is imported like any other. Other links may lead to folders of data, or back to one above.
+    return not folder.is_symlink() or ((folder / "__init__.py").is_file() and not _leads_up(folder))
+
+
+def _leads_up(link: Path) -> bool:
+    return link.parent.resolve().is_relative_to(link.resolve())
+
+
+def _is_text(name: str) -> bool:
+    """Whether the name can be imported, and be in a zip file: names on a disk are bytes."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refusal(read: _Read) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 OUTPUT_BYTES = 65_536
 """How much is read at a time."""
 LAST_BYTES = 1 << 20
-"""How much of what a dead process wrote is read at most, from the end."""
+"""How much of what a dead process wrote is read at most, from the end. A longer line is read in pieces."""
 MARKS = re.compile(rb"^:(?:job_id|actor_name|task_name):[^\n]*(?:\n|\Z)", re.MULTILINE)
 """Lines by which Ray's own reader knows whose output follows."""
 
@@ -39,7 +39,10 @@ class OutputFiles:
 
     def _new(self, file: str) -> bytes:
         new = _read(file, self._positions[file], OUTPUT_BYTES)
-        if len(new) < OUTPUT_BYTES:
+        if b"\n" not in new and len(new) == OUTPUT_BYTES:
+            # Whoever removes secrets must see a line as a whole.
+            new = _read(file, self._positions[file], LAST_BYTES)
+        if b"\n" in new or len(new) < LAST_BYTES:
             new = new[: new.rfind(b"\n") + 1]
         self._positions[file] += len(new)
         return MARKS.sub(b"", new)

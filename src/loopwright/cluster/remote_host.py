@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError, RaySystemError, RayTaskError
 
 from loopwright.cluster.answers import Answer, Ending, opened
 from loopwright.cluster.host import Host, SignOfLife, Started
@@ -126,7 +126,13 @@ class RemoteHost:
             self._on_output(beat.output)
 
     async def _asked(self, method: Any, *args: Any) -> Any:
-        answer: Answer = await self._reached(method.remote(*args))
+        try:
+            reference = method.remote(*args)
+        except RayError:
+            raise
+        except Exception as error:  # the user's objects may fail in whatever way
+            raise self._not_sent(_first_line(error), str(error)) from None
+        answer: Answer = await self._reached(reference)
         if isinstance(answer, Ending):
             self._end(answer.words)
             raise self._lost()
@@ -150,12 +156,11 @@ class RemoteHost:
             raise
         except RayTaskError as error:
             # The actor lives: a value could not be sent to it or back.
-            raise RemoteError(
-                f"{self.name}: a value could not be sent: {_first_line(error.cause)}",
-                remedy="use values that can be pickled, of classes that the actors can import",
-                trace=str(error),
-            ) from None
+            raise self._not_sent(_first_line(error.cause), str(error)) from None
         except RayError as error:
+            if isinstance(error, RaySystemError) and isinstance(error.client_exc, Exception):
+                # The actor lives here too: its answer came, and holds a class that only the actor has.
+                raise self._not_sent(_first_line(error), str(error)) from None
             self._node_lost = NODE_LOST in str(error)
             self._end(f"{type(error).__name__}: {'its node is lost' if self._node_lost else _first_line(error)}")
             raise self._lost() from error
@@ -163,6 +168,13 @@ class RemoteHost:
             answer.cancel()
         self._heard_at = self._loop.time()
         return value
+
+    def _not_sent(self, why: str, trace: str) -> RemoteError:
+        return RemoteError(
+            f"{self.name}: a value could not be sent: {why}",
+            remedy="use values that can be pickled, of classes that the actors and the driver can import",
+            trace=trace,
+        )
 
     def _end(self, words: str) -> None:
         """Note that the actor is lost. What it wrote last is read here, if it was on this machine."""

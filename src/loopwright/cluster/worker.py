@@ -51,7 +51,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class HostedRollout:
     """What an actor made of a request, and the sessions that the driver is to delete."""
 
     rollout: Rollout
@@ -116,7 +116,7 @@ class PlacedWorker:
             return kept
         self._running[request.key] = placed.crew
         try:
-            made: Made = await placed.crew.work(
+            made: HostedRollout = await placed.crew.work(
                 "run", request, self._reach(), session=str(request.key), succeeded=_succeeded
             )
         except BaseException:
@@ -176,7 +176,7 @@ class PlacedWorker:
                 await asyncio.sleep(RETRY_SECONDS)
 
 
-def _succeeded(made: Made) -> bool:
+def _succeeded(made: HostedRollout) -> bool:
     """Whether the actor did its work. An agent that raised, or a task that is too long, is no fault of the actor."""
     reward = made.rollout.reward
     return not (isinstance(reward, Failed) and reward.cause in OF_THE_PLACE)

@@ -72,6 +72,11 @@ Labels = dict[Text, Text]
 """Labels of a node, each with the value that it must have: `a`, `!a`, `in(a, b)` or `!in(a, b)`."""
 
 
+LABEL_REMEDY = "labels are of letters, digits and ._- between them, at most 63"
+LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+WANTED = rf"!?(?:{LABEL}|in\({LABEL}(?:, ?{LABEL})*\))"
+
+
 class LabelsConfig(Section):
     """The labels of the nodes on which each role may run."""
 
@@ -79,6 +84,18 @@ class LabelsConfig(Section):
     judgers: Labels = Field(default_factory=dict)
     engines: Labels = Field(default_factory=dict)
     gateway: Labels = Field(default_factory=dict)
+
+    def problems(self) -> Iterator[Problem]:
+        for role in type(self).model_fields:
+            for key, wanted in getattr(self, role).items():
+                if not re.fullmatch(rf"(?:[A-Za-z0-9.-]+/)?{LABEL}", key):
+                    yield Problem((role,), f"has the key {key!r}, which Ray refuses as a label", LABEL_REMEDY)
+                if not re.fullmatch(WANTED, wanted):
+                    yield Problem(
+                        (role, key),
+                        f"is {wanted!r}, which no label can be",
+                        f"write a, !a, in(a, b) or !in(a, b); {LABEL_REMEDY}",
+                    )
 
 
 class ClusterConfig(Section):

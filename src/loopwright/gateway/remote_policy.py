@@ -70,7 +70,7 @@ class HeardTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Unneeded:
+class UnneededSession:
     """A session that is to be deleted: by its id, at a version if that is known, or by the label of its attempt."""
 
     id: str = ""
@@ -84,7 +84,7 @@ class SessionsLeft:
     their versions: they go when it is stored."""
 
     read: tuple[tuple[str, str], ...] = ()
-    unneeded: tuple[Unneeded, ...] = ()
+    unneeded: tuple[UnneededSession, ...] = ()
 
 
 NONE_LEFT = SessionsLeft()
@@ -103,7 +103,7 @@ class RemoteSessionPolicies:
         holds_lease: bool = True,
     ) -> None:
         self.client = client
-        self._ask_times = client.register if holds_lease else client.hear
+        self._holds_lease = holds_lease
         self.held = held
         """Reads the clock of held seconds of the run's engines. It counts where a rollout has no session."""
         self.redact = redact or Redactor()
@@ -113,7 +113,7 @@ class RemoteSessionPolicies:
         self._heard_at = self._now()
         self._heard: Mapping[str, HeardTimes] = {}
         self._unstored: dict[tuple[Split, RolloutKey], list[tuple[str, str]]] = {}
-        self._unneeded: asyncio.Queue[Unneeded] = asyncio.Queue()
+        self._unneeded: asyncio.Queue[UnneededSession] = asyncio.Queue()
         self.starts = 0
         """How often the gateway was started again. What it had in memory was lost each time."""
         self.changed = WakeUp()
@@ -146,15 +146,15 @@ class RemoteSessionPolicies:
 
     def stored(self, split: Split, key: RolloutKey) -> None:
         for session_id, version in self._unstored.pop((split, key), ()):
-            self._unneeded.put_nowait(Unneeded(session_id, version))
+            self._unneeded.put_nowait(UnneededSession(session_id, version))
 
     def forget(self, session_id: str) -> None:
         """Nobody uses this session, which may not exist."""
-        self._unneeded.put_nowait(Unneeded(session_id))
+        self._unneeded.put_nowait(UnneededSession(session_id))
 
     def forget_attempt(self, split: Split, key: RolloutKey) -> None:
         """Nobody uses the sessions of this attempt: whoever opened them was lost, and did not tell their names."""
-        self._unneeded.put_nowait(Unneeded(label=label_of(split, key)))
+        self._unneeded.put_nowait(UnneededSession(label=label_of(split, key)))
 
     def read(self, request: RolloutRequest, session_id: str, version: str) -> None:
         """The record of a session was read at this version. It is kept until the rollout is stored."""
@@ -204,7 +204,7 @@ class RemoteSessionPolicies:
 
     async def beat(self) -> None:
         """Renew the lease, and take what the gateway tells."""
-        said = await self._ask_times()
+        said = await (self.client.register() if self._holds_lease else self.client.hear())
         try:
             heard = {id: heard_times(times, said["now"]) for id, times in said["sessions"].items()}
         except (KeyError, TypeError, AttributeError) as error:
@@ -245,7 +245,7 @@ class RemoteSessionPolicies:
                 for path in await self._paths(unneeded):
                     await self.client.ask("DELETE", path)
 
-    async def _paths(self, unneeded: Unneeded) -> list[str]:
+    async def _paths(self, unneeded: UnneededSession) -> list[str]:
         if unneeded.id:
             version = f"?version={unneeded.version}" if unneeded.version else ""
             return [f"/sessions/{unneeded.id}{version}"]

@@ -141,25 +141,30 @@ async def _exit_code(process: subprocess.Popen[bytes]) -> int:
 async def _collected(output: BoundedOutput) -> AsyncIterator[IO[bytes]]:
     """The writing end of a pipe, which the caller closes. What comes out of the pipe goes to `output`."""
     reading, writing = os.pipe()
-    with os.fdopen(writing, "wb", buffering=0) as pipe:
-        stream = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", buffering=0)
-        )
-        collecting = asyncio.ensure_future(_collect(stream, output))
-        try:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def read() -> None:
+        with suppress(BlockingIOError):
+            if chunk := os.read(reading, CHUNK):
+                output.add(chunk)
+                return
+            loop.remove_reader(reading)
+            ended.set()
+
+    # Not `connect_read_pipe`: uvloop, which Ray's actors run on, closes the pipe twice, and the second time it may be
+    # a file that another thread has just opened.
+    os.set_blocking(reading, False)
+    try:
+        with os.fdopen(writing, "wb", buffering=0) as pipe:
+            loop.add_reader(reading, read)
             yield pipe
             # Nobody writes any more; what is in the pipe is little.
-            await asyncio.wait({collecting}, timeout=DRAIN_SECONDS)
-        finally:
-            collecting.cancel()
-            transport.close()
-
-
-async def _collect(stream: asyncio.StreamReader, output: BoundedOutput) -> None:
-    while chunk := await stream.read(CHUNK):
-        output.add(chunk)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await ended.wait()
+    finally:
+        loop.remove_reader(reading)
+        os.close(reading)
 
 
 def _signal_group(leader: int, number: int) -> None:

@@ -18,6 +18,8 @@ PLACES = {
     "gateway": ("gateway",),
 }
 """Where the settings of each role are."""
+DECIMALS = 4
+"""Ray refuses a quantity with more of them."""
 NO_ACTORS = "nothing of the run is on actors"
 
 
@@ -67,6 +69,13 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _gateway(config)
     yield from _loops_that_must_repeat(config)
     for place, placed in _placed(config):
+        for name in ("num_cpus_per_actor", "num_gpus_per_actor"):
+            if (value := getattr(placed, name)) != round(value, DECIMALS):
+                yield Problem(
+                    (*place, name),
+                    f"is {value!r}: Ray counts in steps of {10**-DECIMALS:g}",
+                    f"round it, for example to {max(round(value, DECIMALS), 10**-DECIMALS):g}",
+                )
         if placed.num_gpus_per_actor > 1 and placed.num_gpus_per_actor % 1:
             yield Problem(
                 (*place, "num_gpus_per_actor"),
