@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -169,7 +169,8 @@ class ServerProgram:
                 sent = True
                 raise
 
-        with server.counted():
+        with ExitStack() as counted:
+            counted.enter_context(server.counted())
             # From now on the server may have it.
             self._server = server
             try:
@@ -180,7 +181,7 @@ class ServerProgram:
                 if error.unreachable:
                     runner.pool.rest(server)
                 return False
-        self._stack.enter_context(server.counted())
+            self._stack.enter_context(counted.pop_all())
         return True
 
     async def _until(self, reached: Callable[[TrialState], bool]) -> TrialStatus:

@@ -52,6 +52,7 @@ class PooledServer:
             yield
         finally:
             self.mine -= 1
+            self.added = max(0, self.added - 1)
 
     def answered(self) -> None:
         self.rest_seconds = FIRST_REST_SECONDS
