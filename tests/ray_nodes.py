@@ -120,7 +120,9 @@ def _end_agents(temporary: str) -> None:
     """Those of a node that was lost live on for a minute, and write to the folder."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if temporary.encode() in (process / "cmdline").read_bytes():
+            # By their environment: they change their command lines.
+            is_agent = f"RAY_TMPDIR={temporary}".encode() in (process / "environ").read_bytes().split(b"\0")
+            if is_agent and process.name != str(os.getpid()):
                 os.kill(int(process.name), signal.SIGKILL)
 
 

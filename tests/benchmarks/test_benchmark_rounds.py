@@ -77,6 +77,16 @@ BARE_PROGRAMS = {"driver_cpu_ms": 3.0, "program_cpu_ms": 60.0}
 PARTS = {"seconds": 2.0, "write": 0.5, "load": 0.5, "proof": 1.0}
 UPDATES = {"seconds": 9.0, "cpu_seconds": 3.0, "peak_memory": 2_000_000, "updates": dict.fromkeys(TRANSPORTS, PARTS)}
 COPY = {"warm": 0.25, "fresh": 0.5}
+ON_ACTORS = {
+    **STEP,
+    "local_call": [0.001] * 100,
+    "actor_call": [0.003] * 100,
+    "bare_call": [0.002] * 100,
+    "rate": {"1": 800.0, "2": 1400.0, "4": 1300.0, "16": 1200.0},
+    "driver_us": {"1": 600.0, "2": 600.0, "4": 600.0, "16": 660.0},
+    "door_rate": 1700.0,
+    "door_us": 580.0,
+}
 ANSWERS = {
     "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
@@ -85,6 +95,7 @@ ANSWERS = {
     "gateway": (CALLS, BARE),
     "remote": (PROGRAMS, BARE_PROGRAMS),
     "manager": ({**STEP, "cases": [1.0, 1.0]}, None),
+    "cluster": (ON_ACTORS, None),
     "pool": ({**STEP, "cases": [1.0, 1.0, 1.0]}, {"us_1": 10.0, "us_8": 10.0, "us_64": 10.0}),
 }
 
@@ -104,6 +115,13 @@ def test_a_grpo_round():
     assert figures["groups_with_signal"] == 1
     assert figures["reward"] == 0.75
     assert figures["peak_memory_mb"] == 2.0
+
+
+def test_a_round_of_calls_to_actors():
+    figures = find("cluster").round(ON_ACTORS, None)
+    assert figures["added_p50_ms"] == pytest.approx(2.0)
+    assert figures["bare_p99_ms"] == pytest.approx(2.0)
+    assert figures["growth"] == pytest.approx(1.1)
 
 
 def test_a_decode_round():

@@ -27,7 +27,7 @@ def told(say: Callable[[str], object]) -> Iterator[None]:
 
     handler = _Handler(say)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    loggers = [logging.getLogger(name) for name in LOGGERS]
+    loggers = [logging.getLogger(of_ray) for of_ray in LOGGERS]
     before = [(logger.propagate, list(logger.handlers)) for logger in loggers]
     printed = worker.print_to_stdstream
 
