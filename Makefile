@@ -14,7 +14,7 @@ demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
 
 test: check .clients/.ready .clients/.bwrap  ## Everything, with real components
-	$(BIN)/pytest -m real
+	$(BIN)/pytest -m 'real and not long'
 
 check: lint  ## Lint, types, layers and the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal

@@ -24,6 +24,7 @@ HEAVY = {"torch", "transformers", "ray", "vllm", "safetensors", "tokenizers"}
 
 FROZEN = {
     "AgentLoop",
+    "AgentServer",
     "Episode",
     "Group",
     "Judger",
@@ -49,7 +50,7 @@ FROZEN = {
 }
 """What users import. A name is added or removed here on purpose, with a line in the changelog."""
 
-ON_DEMAND = {"Run", "Step", "open_run", "sync"}
+ON_DEMAND = {"AgentServer", "Run", "Step", "open_run", "sync"}
 """Those that are imported when they are asked for."""
 
 
@@ -129,6 +130,7 @@ def test_every_room_says_what_lives_there(room: str) -> None:
     [
         "import loopwright",
         "import loopwright; loopwright.open_run, loopwright.Step",
+        "import loopwright; loopwright.AgentServer",
         "import loopwright.sync",
         "import loopwright.cli.app",
         "import loopwright.config, loopwright.core, loopwright.ports, loopwright.types, loopwright.testing",

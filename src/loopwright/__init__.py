@@ -25,17 +25,24 @@ from loopwright.types import (
 
 if typing.TYPE_CHECKING:
     from loopwright import sync
+    from loopwright.agents.trials.client import AgentServer
     from loopwright.api import open_run
     from loopwright.build import Run
     from loopwright.trainers.step import Step
 
 __version__ = "0.2.0"
 
-_ON_DEMAND = {"open_run": "api", "Run": "build", "Step": "trainers.step"}
+_ON_DEMAND = {
+    "AgentServer": "agents.trials.client",
+    "open_run": "api",
+    "Run": "build",
+    "Step": "trainers.step",
+}
 """Names that are imported when they are asked for, and their modules: these load the config's packages, or torch."""
 
 __all__ = [
     "AgentLoop",
+    "AgentServer",
     "Episode",
     "Group",
     "Judger",

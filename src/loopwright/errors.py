@@ -12,6 +12,7 @@
     │   ├── ToolServerError        a server of tools did not start, or died under a rollout
     │   ├── WorkerLostError        a rollout worker cannot be reached, or is silent
     │   ├── TrialLostError         a trial of Harbor lost its sandbox or its model
+    │   ├── AgentServerError       an agent server cannot be reached, is full, or has lost a trial
     │   └── InterruptionError      the engine was paused and gave back what it had: the rollout goes on from there
     ├── OutOfTimeError             a model call took all the time that its caller had left
     ├── ContextError               a task's prompt does not fit the model's context: no retry can help
@@ -116,6 +117,11 @@ class ToolServerError(EngineError):
 
 class WorkerLostError(EngineError):
     """A rollout worker cannot be reached any more, or has been silent for too long. Another attempt may succeed."""
+
+
+class AgentServerError(EngineError):
+    """An agent server cannot be reached, takes no trial now, or has lost one. Another attempt may succeed, there or on
+    another server. `facts["status"]` is the HTTP status of its answer, and 0 if there was none."""
 
 
 class OutOfTimeError(LoopwrightError):

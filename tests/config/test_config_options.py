@@ -27,6 +27,7 @@ def test_every_option_is_documented_with_its_default():
             continue  # they are described under task_sets
         section, name = re.sub(r"\[\w+\]|\.N\b|\.NAME\b", "", path).split(".", 1)
         name = name.replace("agent.runners.", "agent.runner.")  # each of several is described as the only one
+        name = name.replace("agent.runner.runner.", "agent.runner.")  # and that of a server as one that runs here
         row = re.search(rf"^\| `{re.escape(name)}` .*$", sections[section], re.M)
         assert row, f"{name} is not described under {section}"
         default = meaning.partition(" = ")[2]

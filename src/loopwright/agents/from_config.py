@@ -10,6 +10,7 @@ from loopwright.agents.remote import RemoteLoop, WeightedRunner
 from loopwright.agents.runners.command import CommandRunner
 from loopwright.agents.runners.harbor import HarborRunner
 from loopwright.agents.runners.host import ProgramHost
+from loopwright.agents.runners.server import ServerRunner
 from loopwright.agents.single_turn import SingleTurn
 from loopwright.agents.tool_loop import ToolBudget, ToolLoop, ToolSource
 from loopwright.agents.tool_mcp import McpServer
@@ -22,10 +23,12 @@ from loopwright.config import (
     HarborRunnerConfig,
     McpToolsConfig,
     Objects,
+    ProgramReward,
     PythonAgent,
     PythonToolConfig,
     RemoteAgent,
     RunnerConfig,
+    ServerRunnerConfig,
     SingleTurnAgent,
     ToolAgent,
     ToolConfig,
@@ -76,21 +79,23 @@ async def try_agent(config: AgentConfig, host: ProgramHost, task: Task) -> str |
 
 def _remote_loop(config: RemoteAgent, host: ProgramHost) -> RemoteLoop:
     reward = config.reward if config.brings_reward else None
-    grades_failures = config.on_agent_error == "grade"
-
-    def runner(one: RunnerConfig) -> ProgramRunner:
-        match one:
-            case CommandRunnerConfig():
-                return CommandRunner(one, reward, host)
-            case HarborRunnerConfig():
-                return HarborRunner(one, host, grades=config.brings_reward, grades_failures=grades_failures)
-
     return RemoteLoop(
-        [WeightedRunner(runner(one), one.weight) for one in config.all_runners],
+        [WeightedRunner(_runner(one, config, reward, host), one.weight) for one in config.all_runners],
         max_seconds=config.max_seconds,
         max_tokens=config.max_tokens,
-        grades_failures=grades_failures,
+        grades_failures=config.on_agent_error == "grade",
     )
+
+
+def _runner(runner: RunnerConfig, agent: RemoteAgent, reward: ProgramReward | None, host: ProgramHost) -> ProgramRunner:
+    grades_failures = agent.on_agent_error == "grade"
+    match runner:
+        case CommandRunnerConfig():
+            return CommandRunner(runner, reward, host)
+        case HarborRunnerConfig():
+            return HarborRunner(runner, host, grades=agent.brings_reward, grades_failures=grades_failures)
+        case ServerRunnerConfig():
+            return ServerRunner(runner, reward, host, grades_failures=grades_failures)
 
 
 def _tool_loop(config: ToolAgent, base: Path) -> ToolLoop:

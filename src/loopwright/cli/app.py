@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from loopwright.cli.agent_server import agent_server
 from loopwright.cli.audit import audit
 from loopwright.cli.bench import bench
 from loopwright.cli.chat import chat
@@ -44,6 +45,7 @@ app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)
 app.command("gateway")(gateway)
+app.command("agent-server")(agent_server)
 app.command("vllm-extension")(vllm_extension)
 app.command("bench")(bench)
 app.add_typer(cluster, name="cluster")

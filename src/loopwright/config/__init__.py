@@ -71,6 +71,7 @@ from loopwright.config.programs import (
     HarborRunnerConfig,
     ProgramReward,
     RunnerConfig,
+    ServerRunnerConfig,
     VerifierReward,
 )
 from loopwright.config.purpose import Purpose
@@ -167,6 +168,7 @@ __all__ = [
     "RunnerConfig",
     "SamplingOverrides",
     "ServerConfig",
+    "ServerRunnerConfig",
     "Setting",
     "SftConfig",
     "SglangEngineConfig",

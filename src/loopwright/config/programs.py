@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from loopwright.config.addresses import address_problems
 from loopwright.config.base import Count, FromYaml, Positive, Section, Text
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem, suggest
@@ -236,12 +237,63 @@ class HarborRunnerConfig(Section):
         yield from self.env.items()
 
 
+class CommandElsewhere(CommandRunnerConfig):
+    """A command that an agent server starts. Its program and folders are on that server's machine, so they are not
+    looked for here."""
+
+    def needs(self) -> Iterator[Need]:
+        yield from (need for need in super().needs() if need.what is Outside.VARIABLE)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from (problem for problem in super().problems() if problem.path != ("isolate",))
+
+
+class ServerRunnerConfig(Section):
+    """Agent servers (`loopwright agent-server`) at `urls`, one of which runs the program of `runner` for each rollout.
+    `key_env` names the variable with their key. One that cannot be reached is waited for, up to `wait_seconds`."""
+
+    brings_reward: ClassVar[bool] = False
+
+    kind: Literal["server"] = "server"
+    urls: Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
+    key_env: Text
+    runner: CommandElsewhere
+    name: Text | None = None
+    weight: Positive = 1.0
+    wait_seconds: Positive = 60.0
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, or that of the program."""
+        return self.name or self.runner.shown_name
+
+    @property
+    def what_starts(self) -> str:
+        return f"{self.runner.what_starts} on one of {len(self.urls)} agent servers"
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, (), "http")
+        yield Need(Outside.KEY, ("key_env",), self.key_env)
+
+    def problems(self) -> Iterator[Problem]:
+        for index, url in enumerate(self.urls):
+            yield from address_problems(("urls", index), url, "key_env")
+            if url.rstrip("/") in [other.rstrip("/") for other in self.urls[:index]]:
+                yield Problem(("urls", index), f"{url} is named twice", "name every server once")
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        yield ("runner", "weight"), "the weight of the server's section counts"
+
+
 def _command_if_unsaid(value: object) -> object:
+    """A runner without a kind is a command."""
     return {"kind": "command", **value} if isinstance(value, dict) and "kind" not in value else value
 
 
 RunnerConfig = Annotated[
-    CommandRunnerConfig | HarborRunnerConfig, Field(discriminator="kind"), BeforeValidator(_command_if_unsaid)
+    CommandRunnerConfig | HarborRunnerConfig | ServerRunnerConfig,
+    Field(discriminator="kind"),
+    BeforeValidator(_command_if_unsaid),
 ]
 """The kinds of runners. Everything that is known of a kind is on its class here; its runner is made in
 `agents/from_config.py`."""

@@ -11,6 +11,7 @@ from loopwright.config.base import sections
 from loopwright.config.checks.idle import Idle
 from loopwright.config.engines import DoorConfig
 from loopwright.config.problems import Problem
+from loopwright.config.programs import ServerRunnerConfig
 from loopwright.config.schema import RunConfig
 
 
@@ -69,6 +70,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
     yield from _door_out_of_reach(config)
+    yield from _gateway_out_of_reach(config)
     yield from _unrepeatable(config)
 
 
@@ -83,6 +85,20 @@ def _door_out_of_reach(config: RunConfig) -> Iterator[Problem]:
             "set rollout.door.host and rollout.door.advertise_url",
             also=(("rollout", "door"),),
         )
+
+
+def _gateway_out_of_reach(config: RunConfig) -> Iterator[Problem]:
+    """Programs on agent servers talk to the run's gateway."""
+    gateway = config.gateway
+    near = gateway.url is None and gateway.advertise_url is None and is_loopback(gateway.host)
+    for place, section in sections(config) if near else ():
+        if isinstance(section, ServerRunnerConfig) and not all(is_loopback(host_of(url) or "") for url in section.urls):
+            yield Problem(
+                (*place, "urls"),
+                "may be on other machines, and only this machine reaches the run's gateway: it is at the loopback",
+                "set gateway.host and gateway.advertise_url",
+                also=(("gateway",),),
+            )
 
 
 def _unrepeatable(config: RunConfig) -> Iterator[Problem]:
