@@ -30,11 +30,13 @@ class SharedRay:
         if self._stack is None:
             from loopwright.cluster.opening import started_cluster
 
-            # Actors import the tests' own modules from where pytest found them.
-            os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(HERE), *filter(None, sys.path)]))
-            # What actors must not see. Processes of Ray inherit it.
-            os.environ["LOOPWRIGHT_TEST_KEY"] = "a secret of the driver"
             self._stack = ExitStack()
+            # Later tests must not see these.
+            patched = self._stack.enter_context(pytest.MonkeyPatch.context())
+            # Actors import the tests' own modules from where pytest found them.
+            patched.setenv("PYTHONPATH", os.pathsep.join(dict.fromkeys([str(HERE), *filter(None, sys.path)])))
+            # What actors must not see. Processes of Ray inherit it.
+            patched.setenv("LOOPWRIGHT_TEST_KEY", "a secret of the driver")
             _, self.folder = self._stack.enter_context(started_cluster(self._run, NUM_CPUS, self.said.append))
 
     def down(self) -> None:
