@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from loopwright.build import RemoteEngine, ServedModel, serve_engine, serve_gateway
 from loopwright.build.remote import connected
 from loopwright.cli.app import app
-from loopwright.cli.gateway import KEY_VARIABLE, _engine_key, _key
+from loopwright.cli.gateway import KEY_VARIABLE
+from loopwright.cli.server_key import given_key, own_key
 from loopwright.core.chains import turns_of
 from loopwright.core.partial_answer import PartialAnswer
 from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
@@ -131,20 +132,20 @@ async def test_its_store_keeps_no_key_of_any_server(tiny_llama_folder: Path, tmp
 
 def test_keys_come_from_files_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    key, made = _key(None, tmp_path / "g.sqlite")
+    key, made = own_key(None, KEY_VARIABLE, tmp_path / "g.sqlite")
     assert made == tmp_path / "g.key"
     assert made.stat().st_mode & 0o777 == 0o600
-    assert _key(None, tmp_path / "g.sqlite") == (key, made), "a restarted gateway has the same key"
+    assert own_key(None, KEY_VARIABLE, tmp_path / "g.sqlite") == (key, made), "a restarted gateway has the same key"
     monkeypatch.setenv(KEY_VARIABLE, "from-the-environment")
-    assert _key(None, tmp_path / "g.sqlite") == ("from-the-environment", None)
+    assert own_key(None, KEY_VARIABLE, tmp_path / "g.sqlite") == ("from-the-environment", None)
     monkeypatch.setenv(ENGINE_KEY_VARIABLE, "the-engines")
-    assert _engine_key(None) == "the-engines"
+    assert given_key(None, ENGINE_KEY_VARIABLE) == "the-engines"
     assert not {KEY_VARIABLE, ENGINE_KEY_VARIABLE} & set(os.environ), "agents' programs would see them"
     open_file = tmp_path / "open.key"
     open_file.write_text("secret")
     open_file.chmod(0o644)
     with pytest.raises(ConfigError, match="open to other users"):
-        _key(open_file, tmp_path / "g.sqlite")
+        own_key(open_file, KEY_VARIABLE, tmp_path / "g.sqlite")
 
 
 def test_what_it_makes_stays_out_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ memory. Committed data survives the death of this process.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import sqlite3
 import time
@@ -21,6 +20,7 @@ import orjson
 
 from loopwright.agents.trials.wire import OVER, TrialState, TrialStatus, status_from_json, status_to_json
 from loopwright.errors import AgentServerError, RunError
+from loopwright.serve.store_file import locked_store, unusable_store
 
 log = logging.getLogger("loopwright")
 
@@ -46,11 +46,12 @@ class TrialStore:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(_locked(self._path))
+            # Two servers would call each other's trials lost.
+            stack.enter_context(locked_store(self._path, "another agent server keeps its trials"))
             try:
                 self._connection = _opened(self._path)
             except (sqlite3.Error, OSError) as error:
-                raise _unusable(str(self._path), error) from error
+                raise unusable_store(str(self._path), error) from error
             stack.callback(self._connection.close)
             self._stack = stack.pop_all()
         return self
@@ -119,25 +120,11 @@ class TrialStore:
         except sqlite3.Error as error:
             # Clients get this error, so it must not name the file. The log does.
             log.error("%s cannot be used: %s", self._path, error)
-            raise _unusable("the store of trials", error) from error
+            raise unusable_store("the store of trials", error) from error
 
 
 def _text(status: TrialStatus) -> bytes:
     return orjson.dumps(status_to_json(status))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock the file: two servers would call each other's trials lost."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(
-                f"another agent server keeps its trials in {path}", remedy="end that one, or name another file"
-            ) from error
-        yield
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -155,7 +142,3 @@ def _opened(path: Path) -> sqlite3.Connection:
     connection.executescript(SCHEMA)
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     return connection
-
-
-def _unusable(what: str, error: sqlite3.Error | OSError) -> RunError:
-    return RunError(f"{what} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loopwright.cli.event_loop import run_async
+from loopwright.cli.server_key import own_key
 from loopwright.cli.state import state_folder
 from loopwright.config.extras import require
-from loopwright.serve.keys import check_key, new_key, read_key, write_key
 
 if TYPE_CHECKING:
     from loopwright.agent_server.server import ServerPlace
@@ -59,26 +59,10 @@ def agent_server(
     from loopwright.agent_server.trials import ServerLimits
 
     place = ServerPlace(base, store or state_folder("agent-server") / f"{port}.sqlite")
-    key, made = _key(key_file, place.store)
+    key, made = own_key(key_file, KEY_VARIABLE, place.store)
     waiting = QUEUE_PER_SLOT * slots if queue is None else queue
     limits = ServerLimits(slots, waiting, abandoned_after, keep_hours * 3600)
     run_async(_serve(place, limits, key, made, host, port, tuple(name or ())))
-
-
-def _key(file: Path | None, store: Path) -> tuple[str, Path | None]:
-    """The server's key. If nobody gave one, it is kept in a file beside the store, which is returned too."""
-    if file is not None:
-        return read_key(file), None
-    # Remove it from the environment, so that no child process sees it.
-    given = os.environ.pop(KEY_VARIABLE, None)
-    if given is not None:
-        return check_key(given, f"the environment variable {KEY_VARIABLE}"), None
-    made = store.with_suffix(".key")
-    if made.exists():
-        return read_key(made), made
-    key = new_key()
-    write_key(made, key)
-    return key, made
 
 
 async def _serve(

@@ -14,13 +14,13 @@ import typer
 from loopwright.cli.event_loop import run_server, settle_down
 from loopwright.cli.models import models_folder
 from loopwright.cli.sampled_weights import EngineKindOption
+from loopwright.cli.server_key import given_key, own_key
 from loopwright.cli.state import file_name, state_folder
 from loopwright.config import Dtype
 from loopwright.config.extras import require
 from loopwright.engines.http.process import KEY_VARIABLE as ENGINE_KEY_VARIABLE
 from loopwright.engines.restartable import WAIT_SECONDS
 from loopwright.errors import ConfigError
-from loopwright.serve.keys import check_key, new_key, read_key, write_key
 from loopwright.types import ServerKind, Thinking
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ def gateway(
             raise ConfigError("--for-runs has no model of its own", remedy="remove --engine and --model, or --for-runs")
         behind = ForRuns(engine_wait)
     elif engine is not None:
-        behind = RemoteEngine(engine, _engine_key(engine_key_file), model, models_folder(), engine_wait, engine_kind)
+        behind = RemoteEngine(
+            engine, given_key(engine_key_file, ENGINE_KEY_VARIABLE), model, models_folder(), engine_wait, engine_kind
+        )
     elif model is not None:
         behind = ServedModel(
             model,
@@ -104,7 +106,7 @@ def gateway(
     else:
         raise ConfigError("there is nothing to serve", remedy="name an --engine or a --model, or add --for-runs")
     store = store or _own_store(engine, model)
-    key, made = _key(key_file, store)
+    key, made = own_key(key_file, KEY_VARIABLE, store)
     run_server(_serve(behind, address, store, key, made, renderer, thinking))
 
 
@@ -115,29 +117,6 @@ def _own_store(engine: str | None, model: str | None) -> Path:
     if engine is None and model is not None and Path(served).exists():
         served = str(Path(served).resolve())
     return state_folder("gateway") / f"{file_name(served)}.sqlite"
-
-
-def _key(file: Path | None, store: Path) -> tuple[str, Path | None]:
-    """The gateway's key. If nobody gave one, it is kept in a file beside the store, which is returned too."""
-    if file is not None:
-        return read_key(file), None
-    # Remove it from the environment, so that no child process sees it.
-    given = os.environ.pop(KEY_VARIABLE, None)
-    if given is not None:
-        return check_key(given, f"the environment variable {KEY_VARIABLE}"), None
-    made = store.with_suffix(".key")
-    if made.exists():
-        return read_key(made), made
-    key = new_key()
-    write_key(made, key)
-    return key, made
-
-
-def _engine_key(file: Path | None) -> str | None:
-    if file is not None:
-        return read_key(file)
-    given = os.environ.pop(ENGINE_KEY_VARIABLE, None)
-    return None if given is None else check_key(given, f"the environment variable {ENGINE_KEY_VARIABLE}")
 
 
 async def _serve(

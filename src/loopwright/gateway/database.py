@@ -5,10 +5,9 @@ Opening them also finds out which calls were cut off when the gateway before die
 
 from __future__ import annotations
 
-import fcntl
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -39,20 +38,6 @@ CREATE TABLE IF NOT EXISTS cut_off (
 """
 """Turns have row numbers, so that a new turn is written after all others; ordered by session, it would move them. Turns
 of an older gateway without the table `delivered` count as delivered."""
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock the file: two gateways would give the same numbers to turns, and would not know each other's records."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(
-                f"another gateway keeps its sessions in {path}", remedy="end that one, or name another file"
-            ) from error
-        yield
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, CallLog]:

@@ -21,10 +21,11 @@ from typing import Protocol, Self
 from loopwright.core.redaction import Redactor
 from loopwright.errors import RunError
 from loopwright.gateway.call_log import CallLog, LoggedCall
-from loopwright.gateway.database import locked, move_log, open_database
+from loopwright.gateway.database import move_log, open_database
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.wire import session_facts, session_from_row, session_row, turn_from_row, turn_row
 from loopwright.render.recording.recorded import Recorded
+from loopwright.serve.store_file import locked_store, unusable_store
 
 log = logging.getLogger("loopwright")
 
@@ -179,11 +180,12 @@ class SqliteStore:
 
     async def __aenter__(self) -> Self:
         with ExitStack() as lock:
-            lock.enter_context(locked(self._path))
+            # Two gateways would give the same numbers to turns, and would not know each other's records.
+            lock.enter_context(locked_store(self._path, "another gateway keeps its sessions"))
             try:
                 self._connection, self._calls = await asyncio.to_thread(open_database, self._path)
             except (sqlite3.Error, OSError) as error:
-                raise _unusable(str(self._path), error) from error
+                raise unusable_store(str(self._path), error) from error
             self._lock = lock.pop_all()
         self._tidying = asyncio.create_task(self._tidy())
         return self
@@ -323,7 +325,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             # Agents get this error, so it must not name the file. The log does.
             log.error("%s cannot be used: %s", self._path, error)
-            raise _unusable("the store of sessions", error) from error
+            raise unusable_store("the store of sessions", error) from error
 
     async def _tidy(self) -> None:
         """From time to time, move committed data from the log into the file, outside of the event loop."""
@@ -344,7 +346,3 @@ def _note(db: sqlite3.Connection, session: Session) -> None:
     facts = (session_facts(session), session.id, SessionState.OPEN.value)
     db.execute("UPDATE sessions SET facts = ? WHERE id = ? AND state = ?", facts)
     session.noted_turns, session.noted_held = len(session.recorder), session.held_seconds
-
-
-def _unusable(what: str, error: sqlite3.Error | OSError) -> RunError:
-    return RunError(f"{what} cannot be used: {error}", remedy="see to the disk's space and the file's permissions")
