@@ -6,6 +6,7 @@ They need Harbor in `.peers/harbor` (`make harbor`), namespaces and tmux. Elsewh
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from loopwright.buffer.auditing.audit import audit
 from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
+from loopwright.core.chains import turns_of
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.models.tokenizer import load_tokenizer
 from loopwright.serve.marked_processes import ProcessTable
@@ -58,6 +60,7 @@ from pathlib import Path
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.oracle import OracleAgent
+from harbor.agents.terminus_2 import Terminus2
 from harbor.models.trial.paths import TrialPaths
 from host_environment import HostEnvironment
 
@@ -102,6 +105,15 @@ class Oracle(Asking):
         task = json.loads((trial / "config.json").read_text())["task"]["path"]
         oracle = OracleAgent(self.logs_dir, Path(task), TrialPaths(trial))
         await oracle.run(instruction, environment, context)
+
+
+class Detailed(Terminus2):
+    """terminus-2, which keeps what it was told of its tokens beside this file."""
+
+    async def run(self, instruction, environment, context):
+        await super().run(instruction, environment, context)
+        told = Path(__file__).with_name(f"{self.logs_dir.parent.name}.details")
+        told.write_text(json.dumps(context.rollout_details))
 '''
 
 FLAKY = '''
@@ -165,9 +177,10 @@ async def scene(
     engine = text_engine(script, load_tokenizer(str(model)))
     async with serve_scripted(engine, ModelCard(str(model), CONTEXT)) as url:
         runner: dict[str, Any] = {"kind": "harbor", "python": str(PYTHON), "agent": agent}
-        if agent == "terminus-2":
+        if agent in ("terminus-2", "agents:Detailed"):
             info = {"max_input_tokens": CONTEXT, "max_output_tokens": 1024}
             runner["agent_args"] = {"record_terminal_session": False, "model_info": info, "enable_summarize": False}
+            runner["agent_args"] |= more.pop("agent_args", {})
         settings: dict[str, Any] = {
             "model__path": str(model),
             "data": {"kind": "harbor", "path": str(TASKS), "shuffle": False},
@@ -232,6 +245,28 @@ async def test_terminus_is_trained_on_the_three_tasks(
     assert all(one.episode is not None and len(one.episode.chains) == 1 for one in rollouts)
     assert audit(RunFolder(tmp_path / "run").rollouts).is_clean
     assert left(tmp_path / "run") == []
+
+
+async def test_terminus_collects_the_tokens_that_are_trained(
+    write_config: WriteConfig, wide_model: Path, tmp_path: Path
+) -> None:
+    details = {"agent_args": {"collect_rollout_details": True}, "trainer__groups_per_step": 1}
+    async with scene(write_config, wide_model, Script(), "agents:Detailed", **details) as file:
+        rollouts = await trained(file)
+        told = [json.loads(kept.read_text()) for kept in file.parent.glob("*.details")]
+    collected = []
+    for (detail,) in told:
+        # terminus-2 asks once more whether the task is complete.
+        assert len(detail["prompt_token_ids"]) == 3
+        streams = zip(detail["prompt_token_ids"], detail["completion_token_ids"], detail["logprobs"], strict=True)
+        collected.append([(tuple(prompt), tuple(ids), tuple(odds)) for prompt, ids, odds in streams])
+    recorded = []
+    for one in rollouts:
+        assert one.episode is not None
+        (chain,) = one.episode.chains
+        recorded.append([(turn.prompt_ids, turn.ids, turn.logprobs) for turn in turns_of(chain)])
+    assert len(recorded) == 2
+    assert sorted(collected) == sorted(recorded)
 
 
 async def test_the_oracle_solves_the_three_tasks(write_config: WriteConfig, wide_model: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request in canonical form. `previous` names an earlier answer that `messages` continue. `instructions` says
+    """A request in canonical form. `token_ids` asks for the ids of the prompt and of the answer. `previous` names an earlier answer that `messages` continue. `instructions` says
     that the first message is a preamble, which a continuation does not inherit. `echo` is the part of the request that
     the dialect needs to write its answer."""
 
@@ -39,6 +39,7 @@ class Call:
     stream: bool = False
     samples: int = 1
     logprobs: bool = False
+    token_ids: bool = False
     previous: str | None = None
     instructions: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +56,8 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The model's answer. `id` is unique. `stop` is the stop string that ended it. `cached_tokens` tokens of the prompt
-    were already in an earlier call of the same chain."""
+    were already in an earlier call of the same chain. `prompt_ids` and `ids` are there if the call asked for them: what
+    the engine received, and all that it sampled."""
 
     id: str
     created: int
@@ -66,6 +68,8 @@ class Answer:
     cached_tokens: int = 0
     completion_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
 
     @property
     def calls_tools(self) -> bool:

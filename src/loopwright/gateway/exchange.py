@@ -69,7 +69,8 @@ class Exchange:
         with session.tries.flight(history, ask):
             served = self.offer.now or await self._model(session)
             prepared = await self._prepared(served, session, history, call)
-            head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens)
+            prompt_ids = prepared.prompt if call.token_ids else ()
+            head = Head(ask.id, int(time.time()), len(prepared.prompt), prepared.shared_tokens, prompt_ids)
             if listener is not None:
                 listener.head(head)
             await session.has_tokens()
@@ -165,6 +166,8 @@ class Exchange:
             cached,
             len(turn.ids),
             _logprobs(generation, self.offer.current()) if call.logprobs else (),
+            session.recorder.prompt(number) if call.token_ids else (),
+            generation.ids if call.token_ids else (),
         )
 
     async def _prepared(
@@ -222,7 +225,7 @@ class Exchange:
         if number:
             head = replace(head, id=sample_id(head.id, number))
         if sampling.max_new_tokens == 0:
-            return _answer(head, Parsed(), NOTHING), NOTHING
+            return _answer(call, head, Parsed(), NOTHING), NOTHING
         name, affinity = f"{session.id}/{head.id}", session.settings.affinity
         request = GenerateRequest(name, prepared.prompt, sampling, part_tokens=1, affinity=affinity)
         reader = SampleReader(served.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
@@ -233,7 +236,7 @@ class Exchange:
         session.note_fault(None)
         logprobs = _logprobs(generation, served) if call.logprobs else ()
         parsed = with_call_ids(reader.finish(), partial(tool_call_id, head.id))
-        return _answer(head, parsed, generation, reader.stop, logprobs), generation
+        return _answer(call, head, parsed, generation, reader.stop, logprobs), generation
 
     def _commit(
         self,
@@ -303,6 +306,7 @@ def _history(session: Session, call: Call) -> History:
 
 
 def _answer(
+    call: Call,
     head: Head,
     parsed: Parsed,
     generation: Generation,
@@ -319,6 +323,8 @@ def _answer(
         head.cached_tokens,
         len(generation.ids),
         logprobs,
+        head.prompt_ids,
+        generation.ids if call.token_ids else (),
     )
 
 

@@ -63,7 +63,7 @@ def tell_whole(answers: Sequence[Answer], listener: Listener | None) -> None:
     if listener is None:
         return
     first = answers[0]
-    listener.head(Head(first.id, first.created, first.prompt_tokens, first.cached_tokens))
+    listener.head(Head(first.id, first.created, first.prompt_tokens, first.cached_tokens, first.prompt_ids))
     for sample, answer in enumerate(answers):
         for delta in _deltas(answer.parsed):
             listener.delta(sample, delta)

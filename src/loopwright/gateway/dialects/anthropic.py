@@ -35,7 +35,7 @@ from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.render.canonical import value_of
 from loopwright.types import Message
 
-UNGRANTED = ("tool_choice", "thinking", "output_config", "service_tier")
+UNGRANTED = ("tool_choice", "thinking", "output_config", "service_tier", "return_token_ids")
 
 
 class AnthropicMessages:

@@ -8,7 +8,7 @@ from typing import Any
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_stream import ChatStream
-from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body
+from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body, prompt_token_ids, token_ids
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.parts import PartReader, content_text
@@ -46,18 +46,20 @@ class ChatCompletions:
             stream=flag(body, "stream"),
             samples=count(body, "n", most=MOST_SAMPLES) or 1,
             logprobs=flag(body, "logprobs"),
+            token_ids=flag(body, "return_token_ids"),
             echo={"usage": isinstance(options, dict) and bool(options.get("include_usage"))},
         )
 
     def reply(self, call: Call, answers: Sequence[Answer]) -> Mapping[str, Any]:
-        return {
+        body = {
             "id": f"chatcmpl-{answers[0].id}",
             "object": "chat.completion",
             "created": answers[0].created,
             "model": call.model,
-            "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
+            "choices": [_choice(call, index, answer) for index, answer in enumerate(answers)],
             "usage": chat_usage(answers),
         }
+        return body | prompt_token_ids(call, answers[0].prompt_ids)
 
     def stream(self, call: Call, head: Head) -> Stream:
         return ChatStream(call, head)
@@ -150,14 +152,14 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
             yield tool(name, text(function.get("description"), f"{where}.description"), function.get("parameters"))
 
 
-def _choice(index: int, answer: Answer) -> Mapping[str, Any]:
+def _choice(call: Call, index: int, answer: Answer) -> Mapping[str, Any]:
     parsed = answer.parsed
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
     if parsed.tool_calls:
         message["content"] = parsed.content or None
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in parsed.tool_calls
+            {"id": asked.id, "type": "function", "function": {"name": asked.name, "arguments": asked.arguments}}
+            for asked in parsed.tool_calls
         ]
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
@@ -166,6 +168,7 @@ def _choice(index: int, answer: Answer) -> Mapping[str, Any]:
         "message": message,
         "logprobs": _logprobs(answer.logprobs),
         "finish_reason": finish_reason(answer),
+        **token_ids(call, answer.ids),
     }
 
 

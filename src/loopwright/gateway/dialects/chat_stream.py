@@ -7,12 +7,14 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, sample_id, tool_call_id
-from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body
+from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body, prompt_token_ids, token_ids
 from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.types import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"
+NOT_ENDED: Mapping[str, Any] = {"logprobs": None, "finish_reason": None}
+NOTHING_MORE: Mapping[str, Any] = {}
 
 
 class ChatStream:
@@ -24,7 +26,8 @@ class ChatStream:
 
     def start(self) -> bytes:
         opening = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk(sample, opening) for sample in range(self._call.samples))
+        prompt = prompt_token_ids(self._call, self._head.prompt_ids)
+        return b"".join(self._chunk(sample, opening, more=prompt) for sample in range(self._call.samples))
 
     def delta(self, sample: int, delta: Delta) -> bytes:
         match delta:
@@ -52,13 +55,17 @@ class ChatStream:
 
     def _end_of(self, sample: int, answer: Answer) -> bytes:
         odds = logprobs_body(answer.logprobs) if answer.logprobs else None
-        return self._chunk(sample, {}, finish_reason(answer), odds)
+        choice = {"logprobs": odds, "finish_reason": finish_reason(answer), **token_ids(self._call, answer.ids)}
+        return self._chunk(sample, {}, choice)
 
     def _chunk(
-        self, sample: int, delta: Mapping[str, Any], finish: str | None = None, odds: Mapping[str, Any] | None = None
+        self,
+        sample: int,
+        delta: Mapping[str, Any],
+        ending: Mapping[str, Any] = NOT_ENDED,
+        more: Mapping[str, Any] = NOTHING_MORE,
     ) -> bytes:
-        choice = {"index": sample, "delta": delta, "logprobs": odds, "finish_reason": finish}
-        return event({**self._frame(), "choices": [choice]})
+        return event({**self._frame(), **more, "choices": [{"index": sample, "delta": delta, **ending}]})
 
     def _frame(self) -> dict[str, Any]:
         return {

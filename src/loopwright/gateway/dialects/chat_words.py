@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loopwright.gateway.call import Answer, TokenLogprob
+from loopwright.gateway.call import Answer, Call, TokenLogprob
 from loopwright.types import FinishReason
 
 
@@ -24,6 +24,16 @@ def chat_usage(answers: Sequence[Answer]) -> Mapping[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
     }
+
+
+def prompt_token_ids(call: Call, ids: Sequence[int]) -> dict[str, Any]:
+    """What the engine received, as vLLM's API tells it, if the call asked for it."""
+    return {"prompt_token_ids": ids} if call.token_ids else {}
+
+
+def token_ids(call: Call, ids: Sequence[int]) -> dict[str, Any]:
+    """What the engine sampled, as vLLM's API tells it, if the call asked for it."""
+    return {"token_ids": ids} if call.token_ids else {}
 
 
 def logprobs_body(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:

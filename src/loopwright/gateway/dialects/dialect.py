@@ -18,12 +18,13 @@ Recall = Callable[[str], Message | None]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is known of an answer before its first token."""
+    """What is known of an answer before its first token. `prompt_ids` are there if the call asked for them."""
 
     id: str
     created: int
     prompt_tokens: int
     cached_tokens: int
+    prompt_ids: tuple[int, ...] = ()
 
 
 class Stream(Protocol):

@@ -234,6 +234,11 @@ class Recorder:
             np.concatenate([part for turn in self._path(number) for part in (turn.context, turn.ids)]).tolist()
         )
 
+    def prompt(self, number: int) -> tuple[int, ...]:
+        """The ids that the engine received for a turn."""
+        stream = self.stream(number)
+        return stream[: len(stream) - len(self._turns[number].ids)]
+
     def prompt_tokens(self, number: int) -> tuple[int, int]:
         """The number of ids in a turn's prompt, and how many of them were its parent's stream."""
         shared = sum(len(turn.context) + len(turn.ids) for turn in self._path(number)) - len(self._turns[number].ids)
@@ -249,9 +254,8 @@ class Recorder:
         return tuple(self._as_turn(number) for number in range(len(self._turns)))
 
     def _as_turn(self, number: int) -> Turn:
-        turn, stream = self._turns[number], self.stream(number)
-        prompt = stream[: len(stream) - len(turn.ids)]
-        return Turn(prompt, *_tuples(turn), turn.finish)
+        turn = self._turns[number]
+        return Turn(self.prompt(number), *_tuples(turn), turn.finish)
 
     def chain_of(self, number: int) -> int:
         """The chain that a turn belongs to."""
