@@ -93,6 +93,37 @@ def test_codex(tmp_path: Path) -> None:
     assert said[-1] == ANSWER
 
 
+PATCH = f"""*** Begin Patch
+*** Add File: note.txt
++{GREETING}
+*** End Patch"""
+
+
+def test_codex_edits_with_a_freeform_tool(tmp_path: Path) -> None:
+    """Codex offers `apply_patch` to models that it knows by name."""
+    outcome = play(
+        tmp_path,
+        [
+            *(str(NODE / "codex"), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+            *("--json", "--disable", "plugins", TASK),
+        ],
+        task=TASK,
+        lines=[
+            f"Ich schreibe für dich: {call_text('apply_patch', json.dumps({'input': PATCH}, indent=1))}",
+            call_text("exec_command", '{"cmd": "cat note.txt"}'),
+            ANSWER,
+        ],
+        environment={"GATEWAY_KEY": "$KEY"},
+        files={".codex/config.toml": CODEX_CONFIG.replace('"policy"', '"gpt-5.5"')},
+    )
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "note.txt").read_text() == f"{GREETING}\n"
+    check_one_chain(outcome, turns=3)
+    edited, read = [message["content"] for message in outcome.conversation if message["role"] == "tool"]
+    assert "note.txt" in edited
+    assert GREETING in read
+
+
 def test_mini_swe_agent(tmp_path: Path) -> None:
     done = call_text("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')
     outcome = play(

@@ -96,7 +96,7 @@ class ModelCalls:
             raise refused(
                 Code.UNKNOWN, f"this session has given no response {id:.80}", remedy="ask for one that it gave"
             )
-        await request.answer(200, Responses().reply(Call(()), [answer]))
+        await request.answer(200, Responses().reply(Call((), tools=session.recorder.tools_of(answer.id)), [answer]))
 
     async def models(self, request: Request, target: Target) -> None:
         """List the models. There is one, and it accepts every name."""

@@ -20,6 +20,7 @@ from loopwright.core.together import together
 from loopwright.errors import ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
+from loopwright.gateway.freeform import freeform_names, with_inputs
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.offer import Offer, Served
@@ -235,7 +236,8 @@ class Exchange:
             raise self._unanswered(session, error) from error
         session.note_fault(None)
         logprobs = _logprobs(generation, served) if call.logprobs else ()
-        parsed = with_call_ids(reader.finish(), partial(tool_call_id, head.id))
+        parsed = with_inputs(reader.finish(), freeform_names(call.tools))
+        parsed = with_call_ids(parsed, partial(tool_call_id, head.id))
         return _answer(call, head, parsed, generation, reader.stop, logprobs), generation
 
     def _commit(

@@ -11,7 +11,7 @@ from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
 from loopwright.gateway.dialects.anthropic_input import read_messages
 from loopwright.gateway.dialects.anthropic_stream import AnthropicStream
-from loopwright.gateway.dialects.anthropic_tools import read_tools
+from loopwright.gateway.dialects.anthropic_tools import read_tools, tools_not_granted
 from loopwright.gateway.dialects.anthropic_words import (
     ShownThinking,
     anthropic_error,
@@ -94,7 +94,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         temperature=number(body, "temperature", least=0, most=1),
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
-        others=chosen(body, UNGRANTED),
+        others=chosen(body, UNGRANTED) | tools_not_granted(body),
     )
 
 

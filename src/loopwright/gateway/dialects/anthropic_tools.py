@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopwright.gateway.dialects.dialect import tool
+from loopwright.gateway.freeform import not_granted
 from loopwright.gateway.reading import objects, text
 from loopwright.types import Tool
 
@@ -78,9 +79,22 @@ MEMORY = TypedTool(
 
 def read_tools(body: Mapping[str, Any]) -> Iterator[Tool]:
     for where, item in objects(body.get("tools"), "tools"):
-        kind, name = item.get("type") or "custom", text(item.get("name"), f"{where}.name")
-        typed = next((one for one in (BASH, OLD_EDITOR, EDITOR, MEMORY) if one.is_meant_by(kind)), None)
-        if name and typed is not None:
+        name, typed = text(item.get("name"), f"{where}.name"), _typed(item)
+        if not _is_offered(item):
+            continue
+        if typed is not None:
             yield tool(name, typed.about, typed.schema)
-        elif name and kind == "custom":
+        else:
             yield tool(name, text(item.get("description"), f"{where}.description"), item.get("input_schema"))
+
+
+def tools_not_granted(body: Mapping[str, Any]) -> dict[str, Any]:
+    return not_granted((item, {}, _is_offered(item)) for _, item in objects(body.get("tools"), "tools"))
+
+
+def _typed(item: Mapping[str, Any]) -> TypedTool | None:
+    return next((one for one in (BASH, OLD_EDITOR, EDITOR, MEMORY) if one.is_meant_by(item.get("type"))), None)
+
+
+def _is_offered(item: Mapping[str, Any]) -> bool:
+    return bool(item.get("name")) and ((item.get("type") or "custom") == "custom" or _typed(item) is not None)

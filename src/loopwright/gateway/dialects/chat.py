@@ -8,11 +8,19 @@ from typing import Any
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_stream import ChatStream
-from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body, prompt_token_ids, token_ids
+from loopwright.gateway.dialects.chat_words import (
+    asked_tool,
+    chat_usage,
+    finish_reason,
+    logprobs_body,
+    prompt_token_ids,
+    token_ids,
+)
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
+from loopwright.gateway.freeform import arguments_of, freeform_names, freeform_tool, not_granted
 from loopwright.gateway.parts import PartReader, content_text
-from loopwright.gateway.reading import chosen, count, flag, json_text, model_name, number, objects, strings, text
+from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, strings, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
 
@@ -76,7 +84,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, UNGRANTED),
+        others=chosen(body, UNGRANTED) | _tools_not_granted(body),
     )
 
 
@@ -128,8 +136,8 @@ def _tool_calls(message: Mapping[str, Any], where: str, names: ToolNames) -> Ite
     for place, call in objects(message.get("tool_calls"), f"{where}.tool_calls"):
         called = call.get("function")
         if isinstance(custom := call.get("custom"), dict):
-            written = {"input": text(custom.get("input"), f"{place}.custom.input")}
-            called = {"name": custom.get("name"), "arguments": json_text(written, f"{place}.custom")}
+            written = text(custom.get("input"), f"{place}.custom.input")
+            called = {"name": custom.get("name"), "arguments": arguments_of(written, f"{place}.custom")}
         if not isinstance(called, dict):
             raise invalid(f"{place}.function", "it is missing", remedy="send the call as it was received")
         name = text(called.get("name"), f"{place}.function.name")
@@ -144,7 +152,11 @@ def _tool_calls(message: Mapping[str, Any], where: str, names: ToolNames) -> Ite
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
-    offered = [(f"{where}.function", item.get("function")) for where, item in objects(body.get("tools"), "tools")]
+    offered: list[tuple[str, Any]] = []
+    for where, item in objects(body.get("tools"), "tools"):
+        if isinstance(custom := item.get("custom"), dict) and custom.get("name"):
+            yield freeform_tool(custom, f"{where}.custom")
+        offered.append((f"{where}.function", item.get("function")))
     offered += objects(body.get("functions"), "functions")
     for where, function in offered:
         if isinstance(function, dict) and function.get("name"):
@@ -152,15 +164,23 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
             yield tool(name, text(function.get("description"), f"{where}.description"), function.get("parameters"))
 
 
+def _tools_not_granted(body: Mapping[str, Any]) -> dict[str, Any]:
+    return not_granted(_described(item) for _, item in objects(body.get("tools"), "tools"))
+
+
+def _described(item: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
+    said = item.get("custom") or item.get("function")
+    said = said if isinstance(said, dict) else {}
+    return item, said, bool(said.get("name"))
+
+
 def _choice(call: Call, index: int, answer: Answer) -> Mapping[str, Any]:
     parsed = answer.parsed
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
     if parsed.tool_calls:
+        freeform = freeform_names(call.tools)
         message["content"] = parsed.content or None
-        message["tool_calls"] = [
-            {"id": asked.id, "type": "function", "function": {"name": asked.name, "arguments": asked.arguments}}
-            for asked in parsed.tool_calls
-        ]
+        message["tool_calls"] = [asked_tool(asked, freeform) for asked in parsed.tool_calls]
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     return {

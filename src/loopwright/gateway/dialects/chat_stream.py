@@ -7,10 +7,26 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, sample_id, tool_call_id
-from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body, prompt_token_ids, token_ids
+from loopwright.gateway.dialects.chat_words import (
+    asked_tool,
+    chat_usage,
+    finish_reason,
+    logprobs_body,
+    prompt_token_ids,
+    token_ids,
+)
 from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.gateway.dialects.openai_errors import openai_error
-from loopwright.types import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from loopwright.gateway.freeform import freeform_names, input_of
+from loopwright.types import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 DONE = b"data: [DONE]\n\n"
 NOT_ENDED: Mapping[str, Any] = {"logprobs": None, "finish_reason": None}
@@ -23,6 +39,9 @@ class ChatStream:
     def __init__(self, call: Call, head: Head) -> None:
         self._call = call
         self._head = head
+        self._freeform = freeform_names(call.tools)
+        self._inputs: dict[tuple[int, int], str] = {}
+        """The arguments of freeform calls: only a whole call tells its input."""
 
     def start(self) -> bytes:
         opening = {"role": "assistant", "content": "", "refusal": None}
@@ -37,10 +56,18 @@ class ChatStream:
                 return self._chunk(sample, {"reasoning_content": text})
             case ToolCallStart(index, name, call_id):
                 known = call_id or tool_call_id(sample_id(self._head.id, sample), index)
-                called = {"index": index, "id": known, "type": "function", "function": {"name": name, "arguments": ""}}
-                return self._chunk(sample, {"tool_calls": [called]})
+                if name in self._freeform:
+                    self._inputs[sample, index] = ""
+                called = asked_tool(ToolCall(name, "", known), self._freeform)
+                return self._chunk(sample, {"tool_calls": [{"index": index, **called}]})
+            case ToolCallArguments(index, text) if (sample, index) in self._inputs:
+                self._inputs[sample, index] += text
+                return b""
             case ToolCallArguments(index, text):
                 return self._chunk(sample, {"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+            case ToolCallEnd(index) if (sample, index) in self._inputs:
+                whole = {"input": input_of(self._inputs[sample, index])}
+                return self._chunk(sample, {"tool_calls": [{"index": index, "custom": whole}]})
             case ToolCallEnd():
                 return b""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from loopwright.gateway.call import Answer, Call, TokenLogprob
-from loopwright.types import FinishReason
+from loopwright.gateway.freeform import input_of
+from loopwright.types import FinishReason, ToolCall
 
 
 def finish_reason(answer: Answer) -> str:
@@ -24,6 +25,12 @@ def chat_usage(answers: Sequence[Answer]) -> Mapping[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
     }
+
+
+def asked_tool(call: ToolCall, freeform: Collection[str]) -> Mapping[str, Any]:
+    if call.name in freeform:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": input_of(call.arguments)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def prompt_token_ids(call: Call, ids: Sequence[int]) -> dict[str, Any]:

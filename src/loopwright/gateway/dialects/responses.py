@@ -12,6 +12,7 @@ from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_input import read_input
 from loopwright.gateway.dialects.responses_stream import ResponsesStream
 from loopwright.gateway.dialects.responses_words import output_items, response_body
+from loopwright.gateway.freeform import freeform_tool, not_granted
 from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
@@ -51,7 +52,7 @@ class Responses:
 
     def reply(self, call: Call, answers: Sequence[Answer]) -> Mapping[str, Any]:
         answer = answers[0]
-        return response_body(call, answer.id, answer.created, answer, output_items(answer))
+        return response_body(call, answer.id, answer.created, answer, output_items(answer, call.tools))
 
     def stream(self, call: Call, head: Head) -> Stream:
         return ResponsesStream(call, head)
@@ -73,13 +74,24 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         max_tokens=count(body, "max_output_tokens"),
         temperature=number(body, "temperature", least=0, most=2),
         top_p=number(body, "top_p", least=0, most=1),
-        others=chosen(body, UNGRANTED),
+        others=chosen(body, UNGRANTED) | _tools_not_granted(body),
     )
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
-    """The functions. Tools that a server would run, and tools without a schema, cannot be offered."""
+    """The functions and the freeform tools. Tools that a server would run cannot be offered."""
     for where, item in objects(body.get("tools"), "tools"):
-        if item.get("type", "function") == "function" and item.get("name"):
+        if item.get("type") == "custom" and item.get("name"):
+            yield freeform_tool(item, where)
+        elif _is_function(item):
             name, about = text(item["name"], f"{where}.name"), text(item.get("description"), f"{where}.description")
             yield tool(name, about, item.get("parameters"))
+
+
+def _is_function(item: Mapping[str, Any]) -> bool:
+    return item.get("type", "function") == "function" and bool(item.get("name"))
+
+
+def _tools_not_granted(body: Mapping[str, Any]) -> dict[str, Any]:
+    tools = objects(body.get("tools"), "tools")
+    return not_granted((item, item, item.get("type") == "custom" or _is_function(item)) for _, item in tools)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from loopwright.gateway.dialects.dialect import Recall, ToolNames, nothing
-from loopwright.gateway.dialects.responses_words import CALL, MESSAGE, REASONING, named_by
+from loopwright.gateway.dialects.responses_words import CALL, FREEFORM_CALL, MESSAGE, REASONING, named_by
+from loopwright.gateway.freeform import arguments_of
 from loopwright.gateway.parts import PartReader
 from loopwright.gateway.reading import objects, text
 from loopwright.gateway.refusals import Code, invalid, refused
@@ -58,8 +57,8 @@ class _Reader:
                 arguments = text(item.get("arguments"), f"{where}.arguments")
                 self._call(item, where, text(item.get("name"), f"{where}.name"), arguments)
             case "custom_tool_call":
-                written = {"input": text(item.get("input"), f"{where}.input")}
-                self._call(item, where, text(item.get("name"), f"{where}.name"), orjson.dumps(written).decode())
+                arguments = arguments_of(text(item.get("input"), f"{where}.input"), where)
+                self._call(item, where, text(item.get("name"), f"{where}.name"), arguments)
             case "function_call_output" | "custom_tool_call_output":
                 parts = PartReader()
                 self._result(item, where, parts.text(item.get("output"), f"{where}.output"), parts)
@@ -135,13 +134,14 @@ class _Reader:
         kind, answer, place = named_by(id)
         said = self._recall(answer)
         calls = said.get("tool_calls", ()) if said else ()
-        if said is None or kind not in (MESSAGE, REASONING, CALL) or (kind == CALL and place >= len(calls)):
+        is_call = kind in (CALL, FREEFORM_CALL)
+        if said is None or not (is_call or kind in (MESSAGE, REASONING)) or (is_call and place >= len(calls)):
             raise refused(
                 Code.UNKNOWN, f"{where}: this session has given no item {id:.80}", remedy="send the item", param=where
             )
         is_new = (kind, answer) not in self._recalled
         self._recalled.add((kind, answer))
-        if kind == CALL:
+        if is_call:
             called = {**calls[place], "call_id": calls[place]["id"]}
             self._call(called, where, called["name"], called["arguments"])
         elif kind == REASONING:

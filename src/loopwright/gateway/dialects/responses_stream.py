@@ -14,16 +14,19 @@ from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_words import (
     CALL,
+    FREEFORM_CALL,
     MESSAGE,
     REASONING,
     Item,
     call_item,
+    freeform_item,
     item_id,
     message_item,
     reasoning_item,
     response_body,
     text_part,
 )
+from loopwright.gateway.freeform import freeform_names, input_of
 from loopwright.types import (
     ContentDelta,
     Delta,
@@ -44,6 +47,7 @@ class ResponsesStream:
     def __init__(self, call: Call, head: Head) -> None:
         self._call = call
         self._head = head
+        self._freeform = freeform_names(call.tools)
         self._events = 0
         self._done: list[Item] = []
         self._open: _OpenItem | None = None
@@ -60,9 +64,15 @@ class ResponsesStream:
                 return self._in(_Reasoning) + self._more(text)
             case ToolCallStart(index, name, call_id):
                 known = call_id or tool_call_id(self._head.id, index)
-                return self._close() + self._begin(_Call(self._head.id, ToolCall(name, "", known), index))
+                kind = _FreeformCall if name in self._freeform else _Call
+                return self._close() + self._begin(kind(self._head.id, ToolCall(name, "", known), index))
+            case ToolCallArguments(_, text) if isinstance(self._open, _FreeformCall):
+                self._open.arguments += text
+                return b""
             case ToolCallArguments(_, text):
                 return self._more(text)
+            case ToolCallEnd() if isinstance(self._open, _FreeformCall):
+                return self._more(input_of(self._open.arguments)) + self._close()
             case ToolCallEnd():
                 return self._close()
 
@@ -189,6 +199,24 @@ class _Call:
 
     def closing(self, status: str) -> list[tuple[str, Mapping[str, Any]]]:
         return [("response.function_call_arguments.done", {"name": self._call.name, "arguments": self.text})]
+
+
+class _FreeformCall(_Call):
+    """An item that calls a freeform tool. Only its whole arguments tell the input."""
+
+    growth = "custom_tool_call_input"
+
+    def __init__(self, answer: str, call: ToolCall, index: int) -> None:
+        super().__init__(answer, call, index)
+        self.id = item_id(FREEFORM_CALL, answer, index)
+        self.arguments = ""
+
+    def whole(self, status: str) -> Item:
+        call = ToolCall(self._call.name, self.text, self._call.id)
+        return freeform_item(call, self._answer, self._index, status)
+
+    def closing(self, status: str) -> list[tuple[str, Mapping[str, Any]]]:
+        return [("response.custom_tool_call_input.done", {"input": self.text})]
 
 
 _OpenItem = _Message | _Reasoning | _Call

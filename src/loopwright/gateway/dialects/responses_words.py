@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from loopwright.gateway.call import Answer, Call, TokenLogprob
 from loopwright.gateway.dialects.anthropic_words import signature
 from loopwright.gateway.dialects.chat_words import logprob_entries
-from loopwright.types import FinishReason, ToolCall
+from loopwright.gateway.freeform import freeform_names, input_of
+from loopwright.types import FinishReason, Tool, ToolCall
 
 Item = Mapping[str, Any]
 
-MESSAGE, REASONING, CALL = "msg", "rs", "fc"
+MESSAGE, REASONING, CALL, FREEFORM_CALL = "msg", "rs", "fc", "ctc"
 """The prefixes of item ids. The id of the answer and the number of the item follow."""
 LONGEST_PLACE = 9
 """The most digits of an item's number."""
@@ -28,14 +30,21 @@ def named_by(id: str) -> tuple[str, str, int]:
     return kind, answer, int(place) if place.isdecimal() and len(place) < LONGEST_PLACE else 0
 
 
-def output_items(answer: Answer) -> list[Item]:
+def output_items(answer: Answer, tools: Sequence[Tool]) -> list[Item]:
     parsed, status = answer.parsed, _status(answer)
     items: list[Item] = []
     if parsed.reasoning:
         items.append(reasoning_item(answer.id, 0, parsed.reasoning))
     if parsed.content or not parsed.tool_calls:
         items.append(message_item(answer.id, 0, parsed.content, status, answer.logprobs))
-    return items + [call_item(call, answer.id, index) for index, call in enumerate(parsed.tool_calls)]
+    freeform = freeform_names(tools)
+    return items + [called(call, answer.id, index, freeform) for index, call in enumerate(parsed.tool_calls)]
+
+
+def called(call: ToolCall, answer: str, index: int, freeform: Collection[str]) -> Item:
+    if call.name in freeform:
+        return freeform_item(replace(call, arguments=input_of(call.arguments)), answer, index)
+    return call_item(call, answer, index)
 
 
 def reasoning_item(answer: str, place: int, thoughts: str) -> Item:
@@ -65,6 +74,18 @@ def call_item(call: ToolCall, answer: str, index: int, status: str = "completed"
         "call_id": call.id,
         "name": call.name,
         "arguments": call.arguments,
+        "status": status,
+    }
+
+
+def freeform_item(call: ToolCall, answer: str, index: int, status: str = "completed") -> Item:
+    """The call of a freeform tool. Its arguments are the input, as plain text."""
+    return {
+        "id": item_id(FREEFORM_CALL, answer, index),
+        "type": "custom_tool_call",
+        "call_id": call.id,
+        "name": call.name,
+        "input": call.arguments,
         "status": status,
     }
 

@@ -97,6 +97,11 @@ class Recorder:
         """The number of the turn with this answer id."""
         return self._by_answer.get(answer)
 
+    def tools_of(self, answer: str) -> tuple[Tool, ...]:
+        """The tools that the model was offered when it gave this answer."""
+        number = self.number_of(answer)
+        return () if number is None else self._turns[number].tools
+
     def conversation_after(self, answer: str) -> tuple[Message, ...] | None:
         """The messages up to an answer, which a request that continues from it inherits. None if there is no such
         answer."""
