@@ -84,7 +84,8 @@ USER = {"role": "user", "content": "Hi"}
 def test_blocks(kind: str) -> None:
     outcome, block = BLOCKS[kind]
     role = "assistant" if kind in OF_ASSISTANTS and kind != "tool_result" else "user"
-    check(AnthropicMessages(), {"messages": [USER, {"role": role, "content": [block]}]}, outcome)
+    # An assistant's message at the end would be the beginning of the answer.
+    check(AnthropicMessages(), {"messages": [USER, {"role": role, "content": [block]}, USER]}, outcome)
 
 
 def in_result(api: str, parts: list[dict[str, Any]]) -> tuple[Dialect, dict[str, Any]]:
@@ -190,8 +191,8 @@ def test_what_a_server_ran_stands_between_what_the_model_said() -> None:
         BLOCKS["web_search_tool_result"][1],
         {"type": "text", "text": "Found."},
     ]
-    messages = AnthropicMessages().read({"messages": [USER, {"role": "assistant", "content": said}]}).messages
-    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+    messages = AnthropicMessages().read({"messages": [USER, {"role": "assistant", "content": said}, USER]}).messages
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant", "user"]
     assert messages[2]["name"] == "web_search"
     assert [message["content"] for message in (messages[1], messages[3])] == ["Let me look.", "Found."]
 

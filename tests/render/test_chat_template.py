@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from templates import HERMES, PREFILLED
 
 from loopwright.errors import ModelError
 from loopwright.ports import Renderer
@@ -138,3 +139,16 @@ def test_an_answer_after_which_the_template_rewrites_the_rest_is_refused() -> No
     template = "{{ messages | length }}" + CHATML
     renderer = ChatTemplateRenderer(tiny_tokenizer(template))
     assert renderer.answered([{"role": "user", "content": "Hi"}, said("Hello")]) is None
+
+
+@pytest.mark.parametrize("template", [CHATML, HERMES])
+def test_an_answer_that_the_agent_begins_is_plain_text_after_the_prompt(template: str) -> None:
+    renderer = ChatTemplateRenderer(tiny_tokenizer(template))
+    begun = renderer.begin("It is <|im_end|> ")
+    assert begun is not None
+    assert renderer.text(begun) == "It is <|im_end|> "
+    assert not set(begun) & set(renderer.stop_token_ids)
+
+
+def test_no_answer_can_begin_inside_a_thought_that_the_template_would_not_write() -> None:
+    assert ChatTemplateRenderer(tiny_tokenizer(PREFILLED)).begin("It is") is None

@@ -244,3 +244,22 @@ def test_without_the_library_ours_is_used(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ModelError, match="needs the package renderers") as caught:
         make_renderer(tokenizer_of("qwen3"), "qwen3")
     assert "loopwright[renderers]" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", MARKERS)
+@settings(FEW)
+@given(begun=texts | st.sampled_from(["<|im_end|>", "[EOS]"]), rest=texts)
+def test_an_answer_goes_on_from_what_the_agent_wrote(name: str, begun: str, rest: str) -> None:
+    renderer = family(name)
+    beginning, prompt = renderer.begin(begun), renderer.render([USER], [ADD])
+    assert (beginning is None) == (name in ("glm-5", "minimax-m2"))  # their prompts begin a thought
+    if beginning is None:
+        return
+    written = tokenizer_of(name).decode(beginning)
+    assert written.removeprefix("<think>\n\n</think>\n\n") == begun
+    assert not set(beginning) & set(renderer.stop_token_ids)
+    sampled = tuple(tokenizer_of(name).encode(rest, add_special_tokens=False))
+    stream = (*prompt, *beginning, *sampled, renderer.stop_token_ids[0])
+    extended = renderer.extend(stream, [USER, {"role": "assistant", "content": begun + rest}], [AGAIN], [ADD])
+    assert extended is not None
+    assert extended[: len(stream)] == stream

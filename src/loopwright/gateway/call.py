@@ -29,8 +29,9 @@ class Wishes:
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request in canonical form. `token_ids` asks for the ids of the prompt and of the answer. `previous` names an
-    earlier answer that `messages` continue. `instructions` says that the first message is a preamble, which a
-    continuation does not inherit. `echo` is the part of the request that the dialect needs to write its answer."""
+    earlier answer that `messages` continue. `begun` is the beginning of the answer, which the agent wrote.
+    `instructions` says that the first message is a preamble, which a continuation does not inherit. `echo` is the part
+    of the request that the dialect needs to write its answer."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -38,6 +39,7 @@ class Call:
     model: str = ""
     stream: bool = False
     samples: int = 1
+    begun: str = ""
     logprobs: bool = False
     token_ids: bool = False
     previous: str | None = None

@@ -302,7 +302,7 @@ def _history(session: Session, call: Call) -> History:
         preamble = messages[:1] if call.instructions else ()
         messages = (*preamble, *before, *messages[len(preamble) :])
     try:
-        return session.recorder.history(messages, call.tools)
+        return session.recorder.history(messages, call.tools, call.begun)
     except orjson.JSONEncodeError as error:
         raise invalid("tools", f"they cannot be written as JSON ({error})", remedy="nest their schemas less") from error
 

@@ -119,6 +119,8 @@ def turn_row(turn: Recorded) -> tuple[bytes, bytes]:
         "wishes": turn.wishes,
         "draws": turn.draws,
     }
+    if turn.begun:
+        facts["begun"] = turn.begun
     tokens = b"".join(
         stream.astype(kind, copy=False).tobytes()
         for stream, kind in ((turn.context, "<i4"), (turn.ids, "<i4"), (turn.logprobs, "<f4"), (turn.versions, "<i4"))
@@ -153,6 +155,7 @@ def turn_from_row(number: int, facts: bytes, tokens: bytes, earlier: Sequence[Re
         preamble=said["preamble"],
         wishes=said["wishes"],
         draws=said.get("draws", 0),
+        begun=said.get("begun", ""),
     )
 
 

@@ -69,6 +69,13 @@ class Renderer(Protocol):
         """
         ...
 
+    def begin(self, text: str) -> tuple[int, ...] | None:
+        """The ids after a rendered prompt with which the model's answer begins with `text`. A thought that the prompt
+        has opened is closed first, and nothing in the text becomes a control token (T9). None if the template has no
+        place for it.
+        """
+        ...
+
     def answered(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

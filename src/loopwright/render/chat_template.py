@@ -61,6 +61,10 @@ class ChatTemplateRenderer:
             added = added[1:]
         return (*stream, *added)
 
+    def begin(self, text: str) -> tuple[int, ...] | None:
+        opening = self._template.answer_opening
+        return None if opening is None else self._vocabulary.encode(opening + self._vocabulary.control.hide(text))
+
     def answered(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

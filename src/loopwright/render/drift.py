@@ -21,16 +21,17 @@ def chain_drift(
     *,
     first_sampled: int,
     first_reply: int,
+    begun: str = "",
 ) -> Drift:
     """Compare a chain with its conversation rendered again.
 
     `stream` are the chain's ids up to its latest reply, which is the last of `messages`. `first_sampled` is the
     position of the first token that was sampled for this chain, and `first_reply` is the number of that token's
-    message. The tokens before were rendered once, and are the same in both.
+    message, which began with the text `begun`. The tokens before were rendered once, and are the same in both.
     """
     recorded = tuple(stream[first_sampled:])
     try:
-        prompt = renderer.render(messages[:first_reply], tools)
+        prompt = (*renderer.render(messages[:first_reply], tools), *((begun and renderer.begin(begun)) or ()))
         whole = _rendered(messages, renderer, tools)
     except ConversationError:
         # A model may write what its own template refuses, such as two calls at once. Then all tokens would be lost.
@@ -105,8 +106,8 @@ class _Chain:
     first_reply: int
 
     def drift(self, renderer: Renderer, tools: Sequence[Tool]) -> Drift:
-        begin = {"first_sampled": self.first_sampled, "first_reply": self.first_reply}
-        return chain_drift(self.stream, self.messages, renderer, tools, **begin)
+        sampled, reply = self.first_sampled, self.first_reply
+        return chain_drift(self.stream, self.messages, renderer, tools, first_sampled=sampled, first_reply=reply)
 
 
 def _sampled(messages: Sequence[Message], renderer: Renderer, tools: Sequence[Tool]) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from loopwright.render.call_json import read_call
 from loopwright.render.canonical import template_messages, template_tools
 from loopwright.render.family_stream import FamilyStream, Reading
 from loopwright.render.family_tokenizer import LibraryTokenizer
-from loopwright.render.probes import ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
+from loopwright.render.probes import ANSWERED, ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
 from loopwright.render.safe_messages import hidden_messages, hidden_values, thought_apart
 from loopwright.render.siblings import RenderedOnce
 from loopwright.types import Message, Parsed, Tool, ToolCall
@@ -37,6 +37,7 @@ class FamilyRenderer:
         self._vocabulary = tokenizer.hiding()
         self._reads_thoughts = self._finds_thoughts()
         self._openings = tuple(self._opening(messages) for messages in ([ASKED], [ASKED, CALLED, RESULT]))
+        self._answer_opening = self._before_answer()
         self._stop_token_ids = tuple(int(token) for token in family.get_stop_token_ids())
         self._rendered = RenderedOnce(self._render_fitting)
 
@@ -72,6 +73,11 @@ class FamilyRenderer:
         bridged = self._ask(lambda: bridge(prompt, reply, self._shaped(new), tools=self._listed(tools)), new)
         ids = None if bridged is None else tuple(bridged.token_ids)
         return ids if ids is not None and ids[: len(stream)] == tuple(stream) else None
+
+    def begin(self, text: str) -> tuple[int, ...] | None:
+        if self._answer_opening is None:
+            return None
+        return (*self._answer_opening, *self._vocabulary.encode(self._vocabulary.control.hide(text)))
 
     def answered(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -153,6 +159,14 @@ class FamilyRenderer:
         tools = [TOOL] if len(messages) > 1 else []
         closed = self._render(messages, tools, opening=False)
         return self._render(messages, tools, opening=True)[len(closed) :]
+
+    def _before_answer(self) -> tuple[int, ...] | None:
+        """The ids between the opening and the first word of an answer. None if the family writes it in another way."""
+        opened, answered = self._render([ASKED], (), opening=True), self._render([ASKED, ANSWERED], (), opening=False)
+        words, rest = self._vocabulary.encode(str(ANSWERED["content"])), answered[len(opened) :]
+        places = (n for n in range(len(rest)) if rest[n : n + len(words)] == words)
+        place = next(places, None) if answered[: len(opened)] == opened else None
+        return None if place is None else rest[:place]
 
     def _last_reply(self, stream: Sequence[int]) -> int | None:
         """The position where the latest reply begins: after the last opening of an assistant's turn."""

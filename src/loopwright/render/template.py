@@ -57,6 +57,9 @@ class ChatTemplate:
         answered = self.write([ASKED, ANSWERED], opening=False)
         self.closing = answered.partition(str(ANSWERED["content"]))[2]
         """The text after the last word of an assistant's turn."""
+        self.answer_opening = self._before_answer(self.write([ASKED]), answered)
+        """The text between the opening and the first word of an answer: the end of an open thought, or nothing. None if
+        the template writes an answer in another way."""
         self._reads_thoughts = self.thoughts and control.knows(THINK_END) and self._finds_thoughts()
 
     @property
@@ -105,6 +108,14 @@ class ChatTemplate:
                 add_generation_prompt=opening,
                 tokenize=False,
             )
+        )
+
+    @staticmethod
+    def _before_answer(opened: str, answered: str) -> str | None:
+        return (
+            answered.removeprefix(opened).partition(str(ANSWERED["content"]))[0]
+            if answered.startswith(opened)
+            else None
         )
 
     def _writes_tools(self) -> bool:

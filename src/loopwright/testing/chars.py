@@ -44,6 +44,9 @@ class CharRenderer:
         closed = stream if stream[-1:] == (END,) else (*stream, END)
         return (*closed, *self.render(new))
 
+    def begin(self, text: str) -> tuple[int, ...]:
+        return tuple(ord(character) for character in text)
+
     def answered(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -21,7 +21,7 @@ from loopwright.gateway.dialects.anthropic_words import (
     signature,
     stop_reason,
 )
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, answer_begun, nothing
 from loopwright.gateway.parts import content_text
 from loopwright.gateway.reading import (
     chosen,
@@ -56,6 +56,9 @@ class AnthropicMessages:
         messages = (*preamble, *read_messages(body.get("messages")))
         if len(messages) == len(preamble):
             raise invalid("messages", "there are none", remedy="send at least one message")
+        begun = ""
+        if messages[-1]["role"] == "assistant":
+            messages, begun = answer_begun(messages)
         choice = body.get("tool_choice")
         no_tools = isinstance(choice, dict) and choice.get("type") == "none"
         return Call(
@@ -64,6 +67,7 @@ class AnthropicMessages:
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
+            begun=begun,
             echo={"thinking": asked_thinking(body.get("thinking"))},
         )
 

@@ -16,7 +16,7 @@ from loopwright.gateway.dialects.chat_words import (
     prompt_token_ids,
     token_ids,
 )
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, answer_begun, nothing, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.freeform import arguments_of, freeform_names, freeform_tool, not_granted
 from loopwright.gateway.parts import PartReader, content_text
@@ -45,6 +45,9 @@ class ChatCompletions:
         messages = tuple(_messages(body.get("messages")))
         if not messages:
             raise invalid("messages", "there are none", remedy="send at least one message")
+        begun = ""
+        if _begins_answer(body):
+            messages, begun = answer_begun(messages)
         options = body.get("stream_options")
         return Call(
             messages=messages,
@@ -53,6 +56,7 @@ class ChatCompletions:
             model=model_name(body),
             stream=flag(body, "stream"),
             samples=count(body, "n", most=MOST_SAMPLES) or 1,
+            begun=begun,
             logprobs=flag(body, "logprobs"),
             token_ids=flag(body, "return_token_ids"),
             echo={"usage": isinstance(options, dict) and bool(options.get("include_usage"))},
@@ -86,6 +90,25 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
         others=chosen(body, UNGRANTED) | _tools_not_granted(body),
     )
+
+
+def _begins_answer(body: Mapping[str, Any]) -> bool:
+    """Whether the last message is the beginning of the answer: as vLLM's API says it, or as Mistral's does."""
+    goes_on, opens = flag(body, "continue_final_message"), body.get("add_generation_prompt") is not False
+    if goes_on and opens:
+        raise invalid(
+            "continue_final_message",
+            "add_generation_prompt would begin another message",
+            remedy="send `add_generation_prompt: false` with it",
+        )
+    if not (goes_on or opens):
+        raise invalid(
+            "add_generation_prompt",
+            "without it nobody knows who speaks next",
+            remedy="send `continue_final_message: true` with it, or omit it",
+        )
+    *_, (_, last) = objects(body.get("messages"), "messages")
+    return goes_on or last.get("prefix") is True
 
 
 def _messages(value: Any) -> Iterator[Message]:

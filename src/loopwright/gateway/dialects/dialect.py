@@ -10,6 +10,7 @@ import orjson
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call
+from loopwright.gateway.refusals import invalid
 from loopwright.types import Delta, Message, Tool
 
 Recall = Callable[[str], Message | None]
@@ -81,6 +82,26 @@ def tool(name: str, description: str, parameters: Any) -> Tool:
     """A tool in canonical form. Other fields of a client (strictness, caching) do not reach the model."""
     schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
     return {"name": name, "description": description, "parameters": schema}
+
+
+def answer_begun(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
+    """The messages without the last one, and its text: it is the beginning of the answer."""
+    *before, last = messages
+    unfit = {
+        "there is nothing to answer before it": not before,
+        "it is no assistant's": last["role"] != "assistant",
+        "it calls tools": bool(last.get("tool_calls")),
+        "it has thoughts": bool(last.get("reasoning")),
+        "it has content that is no text": bool(last.get("omitted")),
+    }
+    for why, is_so in unfit.items():
+        if is_so:
+            raise invalid(
+                f"messages[{len(before)}]",
+                f"the last message is to begin the answer, but {why}",
+                remedy="end with an assistant's text, or with a message that is to be answered",
+            )
+    return tuple(before), last["content"]
 
 
 def error_text(error: RefusedError) -> str:

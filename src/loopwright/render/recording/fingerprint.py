@@ -41,6 +41,10 @@ def prefix_digests(messages: Sequence[Message], before: bytes = EMPTY) -> list[b
     return digests
 
 
+def text_digest(text: str) -> bytes:
+    return blake2b(_spelled(text), digest_size=SIZE).digest()
+
+
 def tools_digest(tools: Sequence[Tool]) -> bytes:
     return _tools_digest(tools) if tools else NO_TOOLS
 

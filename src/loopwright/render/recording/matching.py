@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from loopwright.render.recording.fingerprint import text_digest
 from loopwright.types import ChainStart, Message
 
 SHORTEST_SUMMARY = 24
@@ -17,11 +18,13 @@ SHORTEST_SUMMARY = 24
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A request's messages, with the digests of their prefixes and of its tools."""
+    """A request's messages, with the digests of their prefixes and of its tools. `begun` is the beginning of the
+    answer, if the request has one."""
 
     messages: tuple[Message, ...]
     digests: tuple[bytes, ...]
     tools: bytes
+    begun: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -30,7 +33,8 @@ class History:
     @property
     def question(self) -> bytes:
         """The same for all who ask the same."""
-        return self.digests[-1] + self.tools
+        question = self.digests[-1] + self.tools
+        return question + text_digest(self.begun) if self.begun else question
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from loopwright.errors import ChainError
+from loopwright.errors import ChainError, ConversationError
 from loopwright.ports import Renderer
 from loopwright.render.recording.matching import History
 from loopwright.types import ChainStart, Message, Tool
@@ -46,7 +46,7 @@ class Placed:
 
     @property
     def is_large(self) -> bool:
-        size = 0
+        size = len(self.history.begun)
         for message in self.history.messages:
             size += len(message["content"] or "")
             if "reasoning" in message or "tool_calls" in message:
@@ -62,11 +62,22 @@ class Placed:
             prompt = renderer.extend(self.stream, self.conversation, new, self.tools, most=most)
             if prompt is not None:
                 _check_extends(prompt, self.stream)
-                shared = len(self.stream)
+                prompt, shared = self._begun(prompt, renderer), len(self.stream)
                 return Prepared(history, self.tools, prompt, self.parent, place, shared, why, self.preamble)
             why = ChainStart.TEMPLATE
-        prompt = renderer.render(history.messages, self.tools, most=most)
+        prompt = self._begun(renderer.render(history.messages, self.tools, most=most), renderer)
         return Prepared(history, self.tools, prompt, None, 0, 0, why, self.preamble)
+
+    def _begun(self, prompt: tuple[int, ...], renderer: Renderer) -> tuple[int, ...]:
+        """The prompt with the beginning of the answer, if the request has one."""
+        if not self.history.begun:
+            return prompt
+        if (beginning := renderer.begin(self.history.begun)) is None:
+            raise ConversationError(
+                "the model's chat template has no place for the beginning of an answer",
+                remedy="end the conversation with a message of the user or of a tool",
+            )
+        return (*prompt, *beginning)
 
     async def prepare_beside(self, renderer: Renderer, most: int | None = None) -> Prepared:
         """Like `prepare`, but in a thread if it takes long."""

@@ -16,7 +16,8 @@ class Recorded:
 
     `start` says why the turn began a chain; None means that it continues its parent's chain. `added` are the messages
     between the parent's reply and this reply. `preamble`: the first message of the conversation was the instructions of
-    this request only. `draws` is how many samples the session had requested by then, including failed ones.
+    this request only. `draws` is how many samples the session had requested by then, including failed ones. `begun` is
+    the beginning of the reply, if the agent wrote one: its tokens are context.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Recorded:
     preamble: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
     draws: int = 0
+    begun: str = ""
 
     @property
     def omitted(self) -> list[str]:
@@ -44,5 +46,6 @@ class Recorded:
 
     @property
     def parsed(self) -> Parsed:
+        """What the model wrote."""
         calls = (ToolCall(call["name"], call["arguments"], call["id"]) for call in self.reply.get("tool_calls", ()))
-        return Parsed(self.reply["content"], self.reply.get("reasoning", ""), tuple(calls))
+        return Parsed(self.reply["content"].removeprefix(self.begun), self.reply.get("reasoning", ""), tuple(calls))

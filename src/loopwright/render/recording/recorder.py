@@ -43,11 +43,13 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chain: its last turn, the position of its first own token, and the number of that token's message."""
+    """A chain: its last turn, the position of its first own token, the number of that token's message, and how that
+    message began before it."""
 
     last: int
     first_sampled: int
     first_reply: int
+    begun: str = ""
 
 
 class Recorder:
@@ -86,12 +88,13 @@ class Recorder:
 
     # Before a turn.
 
-    def history(self, messages: tuple[Message, ...], tools: Sequence[Tool]) -> History:
-        return History(messages, tuple(prefix_digests(messages)), tools_digest(tools))
+    def history(self, messages: tuple[Message, ...], tools: Sequence[Tool], begun: str = "") -> History:
+        return History(messages, tuple(prefix_digests(messages)), tools_digest(tools), begun)
 
     def asked(self, history: History) -> list[int]:
         """The turns that answered exactly this history and that no other turn continues."""
-        return [number for number in self._index.asked(history) if not self._went_on(number)]
+        alike = [number for number in self._index.asked(history) if self._turns[number].begun == history.begun]
+        return [number for number in alike if not self._went_on(number)]
 
     def number_of(self, answer: str) -> int | None:
         """The number of the turn with this answer id."""
@@ -151,7 +154,7 @@ class Recorder:
             parent=prepared.parent,
             start=start,
             added=prepared.history.messages[prepared.shared_messages :],
-            reply=said.reply,
+            reply=_with_beginning(prepared.history.begun, said.reply),
             tools=prepared.tools if prepared.parent is None else self._turns[prepared.parent].tools,
             context=_packed(prepared.prompt[prepared.shared_tokens :], "i"),
             ids=_packed(sampled.ids, "i"),
@@ -164,6 +167,7 @@ class Recorder:
             preamble=prepared.preamble,
             wishes=said.wishes or {},
             draws=said.draws,
+            begun=prepared.history.begun,
         )
 
     def _why_now(self, prepared: Prepared) -> ChainStart:
@@ -274,7 +278,7 @@ class Recorder:
         """For each chain, where its own tokens begin, and its last turn."""
         firsts = [turn.number for turn in self._turns if turn.start is not None]
         return [
-            Span(last, self.prompt_tokens(first)[0], self._length[first] - 1)
+            Span(last, self.prompt_tokens(first)[0], self._length[first] - 1, self._turns[first].begun)
             for first, last in zip(firsts, self._last_of, strict=True)
         ]
 
@@ -310,6 +314,10 @@ class Recorder:
             numbers.append(at)
             at = self._turns[at].parent
         return numbers
+
+
+def _with_beginning(begun: str, reply: Message) -> Message:
+    return {**reply, "content": begun + reply["content"]} if begun else reply
 
 
 def _packed(values: Sequence[float], kind: str) -> np.ndarray[Any, Any]:

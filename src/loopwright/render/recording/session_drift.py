@@ -21,6 +21,7 @@ def session_drift(recorder: Recorder, renderer: Renderer) -> EpisodeDrift:
             recorder.turns[span.last].tools,
             first_sampled=span.first_sampled,
             first_reply=span.first_reply,
+            begun=span.begun,
         )
         for span in recorder.spans()
     )
