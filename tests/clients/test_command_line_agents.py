@@ -124,6 +124,29 @@ def test_codex_edits_with_a_freeform_tool(tmp_path: Path) -> None:
     assert GREETING in read
 
 
+GEMINI_SETTINGS = """
+{"security": {"auth": {"selectedType": "gemini-api-key"}}, "telemetry": {"enabled": false},
+ "privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}
+"""
+
+
+def test_gemini_cli(tmp_path: Path) -> None:
+    outcome = play(
+        tmp_path,
+        [str(NODE / "gemini"), "-p", TASK, "-m", "gemini-2.5-pro", "--yolo", "--output-format", "json"],
+        task=TASK,
+        lines=two_tool_turns("run_shell_command", "command"),
+        environment={
+            "GOOGLE_GEMINI_BASE_URL": "$URL",
+            "GEMINI_API_KEY": "$KEY",
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        },
+        files={".gemini/settings.json": GEMINI_SETTINGS},
+    )
+    check_worked(tmp_path, outcome)
+    assert json.loads(outcome.out)["response"] == ANSWER
+
+
 def test_mini_swe_agent(tmp_path: Path) -> None:
     done = call_text("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}')
     outcome = play(

@@ -47,6 +47,8 @@ ADD_ANTHROPIC = {
 }
 ADD_RESPONSES = {"type": "function", **ADD["function"], "strict": False}
 
+ADD_GEMINI = {**ADD["function"], "parametersJsonSchema": ADD["function"]["parameters"], "parameters": None}
+
 
 @cache
 def renderer() -> ChatTemplateRenderer:

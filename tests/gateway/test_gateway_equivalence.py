@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_house import ADD, ADD_ANTHROPIC, ADD_RESPONSES, Desk, call_text, checked_chains
+from gateway_house import ADD, ADD_ANTHROPIC, ADD_GEMINI, ADD_RESPONSES, Desk, call_text, checked_chains
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +104,35 @@ class ResponsesAgent:
             self.history.append({"type": "message", "role": "user", "content": turn.user})
 
 
+class GeminiAgent:
+    path = "v1beta/models/any:generateContent"
+
+    def __init__(self, system: str, task: str) -> None:
+        self.system = system
+        self.history: list[Any] = [{"role": "user", "parts": [{"text": task}]}]
+
+    def body(self, streamed: bool) -> dict[str, Any]:
+        system = {"parts": [{"text": self.system}]}
+        return {
+            "systemInstruction": system,
+            "contents": self.history,
+            "tools": [{"functionDeclarations": [ADD_GEMINI]}],
+        }
+
+    def hear(self, reply: dict[str, Any], turn: Turn) -> None:
+        content = reply["candidates"][0]["content"]
+        self.history.append(
+            {"role": "model", "parts": [{**part, "thoughtSignature": "x"} for part in content["parts"]]}
+        )
+        calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
+        said: list[Any] = [
+            {"functionResponse": {"id": call["id"], "name": call["name"], "response": {"output": result}}}
+            for call, result in zip(calls, turn.results, strict=True)
+        ]
+        said += [{"text": turn.user}] if turn.user else []
+        self.history.append({"role": "user", "parts": said})
+
+
 class ThreadedAgent(ResponsesAgent):
     """Sends only what is new, and the id of the last response."""
 
@@ -136,7 +165,7 @@ async def talk(agent: Any, script: list[Turn]) -> list[tuple[list[int], list[boo
 @given(conversations)
 def test_all_dialects_give_the_same_single_chain(conversation: tuple[str, str, list[Turn]]) -> None:
     system, task, script = conversation
-    kinds = (ChatAgent, AnthropicAgent, ResponsesAgent, ThreadedAgent)
+    kinds = (ChatAgent, AnthropicAgent, ResponsesAgent, ThreadedAgent, GeminiAgent)
     recorded = [asyncio.run(talk(kind(system or "S", task), script)) for kind in kinds]
     assert len(recorded[0]) == 1
     assert all(one == recorded[0] for one in recorded[1:])

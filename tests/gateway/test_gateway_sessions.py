@@ -31,6 +31,7 @@ async def test_a_session_lives_from_create_to_delete() -> None:
         assert urls == {
             "openai": f"{h.gateway.base_url}/sessions/my_session-1/v1",
             "anthropic": f"{h.gateway.base_url}/sessions/my_session-1",
+            "gemini": f"{h.gateway.base_url}/sessions/my_session-1",
         }
         assert (await h.post("/sessions/my_session-1", {})).status_code == 409
         async with openai.AsyncOpenAI(base_url=urls["openai"], api_key=key) as client:

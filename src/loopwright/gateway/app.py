@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from loopwright.errors import LoopwrightError, RefusedError
 from loopwright.gateway.calls import ModelCalls
-from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Responses
+from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Gemini, Responses
 from loopwright.gateway.http import ClientGoneError, Headers, Request
 from loopwright.gateway.management import Management
 from loopwright.gateway.refusals import Code, as_refusal, code_of, refused
@@ -27,6 +27,9 @@ DIALECTS: dict[Action, Dialect] = {
     Action.INPUT_TOKENS: Responses(),
     Action.MESSAGES: AnthropicMessages(),
     Action.COUNT_TOKENS: AnthropicMessages(),
+    Action.GENERATE: Gemini(),
+    Action.GENERATE_STREAM: Gemini(),
+    Action.COUNT_CONTENT: Gemini(),
 }
 NO_KEY = frozenset({Action.HEALTH, Action.OPENAPI, Action.BASE})
 """Actions that reveal nothing about a session, so they need no key."""
@@ -60,6 +63,7 @@ class GatewayApp:
             Action.RESPONSE: calls.response,
             Action.INPUT_TOKENS: calls.input_tokens,
             Action.COUNT_TOKENS: calls.count_tokens,
+            Action.COUNT_CONTENT: calls.count_content,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,4 +146,6 @@ def _dialect(request: Request, target: Target | None) -> Dialect:
     known = DIALECTS.get(target.action) if target is not None else None
     if known is not None:
         return known
+    if request.header("x-goog-api-key"):
+        return DIALECTS[Action.GENERATE]
     return DIALECTS[Action.MESSAGES if request.header("anthropic-version") else Action.CHAT]

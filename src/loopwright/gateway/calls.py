@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from loopwright.errors import LoopwrightError
 from loopwright.gateway.call import Answer, Call
-from loopwright.gateway.dialects import AnthropicMessages, Dialect, Responses
+from loopwright.gateway.dialects import AnthropicMessages, Dialect, Gemini, Responses
 from loopwright.gateway.dialects.dialect import Recall
 from loopwright.gateway.events import Events
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.http import EVENTS, Request
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.reading import read_json
-from loopwright.gateway.refusals import Code, as_refusal, refused
-from loopwright.gateway.routes import Target
+from loopwright.gateway.refusals import Code, as_refusal, invalid, refused
+from loopwright.gateway.routes import OF_A_MODEL, Action, Target
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import Sessions, over
 from loopwright.gateway.tries import Ask
@@ -39,7 +39,7 @@ class ModelCalls:
 
     async def answer(self, request: Request, target: Target, dialect: Dialect) -> None:
         session = self._sessions.find_open(target.session or "")
-        call = dialect.read(read_json(await request.body()), _recall(session))
+        call = dialect.read(await _body(request, target), _recall(session))
         ask = _ask(request)
         with session.tries.delivering(ask):
             if call.stream:
@@ -88,6 +88,15 @@ class ModelCalls:
         call = dialect.read(read_json(await request.body()), _recall(session))
         return await self._exchange.count_tokens(session, call)
 
+    async def count_content(self, request: Request, target: Target) -> None:
+        session = self._sessions.find_open(target.session or "")
+        body = await _body(request, target)
+        asked = body.get("generateContentRequest") or body
+        if not isinstance(asked, dict):
+            raise invalid("generateContentRequest", "expected an object", remedy="send what you would generate from")
+        call = Gemini().read(asked)
+        await request.answer(200, {"totalTokens": await self._exchange.count_tokens(session, call)})
+
     async def response(self, request: Request, target: Target) -> None:
         """An earlier response, without the settings of its request, which are not stored."""
         session, id = self._sessions.find_open(target.session or ""), target.name or ""
@@ -108,6 +117,17 @@ class ModelCalls:
         await request.answer(
             200, {"object": "list", "data": [one], "has_more": False, "first_id": one["id"], "last_id": one["id"]}
         )
+
+
+async def _body(request: Request, target: Target) -> Mapping[str, Any]:
+    """The body. Gemini's clients say in the path which model they mean, and whether to stream."""
+    body = read_json(await request.body())
+    if target.action not in OF_A_MODEL.values():
+        return body
+    is_streamed = target.action is Action.GENERATE_STREAM
+    if is_streamed and request.parameter("alt") != "sse":
+        raise invalid("alt", "answers are streamed as server-sent events only", remedy="send `?alt=sse`")
+    return {**body, "model": target.name, "stream": is_streamed}
 
 
 async def _within(session: Session, work: Coroutine[Any, Any, T]) -> T:

@@ -51,9 +51,10 @@ class Request:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that the client sent in the two usual headers. Some clients send one in each."""
+        """The keys that the client sent in the usual headers. Some clients send one in each."""
         kind, _, token = (self.header("authorization") or "").partition(" ")
-        sent = (token.strip() if kind.lower() == "bearer" else "", self.header("x-api-key") or "")
+        bearer = token.strip() if kind.lower() == "bearer" else ""
+        sent = (bearer, self.header("x-api-key"), self.header("x-goog-api-key"))
         return tuple(key for key in sent if key)
 
     async def body(self) -> bytes:

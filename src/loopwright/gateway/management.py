@@ -231,7 +231,7 @@ def _reached(request: Request) -> str:
 def base_urls(gateway: str, session: str) -> dict[str, str]:
     """The base URLs of a session, by dialect."""
     base = f"{gateway}/sessions/{session}"
-    return {"openai": f"{base}/v1", "anthropic": base}
+    return {"openai": f"{base}/v1", "anthropic": base, "gemini": base}
 
 
 def settings_from(body: Mapping[str, Any]) -> SessionSettings:

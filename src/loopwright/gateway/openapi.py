@@ -11,7 +11,7 @@ VERSION = {
     "description": "Only if the record is at this version, which `complete` tells; otherwise 409.",
     "schema": {"type": "string"},
 }
-RESPONSE = {**SESSION, "name": "response"}
+PARAMETERS = {name: {**SESSION, "name": name} for name in ("response", "model")}
 SETTINGS = {
     "type": "object",
     "properties": {
@@ -47,6 +47,9 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("post", "/sessions/{session}/v1/responses/input_tokens", "How long a prompt would be.", True),
     ("get", "/sessions/{session}/v1/responses/{response}", "A response that was given.", True),
     ("post", "/sessions/{session}/v1/messages", "Anthropic Messages.", True),
+    ("post", "/sessions/{session}/v1beta/models/{model}:generateContent", "Gemini.", True),
+    ("post", "/sessions/{session}/v1beta/models/{model}:streamGenerateContent", "Gemini, streamed (alt=sse).", True),
+    ("post", "/sessions/{session}/v1beta/models/{model}:countTokens", "How long a prompt would be.", True),
     ("post", "/sessions/{session}/v1/messages/count_tokens", "How long a prompt would be.", True),
 )
 AT_A_VERSION = frozenset(
@@ -75,7 +78,7 @@ def openapi_document(server: str) -> dict[str, Any]:
 def _operation(method: str, path: str, about: str, keyed: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": about, "responses": {"default": {"description": about}}}
     if "{session}" in path:
-        operation["parameters"] = [SESSION, RESPONSE] if "{response}" in path else [SESSION]
+        operation["parameters"] = [SESSION, *(one for name, one in PARAMETERS.items() if f"{{{name}}}" in path)]
     if (method, path) in AT_A_VERSION:
         operation["parameters"].append(VERSION)
     if method in ("post", "put") and not path.endswith("complete"):

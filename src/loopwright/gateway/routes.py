@@ -1,7 +1,8 @@
 """Finds the action of a path.
 
 Base URLs differ: those of OpenAI's clients end in `/v1`, those of Anthropic's do not, and some users leave it out or
-write it twice. So `/v1` is ignored in a session's paths. Two slashes, where a base URL meets a path, count as one.
+write it twice. Gemini's clients add `/v1beta`. So a version is ignored in a session's paths. Two slashes, where a base
+URL meets a path, count as one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class Action(StrEnum):
     INPUT_TOKENS = "input_tokens"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
+    GENERATE = "generate_content"
+    GENERATE_STREAM = "stream_generate_content"
+    COUNT_CONTENT = "count_content"
 
 
 METHODS = {
@@ -53,6 +57,9 @@ METHODS = {
     Action.INPUT_TOKENS: ("POST",),
     Action.MESSAGES: ("POST",),
     Action.COUNT_TOKENS: ("POST",),
+    Action.GENERATE: ("POST",),
+    Action.GENERATE_STREAM: ("POST",),
+    Action.COUNT_CONTENT: ("POST",),
 }
 
 ALONE = {
@@ -71,6 +78,13 @@ MODEL_CALLS = {
     "models": Action.MODELS,
 }
 ONE_OF_THEM = {"models/": Action.MODELS, "responses/": Action.RESPONSE}
+OF_A_MODEL = {
+    "generateContent": Action.GENERATE,
+    "streamGenerateContent": Action.GENERATE_STREAM,
+    "countTokens": Action.COUNT_CONTENT,
+}
+"""Gemini's actions. They follow the name of a model and a colon."""
+VERSIONS = ("v1", "v1beta", "v1alpha")
 MANAGEMENT = {
     "": Action.SESSION,
     "complete": Action.COMPLETE,
@@ -99,10 +113,13 @@ def target_of(path: str) -> Target | None:
     session, _, rest = parts.removeprefix("sessions/").partition("/")
     if managed and rest in MANAGEMENT:
         return Target(MANAGEMENT[rest], session)
-    while rest == "v1" or rest.startswith("v1/"):
-        rest = rest[3:]
+    while (version := rest.partition("/")[0]) in VERSIONS:
+        rest = rest[len(version) + 1 :]
     if rest in MODEL_CALLS:
         return Target(MODEL_CALLS[rest], session)
+    model, _, asked = rest.removeprefix("models/").rpartition(":")
+    if asked in OF_A_MODEL:
+        return Target(OF_A_MODEL[asked], session, model)
     for prefix, action in ONE_OF_THEM.items():
         if rest.startswith(prefix):
             return Target(action, session, rest.removeprefix(prefix))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
 from loopwright.gateway.dialects.anthropic_input import read_messages
@@ -21,7 +19,7 @@ from loopwright.gateway.dialects.anthropic_words import (
     signature,
     stop_reason,
 )
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, answer_begun, nothing
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, answer_begun, arguments_object, nothing
 from loopwright.gateway.parts import content_text
 from loopwright.gateway.reading import (
     chosen,
@@ -32,7 +30,6 @@ from loopwright.gateway.reading import (
     strings,
 )
 from loopwright.gateway.refusals import Code, invalid, refused
-from loopwright.render.canonical import value_of
 from loopwright.types import Message
 
 UNGRANTED = ("tool_choice", "thinking", "output_config", "service_tier", "return_token_ids")
@@ -110,18 +107,4 @@ def _blocks(answer: Answer, thinking: ShownThinking) -> Iterator[Mapping[str, An
     if parsed.content:
         yield {"type": "text", "text": parsed.content}
     for call in parsed.tool_calls:
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call.arguments)}
-
-
-def _arguments(written: str) -> Any:
-    if not written.strip():
-        return {}
-    try:
-        return orjson.loads(written)
-    except orjson.JSONDecodeError:
-        value = value_of(written)
-    try:
-        orjson.dumps(value)
-    except orjson.JSONEncodeError:
-        return {"arguments": written}
-    return value if isinstance(value, dict) else {"arguments": written}
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}

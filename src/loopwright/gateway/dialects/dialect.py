@@ -11,6 +11,7 @@ import orjson
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.refusals import invalid
+from loopwright.render.canonical import value_of
 from loopwright.types import Delta, Message, Tool
 
 Recall = Callable[[str], Message | None]
@@ -102,6 +103,21 @@ def answer_begun(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], st
                 remedy="end with an assistant's text, or with a message that is to be answered",
             )
     return tuple(before), last["content"]
+
+
+def arguments_object(written: str) -> Any:
+    """The arguments of a call for APIs that want an object."""
+    if not written.strip():
+        return {}
+    try:
+        return orjson.loads(written)
+    except orjson.JSONDecodeError:
+        value = value_of(written)
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return {"arguments": written}
+    return value if isinstance(value, dict) else {"arguments": written}
 
 
 def error_text(error: RefusedError) -> str:

@@ -1,0 +1,98 @@
+"""The contents of a request to Gemini's API, and their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from loopwright.gateway.dialects.dialect import ToolNames
+from loopwright.gateway.parts import PartReader
+from loopwright.gateway.reading import json_text, objects, text
+from loopwright.gateway.refusals import invalid
+from loopwright.types import Message
+
+MEDIA = {"inlineData": "image", "fileData": "file"}
+
+
+def system_text(body: Mapping[str, Any]) -> str:
+    said = body.get("systemInstruction") or body.get("system_instruction")
+    if isinstance(said, dict):
+        parts = PartReader(is_task=True)
+        return "\n".join(_text(part, place, parts) for place, part in objects(said.get("parts"), "systemInstruction"))
+    return text(said, "systemInstruction")
+
+
+def read_contents(value: Any) -> Iterator[Message]:
+    names, is_task = ToolNames(), True
+    for where, content in objects(value, "contents"):
+        role, parts = text(content.get("role"), f"{where}.role") or "user", content.get("parts")
+        listed = list(objects(parts, f"{where}.parts"))
+        match role:
+            case "model":
+                is_task = False
+                yield _model(listed, names)
+            case "user" | "function":
+                yield from _user(listed, names, is_task=is_task)
+            case _:
+                raise invalid(f"{where}.role", f"there is no role {role!r:.40}", remedy="use user or model")
+
+
+def _model(parts: list[tuple[str, Mapping[str, Any]]], names: ToolNames) -> Message:
+    reader, said, thoughts = PartReader(), "", ""
+    calls: list[Mapping[str, str]] = []
+    for where, part in parts:
+        if isinstance(called := part.get("functionCall"), dict):
+            call_id, name = text(called.get("id"), f"{where}.id"), text(called.get("name"), f"{where}.name")
+            names.add(call_id, name)
+            calls.append({"id": call_id, "name": name, "arguments": json_text(called.get("args") or {}, where)})
+        elif part.get("thought") is True:
+            thoughts += text(part.get("text"), f"{where}.text")
+        else:
+            said += _text(part, where, reader)
+    message: dict[str, Any] = {"role": "assistant", "content": said}
+    if thoughts:
+        message["reasoning"] = thoughts
+    if calls:
+        message["tool_calls"] = tuple(calls)
+    return reader.message(message)
+
+
+def _user(parts: list[tuple[str, Mapping[str, Any]]], names: ToolNames, *, is_task: bool) -> Iterator[Message]:
+    """The results of tools as separate messages, and the user's texts around them, in order."""
+    said, reader, results = list[str](), PartReader(is_task=is_task), 0
+    for where, part in parts:
+        if not isinstance(result := part.get("functionResponse"), dict):
+            said.append(_text(part, where, reader))
+            continue
+        if said:
+            yield reader.message({"role": "user", "content": "\n".join(said)})
+            said, reader = [], PartReader(is_task=is_task)
+        results += 1
+        yield _result(result, where, names)
+    if said or not results:
+        yield reader.message({"role": "user", "content": "\n".join(said)})
+
+
+def _result(result: Mapping[str, Any], where: str, names: ToolNames) -> Message:
+    call_id = text(result.get("id"), f"{where}.id")
+    name = text(result.get("name"), f"{where}.name") or names.of(call_id)
+    reader, response = PartReader(), result.get("response")
+    told = [response["output"] if isinstance(response, dict) and set(response) == {"output"} else response]
+    texts = [reader.result(one, where) for one in told if one is not None]
+    texts += [_text(part, place, reader) for place, part in objects(result.get("parts"), f"{where}.parts")]
+    return reader.message({"role": "tool", "content": "\n".join(texts), "tool_call_id": call_id, "name": name})
+
+
+def _text(part: Mapping[str, Any], where: str, reader: PartReader) -> str:
+    """The text of a part, or its placeholder."""
+    if isinstance(part.get("text"), str):
+        return str(part["text"])
+    for kind, name in MEDIA.items():
+        if isinstance(media := part.get(kind), dict):
+            source = {"media_type": media.get("mimeType")}
+            return "".join(reader.part({"type": name, "source": source}, where))
+    for kind in ("executableCode", "codeExecutionResult"):
+        if isinstance(part.get(kind), dict):
+            return reader.result(part[kind], where)
+    kind = next((name for name in part if name not in ("thought", "thoughtSignature")), "part")
+    return reader.item(kind)
