@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 
 import pytest
+import zstandard
 from gateway_house import KEY, house
 
 from loopwright.errors import RefusedError
@@ -17,10 +18,13 @@ from loopwright.gateway.encoding import decoded
 HI = [{"role": "user", "content": "Hi"}]
 PATH = "/session-1/v1/chat/completions"
 BODY = json.dumps({"messages": HI}).encode()
+HUGE_WINDOW = bytes.fromhex("28b52ffd0098") + bytes.fromhex("010000")
+"""A zstd frame with a window of 512 MiB and one empty block."""
 
 
 @pytest.mark.parametrize(
-    ("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)]
+    ("encoding", "encode"),
+    [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstandard.compress), ("identity", bytes)],
 )
 async def test_compressed_bodies_are_read(encoding: str, encode: Callable[[bytes], bytes]) -> None:
     async with house(["Hello."]) as h:
@@ -31,9 +35,18 @@ async def test_compressed_bodies_are_read(encoding: str, encode: Callable[[bytes
 
 @pytest.mark.parametrize(
     ("encoding", "body", "status"),
-    [("zstd", BODY, 415), ("gzip", BODY, 400), ("gzip", gzip.compress(BODY)[:-9], 400), ("gzip", b"", 400)],
+    [
+        ("br", BODY, 415),
+        ("gzip", BODY, 400),
+        ("gzip", gzip.compress(BODY)[:-9], 400),
+        ("gzip", b"", 400),
+        ("zstd", BODY, 400),
+        ("zstd", zstandard.compress(BODY)[:-3], 400),
+        ("zstd", b"", 400),
+        ("zstd", HUGE_WINDOW, 400),
+    ],
     # Named, because gzip writes the time into what it compresses, and every worker must collect the same tests.
-    ids=["unknown", "not gzip", "cut off", "empty"],
+    ids=["unknown", "not gzip", "cut off", "empty", "not zstd", "zstd cut off", "zstd empty", "zstd too wide"],
 )
 async def test_bodies_that_cannot_be_read_are_refused(encoding: str, body: bytes, status: int) -> None:
     async with house([]) as h:
@@ -42,11 +55,12 @@ async def test_bodies_that_cannot_be_read_are_refused(encoding: str, body: bytes
         assert (response.status_code, response.json()["error"]["type"]) == (status, "invalid_request_error")
 
 
-def test_a_small_body_that_grows_is_cut_off() -> None:
+@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
+def test_a_small_body_that_grows_is_cut_off(encoding: str, encode: Callable[[bytes], bytes]) -> None:
     with pytest.raises(RefusedError) as refused:
-        decoded(gzip.compress(b" " * 5000), "gzip", 4999)
+        decoded(encode(b" " * 5000), encoding, 4999)
     assert refused.value.facts["status"] == 413
-    assert decoded(gzip.compress(b" " * 5000), "gzip", 5000) == b" " * 5000
+    assert decoded(encode(b" " * 5000), encoding, 5000) == b" " * 5000
 
 
 async def test_a_client_that_waits_for_a_100_gets_one() -> None:
