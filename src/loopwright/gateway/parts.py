@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loopwright.gateway.documents import document_text
 from loopwright.gateway.reading import json_text, kind_of, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message
@@ -29,6 +30,8 @@ MEDIA = {
     "video": "video",
 }
 """The kind under which parts of each type are counted."""
+DOCUMENTS = frozenset({"document", "file"})
+"""The kinds of parts that may hold a text."""
 OTHER = "other"
 """The kind of parts with an unknown type."""
 OPAQUE = frozenset({"encrypted_content", "encrypted_stdout", "signature", "fingerprint", "cache_control"})
@@ -131,6 +134,8 @@ class PartReader:
             field = "data" if source["type"] == "text" else "content"
             said = (part.get("title"), part.get("context"), self.text(source.get(field), f"{where}.source.{field}"))
             return "\n".join(line for line in said if line and isinstance(line, str))
+        if MEDIA[kind] in DOCUMENTS and (written := document_text(part)) is not None:
+            return written
         if self._is_task:
             raise invalid(where, f"a part of type {kind!r} cannot be shown to this model", remedy="send text only")
         return self._placeholder(MEDIA[kind], MEDIA[kind], _media_type(part))

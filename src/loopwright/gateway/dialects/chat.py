@@ -16,7 +16,16 @@ from loopwright.gateway.dialects.chat_words import (
     prompt_token_ids,
     token_ids,
 )
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, answer_begun, nothing, tool
+from loopwright.gateway.dialects.dialect import (
+    Head,
+    Recall,
+    Stream,
+    ToolNames,
+    answer_begun,
+    nothing,
+    refuse_alternatives,
+    tool,
+)
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.freeform import arguments_of, freeform_names, freeform_tool, not_granted
 from loopwright.gateway.parts import PartReader, content_text
@@ -42,6 +51,7 @@ class ChatCompletions:
     name = "openai"
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
+        refuse_alternatives(body)
         messages = tuple(_messages(body.get("messages")))
         if not messages:
             raise invalid("messages", "there are none", remedy="send at least one message")

@@ -85,6 +85,16 @@ def tool(name: str, description: str, parameters: Any) -> Tool:
     return {"name": name, "description": description, "parameters": schema}
 
 
+def refuse_alternatives(body: Mapping[str, Any]) -> None:
+    """The logprobs of tokens that were not sampled are not known here."""
+    if body.get("top_logprobs") not in (None, 0):
+        raise invalid(
+            "top_logprobs",
+            "engines report the logprobs of sampled tokens only",
+            remedy="omit it, and ask for the logprobs of the sampled tokens",
+        )
+
+
 def answer_begun(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:
     """The messages without the last one, and its text: it is the beginning of the answer."""
     *before, last = messages

@@ -11,7 +11,7 @@ from loopwright.gateway.reading import json_text, objects, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message
 
-MEDIA = {"inlineData": "image", "fileData": "file"}
+MEDIA = frozenset({"image", "audio", "video"})
 
 
 def system_text(body: Mapping[str, Any]) -> str:
@@ -87,10 +87,12 @@ def _text(part: Mapping[str, Any], where: str, reader: PartReader) -> str:
     """The text of a part, or its placeholder."""
     if isinstance(part.get("text"), str):
         return str(part["text"])
-    for kind, name in MEDIA.items():
+    for kind in ("inlineData", "fileData"):
         if isinstance(media := part.get(kind), dict):
-            source = {"media_type": media.get("mimeType")}
-            return "".join(reader.part({"type": name, "source": source}, where))
+            media_type = text(media.get("mimeType"), f"{where}.{kind}.mimeType")
+            name = media_type.partition("/")[0]
+            source = {"type": "base64", "media_type": media_type, "data": media.get("data")}
+            return "".join(reader.part({"type": name if name in MEDIA else "document", "source": source}, where))
     for kind in ("executableCode", "codeExecutionResult"):
         if isinstance(part.get(kind), dict):
             return reader.result(part[kind], where)

@@ -7,7 +7,7 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing, tool
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing, refuse_alternatives, tool
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_input import read_input
 from loopwright.gateway.dialects.responses_stream import ResponsesStream
@@ -31,6 +31,7 @@ class Responses:
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
         _refuse_what_is_kept_elsewhere(body)
+        refuse_alternatives(body)
         instructions = text(body.get("instructions"), "instructions")
         preamble: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         previous = text(body.get("previous_response_id"), "previous_response_id") or None
