@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from loopwright.errors import LoopwrightError, RefusedError
 from loopwright.gateway.calls import ModelCalls
-from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Gemini, Responses
+from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Completions, Dialect, Gemini, Responses
 from loopwright.gateway.http import ClientGoneError, Headers, Request
 from loopwright.gateway.management import Management
 from loopwright.gateway.refusals import Code, as_refusal, code_of, refused
@@ -23,6 +23,7 @@ from loopwright.serve.guard import Receive, Scope, Send
 
 DIALECTS: dict[Action, Dialect] = {
     Action.CHAT: ChatCompletions(),
+    Action.COMPLETIONS: Completions(),
     Action.RESPONSES: Responses(),
     Action.INPUT_TOKENS: Responses(),
     Action.MESSAGES: AnthropicMessages(),

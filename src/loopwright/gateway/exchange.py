@@ -34,6 +34,7 @@ from loopwright.render.recording.matching import History
 from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Said
+from loopwright.render.text_conversation import TEXT, text_history, writer_of
 from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, Sampling
 
 log = logging.getLogger("loopwright")
@@ -57,6 +58,9 @@ class Exchange:
         """The answers to the call, one for each requested sample. All of them are committed."""
         if session.call_arrives():
             self._store.note(session)
+        if call.messages and call.messages[0]["role"] == TEXT:
+            renderer = (await self._model(session)).renderer
+            call = replace(call, messages=text_history(session.recorder, call.messages[0], renderer))
         history = _history(session, call)
         repeats = session.tries.begin(history, ask)
         # Most questions are new, and need nothing more here.
@@ -174,10 +178,10 @@ class Exchange:
     async def _prepared(
         self, served: Served, session: Session, history: History, call: Call, *, fitting: bool = True
     ) -> Prepared:
-        most = served.max_context if fitting else None
+        most, writer = served.max_context if fitting else None, writer_of(history.messages, served.renderer)
         try:
             prepared = await prepared_call(
-                session.recorder, history, call.tools, served.renderer, most, preamble=call.instructions
+                session.recorder, history, call.tools, writer, most, preamble=call.instructions
             )
         except ContextError as error:
             unfit = _unfit(served, f"at least {error.facts['tokens']}", error.facts["tokens"])
@@ -185,7 +189,8 @@ class Exchange:
             raise _too_long(unfit) from error
         except LoopwrightError as error:
             message = f"the conversation cannot be written for this model: {error.message}"
-            raise refused(Code.INVALID, message, remedy=error.remedy, param="messages") from error
+            param = "prompt" if history.messages[0]["role"] == TEXT else "messages"
+            raise refused(Code.INVALID, message, remedy=error.remedy, param=param) from error
         tokens = len(prepared.prompt)
         if fitting and tokens >= served.max_context:
             unfit = _unfit(served, str(tokens), tokens)
@@ -229,7 +234,8 @@ class Exchange:
             return _answer(call, head, Parsed(), NOTHING), NOTHING
         name, affinity = f"{session.id}/{head.id}", session.settings.affinity
         request = GenerateRequest(name, prepared.prompt, sampling, part_tokens=1, affinity=affinity)
-        reader = SampleReader(served.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
+        writer = writer_of(call.messages, served.renderer)
+        reader = SampleReader(writer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
             generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)
         except EngineError as error:

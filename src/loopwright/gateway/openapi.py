@@ -43,6 +43,7 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("put", "/sessions/{session}/outcome", "What became of a completed session; `record` gives it back.", True),
     ("get", "/sessions/{session}/v1/models", "The one model, which answers to every name.", True),
     ("post", "/sessions/{session}/v1/chat/completions", "OpenAI Chat Completions.", True),
+    ("post", "/sessions/{session}/v1/completions", "OpenAI Completions, without a chat template.", True),
     ("post", "/sessions/{session}/v1/responses", "OpenAI Responses.", True),
     ("post", "/sessions/{session}/v1/responses/input_tokens", "How long a prompt would be.", True),
     ("get", "/sessions/{session}/v1/responses/{response}", "A response that was given.", True),

@@ -28,6 +28,7 @@ class Action(StrEnum):
     BASE = "base"
     MODELS = "models"
     CHAT = "chat"
+    COMPLETIONS = "completions"
     RESPONSES = "responses"
     RESPONSE = "response"
     INPUT_TOKENS = "input_tokens"
@@ -52,6 +53,7 @@ METHODS = {
     Action.BASE: ("GET", "HEAD"),
     Action.MODELS: ("GET", "HEAD"),
     Action.CHAT: ("POST",),
+    Action.COMPLETIONS: ("POST",),
     Action.RESPONSES: ("POST",),
     Action.RESPONSE: ("GET",),
     Action.INPUT_TOKENS: ("POST",),
@@ -71,6 +73,7 @@ ALONE = {
 }
 MODEL_CALLS = {
     "chat/completions": Action.CHAT,
+    "completions": Action.COMPLETIONS,
     "responses": Action.RESPONSES,
     "responses/input_tokens": Action.INPUT_TOKENS,
     "messages": Action.MESSAGES,

@@ -171,5 +171,5 @@ def _layout(context: int, sampled: int) -> list[tuple[str, int, int]]:
 
 def message_from_json(message: dict[str, Any]) -> dict[str, Any]:
     """What a dialect reads as tuples is a tuple again."""
-    tuples = {name: tuple(message[name]) for name in ("tool_calls", "omitted") if name in message}
+    tuples = {name: tuple(message[name]) for name in ("tool_calls", "omitted", "ids") if name in message}
     return message | tuples if tuples else message

@@ -101,6 +101,20 @@ class Renderer(Protocol):
         """A fresh parser for one completion; its deltas add up to what `parse` says."""
         ...
 
+    @property
+    def size(self) -> int:
+        """The number of tokens of the tokenizer; their ids begin at 0."""
+        ...
+
+    def plain(self, text: str, *, opens: bool = False) -> tuple[int, ...]:
+        """The ids of a text outside of any chat. With `opens`, they begin with what the tokenizer puts before every
+        text. A text that spells a control token is a ConversationError (T9)."""
+        ...
+
+    def plain_parser(self) -> StreamParser:
+        """A fresh parser for one completion that is all text."""
+        ...
+
     def text(self, ids: Sequence[int]) -> str:
         """Sampled ids as the text that an agent sees: without special tokens."""
         ...

@@ -89,6 +89,16 @@ class ChatTemplateRenderer:
         )
         return HermesStream(self._vocabulary.detokenizer(), syntax)
 
+    @property
+    def size(self) -> int:
+        return self._vocabulary.size
+
+    def plain(self, text: str, *, opens: bool = False) -> tuple[int, ...]:
+        return self._vocabulary.plain(text, opens=opens)
+
+    def plain_parser(self) -> HermesStream:
+        return HermesStream(self._vocabulary.detokenizer(), Syntax(calls=False))
+
     def text(self, ids: Sequence[int]) -> str:
         return self._vocabulary.text(ids)
 

@@ -16,6 +16,8 @@ from loopwright.render.call_json import read_call
 from loopwright.render.canonical import template_messages, template_tools
 from loopwright.render.family_stream import FamilyStream, Reading
 from loopwright.render.family_tokenizer import LibraryTokenizer
+from loopwright.render.hermes import Syntax
+from loopwright.render.hermes_stream import HermesStream
 from loopwright.render.probes import ANSWERED, ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
 from loopwright.render.safe_messages import hidden_messages, hidden_values, thought_apart
 from loopwright.render.siblings import RenderedOnce
@@ -97,6 +99,16 @@ class FamilyRenderer:
 
     def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> FamilyStream:
         return FamilyStream(lambda ids: self._read(ids, tools, prompt))
+
+    @property
+    def size(self) -> int:
+        return self._vocabulary.size
+
+    def plain(self, text: str, *, opens: bool = False) -> tuple[int, ...]:
+        return self._vocabulary.plain(text, opens=opens)
+
+    def plain_parser(self) -> HermesStream:
+        return HermesStream(self._vocabulary.detokenizer(), Syntax(calls=False))
 
     def text(self, ids: Sequence[int]) -> str:
         return self._vocabulary.text(ids)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
+from loopwright.errors import ConversationError
 from loopwright.render.bytes import ByteTokens, byte_level, is_byte_token
 from loopwright.render.control import ControlTokens, Spelled, hides_spelling
 from loopwright.render.detokenize import UNKNOWN, Detokenizer
@@ -22,6 +23,7 @@ class ChatTokenizer(TemplateTokenizer, Protocol):
     def eos_token_id(self) -> Any: ...
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
+    def __len__(self) -> int: ...
     def encode(self, text: str, /, *, add_special_tokens: bool) -> Any: ...
     def decode(self, ids: Any, /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any: ...
     def convert_ids_to_tokens(self, ids: Any, /) -> Any: ...
@@ -51,6 +53,26 @@ class Vocabulary:
         # Siblings get the same prompt, so it is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
+
+    @property
+    def size(self) -> int:
+        return len(self._tokenizer)
+
+    def plain(self, text: str, *, opens: bool = False) -> tuple[int, ...]:
+        """The ids of a text outside of any chat. With `opens`, they begin with what the tokenizer puts before it."""
+        if spelled := self.control.spelled(text)[1]:
+            one = text[spelled[0].begin : spelled[0].end]
+            raise ConversationError(
+                f"the text spells the control token {one!r}, and text is never read as one",
+                remedy="send token ids, or send messages to a chat API",
+            )
+        ids = self._encode_text(text)
+        return (*self._opening, *ids) if opens else ids
+
+    @cached_property
+    def _opening(self) -> tuple[int, ...]:
+        whole, words = (list(self._tokenizer.encode("a", add_special_tokens=marked)) for marked in (True, False))
+        return tuple(whole[: len(whole) - len(words)]) if whole[-len(words) :] == words else ()
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._piece(int(token)) for token in ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from loopwright.render.detokenize import Detokenizer
@@ -62,6 +63,16 @@ class CharRenderer:
     def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> HermesStream:
         calls = tools is None or len(tools) > 0
         return HermesStream(Detokenizer(self.text, lambda token: False), Syntax(calls=calls))
+
+    @property
+    def size(self) -> int:
+        return sys.maxunicode + 1
+
+    def plain(self, text: str, *, opens: bool = False) -> tuple[int, ...]:
+        return self.begin(text)
+
+    def plain_parser(self) -> HermesStream:
+        return self.parser(())
 
     def text(self, ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in ids if token != END)

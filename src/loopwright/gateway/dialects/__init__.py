@@ -5,8 +5,9 @@ Nothing here waits, records or samples.
 
 from loopwright.gateway.dialects.anthropic import AnthropicMessages
 from loopwright.gateway.dialects.chat import ChatCompletions
+from loopwright.gateway.dialects.completions import Completions
 from loopwright.gateway.dialects.dialect import Dialect, Head, Stream
 from loopwright.gateway.dialects.gemini import Gemini
 from loopwright.gateway.dialects.responses import Responses
 
-__all__ = ["AnthropicMessages", "ChatCompletions", "Dialect", "Gemini", "Head", "Responses", "Stream"]
+__all__ = ["AnthropicMessages", "ChatCompletions", "Completions", "Dialect", "Gemini", "Head", "Responses", "Stream"]

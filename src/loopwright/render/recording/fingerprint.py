@@ -58,6 +58,8 @@ NO_TOOLS = _tools_digest(())
 
 def fingerprint(message: Message) -> bytes:
     """The parts by which messages are compared, as JSON text."""
+    if "ids" in message and message["role"] != "assistant":
+        return _spelled((message["role"], message["content"], message["ids"]))
     if message["role"] != "assistant":
         return _spelled((message["role"], message["content"]))
     calls = [(call["name"], _arguments(call["arguments"])) for call in message.get("tool_calls", ())]

@@ -7,6 +7,7 @@ from loopwright.core.drift import total
 from loopwright.ports import Renderer
 from loopwright.render.drift import chain_drift, readable
 from loopwright.render.recording.recorder import Recorder
+from loopwright.render.text_conversation import writer_of
 from loopwright.types import EpisodeDrift
 
 
@@ -17,7 +18,7 @@ def session_drift(recorder: Recorder, renderer: Renderer) -> EpisodeDrift:
         chain_drift(
             recorder.stream(span.last),
             recorder.conversation(span.last),
-            renderer,
+            writer_of(recorder.conversation(span.last), renderer),
             recorder.turns[span.last].tools,
             first_sampled=span.first_sampled,
             first_reply=span.first_reply,
