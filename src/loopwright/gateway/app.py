@@ -34,7 +34,7 @@ DIALECTS: dict[Action, Dialect] = {
 }
 NO_KEY = frozenset({Action.HEALTH, Action.OPENAPI, Action.BASE})
 """Actions that reveal nothing about a session, so they need no key."""
-OWN_KEY = frozenset({Action.SESSION, Action.MODELS, Action.RESPONSE, *DIALECTS})
+OWN_KEY = frozenset({Action.SESSION, Action.MODELS, Action.RESPONSE, Action.INPUT_ITEMS, *DIALECTS})
 """Actions for which a session's own key is enough. The gateway's key opens them too."""
 
 Handler = Callable[[Request, Target], Awaitable[None]]
@@ -62,6 +62,7 @@ class GatewayApp:
             Action.BASE: management.health,
             Action.MODELS: calls.models,
             Action.RESPONSE: calls.response,
+            Action.INPUT_ITEMS: calls.input_items,
             Action.INPUT_TOKENS: calls.input_tokens,
             Action.COUNT_TOKENS: calls.count_tokens,
             Action.COUNT_CONTENT: calls.count_content,

@@ -11,6 +11,7 @@ from loopwright.errors import LoopwrightError
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, Dialect, Gemini, Responses
 from loopwright.gateway.dialects.dialect import Recall
+from loopwright.gateway.dialects.responses_items import input_items, item_page
 from loopwright.gateway.events import Events
 from loopwright.gateway.exchange import Exchange
 from loopwright.gateway.http import EVENTS, Request
@@ -99,13 +100,30 @@ class ModelCalls:
 
     async def response(self, request: Request, target: Target) -> None:
         """An earlier response, without the settings of its request, which are not stored."""
+        session, answer = self._given(target)
+        if request.method == "DELETE":
+            self._exchange.forget(session, answer.id)
+            await request.answer(200, {"id": f"resp_{answer.id}", "object": "response", "deleted": True})
+            return
+        await request.answer(200, Responses().reply(Call((), tools=session.recorder.tools_of(answer.id)), [answer]))
+
+    async def input_items(self, request: Request, target: Target) -> None:
+        """What an earlier response answered."""
+        session, answer = self._given(target)
+        tools, conversation = session.recorder.tools_of(answer.id), session.recorder.conversation_after(answer.id)
+        messages = (conversation or ())[:-1]
+        asked = (request.parameter(name) for name in ("limit", "order", "after"))
+        await request.answer(200, item_page(input_items(answer.id, messages, tools), *asked))
+
+    def _given(self, target: Target) -> tuple[Session, Answer]:
+        """The session, and the answer that the path names."""
         session, id = self._sessions.find_open(target.session or ""), target.name or ""
         answer = self._exchange.given(session, id.removeprefix("resp_"))
         if answer is None:
             raise refused(
                 Code.UNKNOWN, f"this session has given no response {id:.80}", remedy="ask for one that it gave"
             )
-        await request.answer(200, Responses().reply(Call((), tools=session.recorder.tools_of(answer.id)), [answer]))
+        return session, answer
 
     async def models(self, request: Request, target: Target) -> None:
         """List the models. There is one, and it accepts every name."""
@@ -150,7 +168,7 @@ async def _send(request: Request, chunk: bytes, *, more: bool = True) -> None:
 
 def _recall(session: Session) -> Recall:
     def said(answer: str) -> Message | None:
-        conversation = session.recorder.conversation_after(answer)
+        conversation = None if answer in session.deleted else session.recorder.conversation_after(answer)
         return conversation[-1] if conversation else None
 
     return said

@@ -106,8 +106,13 @@ class Exchange:
 
     def given(self, session: Session, answer: str) -> Answer | None:
         """An answer that the session has recorded."""
-        number = session.recorder.number_of(answer)
+        number = None if answer in session.deleted else session.recorder.number_of(answer)
         return None if number is None else self._recorded_answer(session, number, Call(()))
+
+    def forget(self, session: Session, answer: str) -> None:
+        """No request can name the answer any more. It stays recorded."""
+        session.deleted.add(answer)
+        self._store.note(session)
 
     def delivered(self, session: Session, answers: Sequence[Answer]) -> None:
         """Record that the client has its answers. The same question is a new one from now on."""
@@ -298,7 +303,7 @@ def _history(session: Session, call: Call) -> History:
     messages = call.messages
     if call.previous is not None:
         before = session.recorder.conversation_after(call.previous)
-        if before is None:
+        if before is None or call.previous in session.deleted:
             raise refused(
                 Code.PREVIOUS,
                 f"this session has given no response resp_{call.previous}",

@@ -47,6 +47,8 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("post", "/sessions/{session}/v1/responses", "OpenAI Responses.", True),
     ("post", "/sessions/{session}/v1/responses/input_tokens", "How long a prompt would be.", True),
     ("get", "/sessions/{session}/v1/responses/{response}", "A response that was given.", True),
+    ("delete", "/sessions/{session}/v1/responses/{response}", "No request can name it any more.", True),
+    ("get", "/sessions/{session}/v1/responses/{response}/input_items", "What a response answered.", True),
     ("post", "/sessions/{session}/v1/messages", "Anthropic Messages.", True),
     ("post", "/sessions/{session}/v1beta/models/{model}:generateContent", "Gemini.", True),
     ("post", "/sessions/{session}/v1beta/models/{model}:streamGenerateContent", "Gemini, streamed (alt=sse).", True),

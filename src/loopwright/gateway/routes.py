@@ -31,6 +31,7 @@ class Action(StrEnum):
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     RESPONSE = "response"
+    INPUT_ITEMS = "input_items"
     INPUT_TOKENS = "input_tokens"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
@@ -55,7 +56,8 @@ METHODS = {
     Action.CHAT: ("POST",),
     Action.COMPLETIONS: ("POST",),
     Action.RESPONSES: ("POST",),
-    Action.RESPONSE: ("GET",),
+    Action.RESPONSE: ("GET", "DELETE"),
+    Action.INPUT_ITEMS: ("GET",),
     Action.INPUT_TOKENS: ("POST",),
     Action.MESSAGES: ("POST",),
     Action.COUNT_TOKENS: ("POST",),
@@ -123,6 +125,9 @@ def target_of(path: str) -> Target | None:
     model, _, asked = rest.removeprefix("models/").rpartition(":")
     if asked in OF_A_MODEL:
         return Target(OF_A_MODEL[asked], session, model)
+    parent, _, part = rest.rpartition("/")
+    if part == "input_items" and parent.startswith("responses/"):
+        return Target(Action.INPUT_ITEMS, session, parent.removeprefix("responses/"))
     for prefix, action in ONE_OF_THEM.items():
         if rest.startswith(prefix):
             return Target(action, session, rest.removeprefix(prefix))

@@ -103,6 +103,8 @@ class Session:
     noted_turns: int = 0
     noted_held: float = 0.0
     outcome: Mapping[str, Any] | None = None
+    deleted: set[str] = field(default_factory=set)
+    """The answers that its agent has deleted: no request can name them, and they stay recorded."""
 
     @property
     def held_seconds(self) -> float:

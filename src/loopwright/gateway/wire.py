@@ -37,6 +37,7 @@ def session_facts(session: Session) -> str:
         "version": session.version,
         "quiet_since_restart": session.quiet_since_restart,
         "outcome": session.outcome,
+        "deleted": sorted(session.deleted),
     }
     return orjson.dumps(facts).decode()
 
@@ -70,6 +71,7 @@ def _restore_facts(session: Session, facts: Mapping[str, Any]) -> None:
     session.version = facts.get("version")
     session.quiet_since_restart = facts.get("quiet_since_restart", False)
     session.outcome = facts.get("outcome")
+    session.deleted = set(facts.get("deleted", ()))
 
 
 def error_to_json(error: LoopwrightError | None) -> dict[str, Any] | None:

@@ -34,6 +34,19 @@ from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
 
 MOST_SAMPLES = 128
+OF_VLLM = (
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "ignore_eos",
+    "stop_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+)
+"""Settings of vLLM's API that clients send to any server that speaks like OpenAI."""
 UNGRANTED = (
     "tool_choice",
     "response_format",
@@ -42,6 +55,11 @@ UNGRANTED = (
     "presence_penalty",
     "reasoning_effort",
     "parallel_tool_calls",
+    "verbosity",
+    "prediction",
+    "modalities",
+    "web_search_options",
+    *OF_VLLM,
 )
 
 
