@@ -9,11 +9,20 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from gateway_house import ADD, ADD_ANTHROPIC, ADD_RESPONSES, KEY, Desk, house
+from gateway_house import ADD, ADD_ANTHROPIC, ADD_GEMINI, ADD_RESPONSES, KEY, Desk, house
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-PATHS = ("v1/chat/completions", "v1/responses", "v1/messages", "v1/messages/count_tokens")
+GENERATE, COUNT = "v1beta/models/m:generateContent", "v1beta/models/m:countTokens"
+PATHS = (
+    "v1/chat/completions",
+    "v1/completions",
+    "v1/responses",
+    "v1/messages",
+    "v1/messages/count_tokens",
+    GENERATE,
+    COUNT,
+)
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
@@ -68,8 +77,26 @@ MESSAGES = {
     "tools": [ADD_ANTHROPIC],
     "stream": True,
 }
-GOOD = {"v1/chat/completions": CHAT, "v1/responses": RESPONSES, "v1/messages": MESSAGES}
-GOOD["v1/messages/count_tokens"] = MESSAGES
+COMPLETIONS = {"model": "m", "prompt": [17, 18, 19], "max_tokens": 9, "stop": ["x"], "logprobs": 0, "stream": True}
+GEMINI = {
+    "systemInstruction": {"parts": [{"text": "Be brief."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "Hi"}, {"inlineData": {"mimeType": "text/plain", "data": "aGk="}}]},
+        {"role": "model", "parts": [{"functionCall": {"id": "c1", "name": "add", "args": {"a": 1}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"id": "c1", "name": "add", "response": {"output": "2"}}}]},
+    ],
+    "tools": [{"functionDeclarations": [ADD_GEMINI]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "generationConfig": {"maxOutputTokens": 9, "stopSequences": ["x"], "thinkingConfig": {"includeThoughts": True}},
+}
+BEGUN = {**CHAT, "messages": [*TALK, {"role": "assistant", "content": "It", "prefix": True}], "return_token_ids": True}
+FREEFORM = {
+    **RESPONSES,
+    "tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark", "definition": "s: x"}}],
+}
+GOOD = {"v1/chat/completions": CHAT, "v1/responses": RESPONSES, "v1/messages": MESSAGES, GENERATE: GEMINI}
+GOOD |= {"v1/messages/count_tokens": MESSAGES, "v1/completions": COMPLETIONS, COUNT: GEMINI}
+OTHERS = {"v1/chat/completions": BEGUN, "v1/responses": FREEFORM}
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -87,7 +114,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def mutated(draw: st.DrawFn) -> tuple[str, bytes]:
     """A good request in which one or two places hold something else, or are gone."""
     path = draw(st.sampled_from(PATHS))
-    body: Any = copy.deepcopy(GOOD[path])
+    body: Any = copy.deepcopy(draw(st.sampled_from([GOOD[path], OTHERS.get(path, GOOD[path])])))
     for _ in range(draw(st.integers(1, 2))):
         place = draw(st.sampled_from(places(body)))
         if not place:

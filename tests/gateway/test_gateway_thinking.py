@@ -10,7 +10,7 @@ import pytest
 from gateway_house import house
 
 from loopwright.gateway.call import Answer, Call
-from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Head, Responses
+from loopwright.gateway.dialects import AnthropicMessages, ChatCompletions, Dialect, Gemini, Head, Responses
 from loopwright.gateway.dialects.anthropic_words import ShownThinking
 from loopwright.render.chat_template import ChatTemplateRenderer
 from loopwright.render.recording.prepared import Prepared
@@ -99,7 +99,7 @@ DELTAS: list[Delta] = [
     ToolCallArguments(1, "2}"),
     ToolCallEnd(1),
 ]
-ASKED = Call((ASK,), echo={"thinking": ShownThinking.WHOLE})
+ASKED = Call((ASK,), echo={"thinking": ShownThinking.WHOLE, "thoughts": True})
 """By a client that wants to know what the model thought."""
 ANSWER = Answer("id", 7, PARSED, FinishReason.STOP, prompt_tokens=9, completion_tokens=5)
 
@@ -111,8 +111,12 @@ def echoed(dialect: Dialect, body: Any) -> Message:
             history = {"messages": [ASK, body["choices"][0]["message"]]}
         case Responses():
             history = {"input": [ASK, *body["output"]]}
+        case Gemini():
+            asked = {"role": "user", "parts": [{"text": "Hi"}]}
+            history = {"contents": [asked, body["candidates"][0]["content"], asked]}
         case _:
-            history = {"messages": [ASK, {"role": "assistant", "content": body["content"]}]}
+            # An assistant's message at the end would be the beginning of the answer.
+            history = {"messages": [ASK, {"role": "assistant", "content": body["content"]}, ASK]}
     return dialect.read(history).messages[1]
 
 
@@ -121,7 +125,7 @@ def normal(message: Message) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-@pytest.mark.parametrize("dialect", [ChatCompletions(), Responses(), AnthropicMessages()])
+@pytest.mark.parametrize("dialect", [ChatCompletions(), Responses(), AnthropicMessages(), Gemini()])
 def test_what_a_dialect_writes_it_reads_back(dialect: Dialect) -> None:
     body = json.loads(json.dumps(dialect.reply(ASKED, [ANSWER])))
     assert normal(echoed(dialect, body)) == normal(PARSED.message)
