@@ -34,7 +34,8 @@ def actors(role: str) -> list[Any]:
     from loopwright.cluster.remote_host import RemoteHost
 
     # No public function gives them: whoever holds a run must not need to know where its parts are.
-    hosts = [one for one in gc.get_objects() if isinstance(one, RemoteHost)]
+    gc.unfreeze()  # a run freezes what it has at its start
+    hosts = [one for one in gc.get_objects() if type(one) is RemoteHost]
     return [host for host in hosts if host.is_alive and host.name.startswith(role)]
 
 
