@@ -102,7 +102,7 @@ class Life:
 
 def _is_agent(process: int) -> bool:
     command = _command(process)
-    return command.startswith(AGENTS) or any(script in command for script in YOUNG_AGENTS)
+    return command.startswith(AGENTS) or any(one.endswith(YOUNG_AGENTS) for one in command.split(b"\0"))
 
 
 def _command(process: int) -> bytes:
