@@ -119,6 +119,11 @@ class RunFolder:
         return self.path / "samples"
 
     @property
+    def rejudged(self) -> Path:
+        """What other judgers say of the rollouts. Each has a folder of its name."""
+        return self.path / "rejudged"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
