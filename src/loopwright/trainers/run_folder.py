@@ -79,6 +79,11 @@ class RunFolder:
         return self.path / "engine.log"
 
     @property
+    def follower_log(self) -> Path:
+        """What the processes write that send metrics to W&B and MLflow."""
+        return self.path / "followers.log"
+
+    @property
     def actors(self) -> Path:
         """The logs of actors, one file for each."""
         return self.path / "actors"
