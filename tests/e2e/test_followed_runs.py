@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from test_kill import finish, start
+from test_kill import start
 
 from loopwright.track.jsonl import read_jsonl
 
@@ -16,10 +16,11 @@ WriteConfig = Callable[..., Path]
 
 
 @pytest.mark.real
+@pytest.mark.timeout(600)
 def test_a_run_and_the_run_that_goes_on_send_all_their_metrics(write_config: WriteConfig) -> None:
     followed = {"track": {"console": False, "wandb": {}, "mlflow": {"experiment": "vowels"}}}
     for steps in (1, 2):
-        finish(start(write_config(**followed, trainer__steps=steps)))
+        assert start(write_config(**followed, trainer__steps=steps)).wait(timeout=280) == 0
     run = write_config(**followed).parent / "run"
     expected = {
         (record["step"], name, value)
