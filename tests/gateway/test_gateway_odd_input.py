@@ -94,9 +94,14 @@ FREEFORM = {
     **RESPONSES,
     "tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark", "definition": "s: x"}}],
 }
-GOOD = {"v1/chat/completions": CHAT, "v1/responses": RESPONSES, "v1/messages": MESSAGES, GENERATE: GEMINI}
+GOOD: dict[str, dict[str, Any]] = {
+    "v1/chat/completions": CHAT,
+    "v1/responses": RESPONSES,
+    "v1/messages": MESSAGES,
+    GENERATE: GEMINI,
+}
 GOOD |= {"v1/messages/count_tokens": MESSAGES, "v1/completions": COMPLETIONS, COUNT: GEMINI}
-OTHERS = {"v1/chat/completions": BEGUN, "v1/responses": FREEFORM}
+OTHERS: dict[str, dict[str, Any]] = {"v1/chat/completions": BEGUN, "v1/responses": FREEFORM}
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
