@@ -7,7 +7,7 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
-from loopwright.gateway.dialects.chat_input import read_messages
+from loopwright.gateway.dialects.chat_input import read_chat_messages
 from loopwright.gateway.dialects.chat_stream import ChatStream
 from loopwright.gateway.dialects.chat_words import (
     asked_tool,
@@ -69,7 +69,7 @@ class ChatCompletions:
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
         refuse_alternatives(body)
-        messages = tuple(read_messages(body.get("messages")))
+        messages = tuple(read_chat_messages(body.get("messages")))
         if not messages:
             raise invalid("messages", "there are none", remedy="send at least one message")
         begun = ""

@@ -13,7 +13,7 @@ from loopwright.gateway.refusals import invalid
 from loopwright.types import Message
 
 
-def read_messages(value: Any) -> Iterator[Message]:
+def read_chat_messages(value: Any) -> Iterator[Message]:
     names, is_task = ToolNames(), True
     for where, message in objects(value, "messages"):
         role = text(message.get("role"), f"{where}.role")
