@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from loopwright.cluster.environment import prepare_environment
+from loopwright.config.placement import START_SECONDS
 from loopwright.config.roles import Role, RoleKind
 
 HOST = "127.0.0.1"
@@ -67,7 +68,8 @@ class OnNode:
         if self._node is not None:
             options = {**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False)}
         name, sent = role.actor_name(number), pickled(opening, what)
-        async with launched(name, sent, options, memory=None, on_output=lambda output: None) as host:
+        fixed: Mapping[str, Any] = {"memory": None, "on_output": lambda output: None, "start_seconds": START_SECONDS}
+        async with launched(name, sent, options, **fixed) as host:
             self.hosts.append(host)
             yield host
 

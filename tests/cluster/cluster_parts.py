@@ -166,3 +166,15 @@ async def opens_for_ever(held: str) -> AsyncIterator[Part]:
     part = Part()
     await part.hold(held)
     yield part
+
+
+@asynccontextmanager
+async def hangs_after_the_first_start(mark: str, blocks: bool) -> AsyncIterator[Part]:
+    """As if it waited for a machine that is gone: in the event loop, or blocking it."""
+    if os.path.exists(mark):  # noqa: ASYNC240
+        print("waiting for a license", flush=True)
+        if blocks:
+            time.sleep(300)  # noqa: ASYNC251 (it blocks on purpose)
+        await asyncio.Event().wait()
+    _write(mark, "")
+    yield Part()
