@@ -217,9 +217,7 @@ async def test_no_secret_reaches_an_actor_or_its_children(cluster):
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-async def test_an_actor_whose_restart_hangs_is_given_up_with_its_last_words(
-    cluster, tmp_path: Path, monkeypatch, blocks
-):
+async def test_a_restart_that_hangs_is_given_up_with_its_last_words(cluster, tmp_path: Path, monkeypatch, blocks):
     from loopwright.cluster.cluster import Cluster
 
     monkeypatch.setattr("loopwright.cluster.remote_host.GRACE_SECONDS", 0.5)
