@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from loopwright.build.cluster import open_run_cluster
 from loopwright.cluster.folder import LONGEST, ray_folder, remove_leftovers
 from loopwright.cluster.probe import examine_cluster
+from loopwright.config import Loaded, RunConfig
 from loopwright.errors import ConfigError
 from loopwright.serve.marked_processes import ProcessTable, kill_all, read_proc
 
@@ -289,3 +291,26 @@ def test_a_folder_that_was_left_is_removed_and_others_are_not(tmp_path: Path, mo
         assert other.exists()
         assert mine.exists()
         assert not left.exists()
+
+
+@pytest.mark.parametrize("actors", [{}, {"judgers": {"mine": {"kind": "integer_answer", "num_actors": 1}}}])
+async def test_a_run_removes_what_was_left_whatever_it_needs_itself(tmp_path: Path, monkeypatch, actors):
+    """Resumed without actors, or on somebody else's cluster: here nobody answers at its address."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("loopwright.cluster.folder.LONGEST", 1000)
+    with ray_folder(tmp_path / "run") as mine:
+        left = mine.with_name(f"{mine.name[: mine.name.rindex('-')]}-1")
+    left.mkdir()
+    agent = {"kind": "single_turn", "judger": "mine" if actors else "integer_answer"}
+    sections = {
+        "model": {"path": "smollm2"},
+        "task_sets": [{"name": "train", "data": {"kind": "python", "path": "tasks.py:train"}, "agent": agent}],
+        "trainer": {"run_dir": "run", "steps": 1},
+        "cluster": {"address": "127.0.0.1:1"},
+        **actors,
+    }
+    loaded = Loaded(RunConfig.model_validate(sections), tmp_path, {})
+    with pytest.raises(ConfigError, match="Connection refused") if actors else contextlib.nullcontext():
+        async with open_run_cluster(loaded, tmp_path / "run") as cluster:
+            assert cluster is None
+    assert not left.exists()
