@@ -55,8 +55,8 @@ class RunPlan:
 
 @asynccontextmanager
 async def open_run_cluster(loaded: Loaded, path: Path) -> AsyncIterator[Cluster | None]:
-    """The cluster of the run in the folder `path`. None if nothing of the run is on actors. What killed processes of the
-    run have left of their clusters is removed, also if this one needs none."""
+    """The cluster of the run in the folder `path`. None if nothing of the run is on actors. What a killed process of
+    the run has left of its own cluster is removed, also if this one needs none."""
     config = loaded.config
     await asyncio.to_thread(remove_leftovers, path)
     roles = roles_of(config)
