@@ -16,7 +16,8 @@ from ray_nodes import simulated_nodes
 from loopwright.cluster.logs import ActorLogs
 from loopwright.core.redaction import Redactor
 
-NUM_CPUS = 16
+NUM_CPUS = 4
+"""Ray starts an idle worker for each of them at once, which takes a second of a core."""
 HERE = Path(__file__).parent
 
 

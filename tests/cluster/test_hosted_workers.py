@@ -19,10 +19,12 @@ from worker_contract import WorkerContract, ended, failure
 from worker_world import ANSWER, World, until, world, written
 
 from loopwright.agents.runners.marks import VARIABLE
+from loopwright.build.gateway import RunSessions
 from loopwright.cluster.logs import ActorLogs
 from loopwright.core.redaction import Redactor
 from loopwright.errors import BudgetError, ConfigError, WorkerLostError
-from loopwright.gateway.takeover import label_of
+from loopwright.gateway.takeover import NOTHING, label_of
+from loopwright.serve.lease import LeaseHolder
 from loopwright.serve.marked_processes import mark_of, started_at
 from loopwright.types import FailureCause, RolloutRequest
 
@@ -181,6 +183,29 @@ async def test_when_the_gateway_is_given_up_its_rollouts_end_with_the_reason(hou
         # As it was before, for other tests.
         house.sessions.lost = None
         os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_gateway_that_dies_while_the_run_registers_is_started_again(
+    house: World, tmp_path: Path, tiny_llama_folder: Path, crews_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loopwright.build.hosted_gateway import sessions_on_actor
+
+    assert house.sessions is not None
+    register, killed = RunSessions.open, list[str]()
+
+    def first_killed(self: RunSessions, url: str, key: str) -> Any:
+        if not killed:
+            killed.append(url)
+            os.kill(listener_of(url), signal.SIGKILL)
+        return register(self, url, key)
+
+    monkeypatch.setattr(RunSessions, "open", first_killed)
+    loaded = written(tmp_path, tiny_llama_folder, ["served"], gateway_actors=1)
+    model, holder = house.sessions.client.registration.model, LeaseHolder("b" * 16, 0)
+    opening = RunSessions(loaded, model, holder, NOTHING, lambda: 0.0, Redactor())
+    async with asyncio.timeout(60), sessions_on_actor(opening, crews_cluster) as sessions:
+        assert sessions.client.url not in killed
+        assert (await sessions.client.ask("GET", "/sessions"))["sessions"] == []
 
 
 async def test_a_mistake_in_an_agent_is_found_when_its_actors_start(
