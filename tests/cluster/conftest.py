@@ -49,7 +49,7 @@ class SharedRay:
 
     def two_nodes(self) -> TwoNodes:
         if self._nodes is None:
-            simulated = self._begun().enter_context(simulated_nodes())
+            simulated = self._begun().enter_context(simulated_nodes(lose_nodes=False))
             from loopwright.cluster.node import this_node
 
             self._nodes = TwoNodes(this_node(), str(simulated.add().node_id))

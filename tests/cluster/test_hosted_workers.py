@@ -166,7 +166,9 @@ async def test_a_rollout_that_waits_for_a_new_actor_finds_the_gateway_that_has_m
     os.kill(listener_of(house.sessions.client.url), signal.SIGKILL)
     with pytest.raises(WorkerLostError):
         await ended(run)
-    made = await ended(asyncio.create_task(house.worker.run(house.request("served", "serve"))))
+    # At the address of the lost one it would wait for two minutes.
+    async with asyncio.timeout(100):
+        made = await house.worker.run(house.request("served", "serve"))
     assert made.episode is not None
 
 
