@@ -16,8 +16,7 @@ from ray_nodes import simulated_nodes
 from loopwright.cluster.logs import ActorLogs
 from loopwright.core.redaction import Redactor
 
-NUM_CPUS = 4
-"""Ray starts an idle worker for each of them at once, which takes a second of a core."""
+NUM_CPUS = 16
 HERE = Path(__file__).parent
 
 

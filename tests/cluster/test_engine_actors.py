@@ -92,6 +92,8 @@ async def engine(request: pytest.FixtureRequest, actors: Actors, initial: Weight
     await found.pause(PauseMode.ABORT)
 
 
+# On the driver's node there is nothing more than this: an engine over HTTP, which has this contract elsewhere too.
+@pytest.mark.parametrize("engine", ["elsewhere"], indirect=True)
 class TestEngine(KeepingContract):
     @pytest.fixture
     def update(self, initial: WeightFile) -> Update:

@@ -204,7 +204,7 @@ def test_a_cluster_is_joined_with_its_token_only(shared_ray, monkeypatch):
     found = examine_cluster(address)
     assert found.address == address
     assert [node.address for node in found.nodes] == ["127.0.0.1"]
-    assert found.nodes[0].resources["CPU"] == 4
+    assert found.nodes[0].resources["CPU"] == 16
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(ConfigError, match=f"joined at {address}: .*token is missing or incorrect") as caught:
         examine_cluster(address)
@@ -249,7 +249,7 @@ def test_a_joined_cluster_outlives_its_drivers_and_their_actors_do_not(shared_ra
     os.kill(by_auto.process.pid, signal.SIGKILL)
     until(lambda: not living([*told["actors"], *told["children"]]), 10)
     assert files(by_auto.temporary) == files(by_auto.home) == []
-    assert ray.cluster_resources()["CPU"] == 4
+    assert ray.cluster_resources()["CPU"] == 16
 
 
 @pytest.mark.parametrize("address", ["local", "ray://host:10001", "host", "", "host:port"])

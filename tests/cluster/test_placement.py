@@ -23,7 +23,7 @@ from loopwright.errors import ConfigError, WorkerLostError
 pytestmark = pytest.mark.real
 
 HERE = Path(__file__).parent
-NUM_CPUS = 4
+NUM_CPUS = 16
 GIB = 2**30
 LOOPS = Role(RoleKind.LOOPS, "train", 2, 0.25)
 
@@ -74,7 +74,7 @@ async def test_the_room_is_given_back_after_an_error_too(cluster):
 @pytest.mark.parametrize(
     ("role", "words"),
     [
-        (Role(RoleKind.LOOPS, "x", 9, 2.0), "9 loops x 2 CPUs = 18 CPUs; the cluster has 4, its largest node 4"),
+        (Role(RoleKind.LOOPS, "x", 9, 2.0), "9 loops x 2 CPUs = 18 CPUs; the cluster has 16, its largest node 16"),
         (Role(RoleKind.LOOPS, "x", 1, 0.0, gpus=1.0), "1 loop x 1 GPU = 1 GPU; the cluster has 0"),
         (Role(RoleKind.LOOPS, "x", 1, 0.0, memory=2**50), "1 loop x 1.05e+06 GiB"),
         (Role(RoleKind.LOOPS, "x", 1, 1.0, labels={"zone": "a"}), "no node has the labels zone: a"),
@@ -116,7 +116,7 @@ async def test_a_group_that_ray_cannot_place_is_given_up_and_removed(cluster, mo
     monkeypatch.setattr(room, "GROUP_SECONDS", 0.1)
     large = Role(RoleKind.LOOPS, "large", 1, 17.0)
     plan = Plan((PlacedBundle(bundles_of(large)[0], ClusterNode("1", "a", Resources(17.0), Resources(17.0))),))
-    with pytest.raises(ConfigError, match=r"no room for loops 'large' .* 1 places of 17 CPUs. Free are: .* 4 CPUs"):
+    with pytest.raises(ConfigError, match=r"no room for loops 'large' .* 1 places of 17 CPUs. Free are: .* 16 CPUs"):
         async with room.reserved(plan):
             pass
     assert groups() == []
