@@ -52,6 +52,10 @@ class Vocabulary:
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
 
+    def mark(self, text: str) -> str | int:
+        """The id of the added token that is spelled so. The text itself if there is none."""
+        return next((token for token, one in self._tokenizer.added_tokens_decoder.items() if str(one) == text), text)
+
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._piece(int(token)) for token in ids)
 

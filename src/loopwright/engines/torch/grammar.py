@@ -17,15 +17,13 @@ import numpy.typing as npt
 import torch
 
 from loopwright.errors import ConstraintError
+from loopwright.render.grammar import WRITING
 from loopwright.types import Constraint, GenerateRequest, GrammarKind
 
 MOST_KEPT = 64
 """How many compiled grammars are kept. Agents send the same few schemas again and again."""
 WORD = 32
 """Masks have a bit for each token, in words of so many."""
-WRITING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is written: as models have mostly read it, on one line. Where any white space may come, a model that strays
-writes nothing else until its budget is spent."""
 
 
 class GrammarState:
@@ -102,7 +100,7 @@ class Grammars:
         matchers = self._library.LLMatcher
         try:
             if constraint.kind is GrammarKind.JSON_SCHEMA:
-                grammar = matchers.grammar_from_json_schema(constraint.text, defaults=WRITING)
+                grammar = matchers.grammar_from_json_schema(constraint.text, defaults=dict(WRITING))
             else:
                 grammar = matchers.grammar_from_lark(constraint.text)
         except ValueError as error:
