@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.gateway.reading import json_text, kind_of, objects, text
+from loopwright.gateway.reading import chosen, kind_of, objects, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import AnswerForm, Tool
 
@@ -19,6 +19,7 @@ RESPONSES_FORM = ("tool_choice", "text")
 ANTHROPIC_FORM = ("tool_choice", "output_config", "output_format")
 """The fields that ask for a form."""
 
+PARALLEL = "parallel_tool_calls"
 SEE_REFERENCE = "send what the API's reference shows"
 
 
@@ -40,6 +41,7 @@ class _Choice:
 
 def chat_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm | None:
     """`response_format` and `tool_choice` of Chat Completions, and the `function_call` of older clients."""
+    body = chosen(body, (*CHAT_FORM, PARALLEL))
     asked = _object(body, "response_format")
     nested = _object(asked, "json_schema", "response_format.")
     schema = _asked_schema(asked, nested, "response_format", "response_format.json_schema.schema")
@@ -49,6 +51,7 @@ def chat_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm | No
 
 def responses_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm | None:
     """`text.format` and `tool_choice` of Responses."""
+    body = chosen(body, (*RESPONSES_FORM, PARALLEL))
     asked = _object(_object(body, "text"), "format", "text.")
     schema = _asked_schema(asked, asked, "text.format", "text.format.schema")
     return _answer_form(schema, tools, _openai_choice(body, "tool_choice", tools), "tool_choice")
@@ -56,6 +59,7 @@ def responses_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm
 
 def anthropic_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm | None:
     """`output_config.format`, its older name `output_format`, and `tool_choice` of Messages."""
+    body = chosen(body, ANTHROPIC_FORM)
     asked, field = _object(_object(body, "output_config"), "format", "output_config."), "output_config.format"
     if not asked:
         asked, field = _object(body, "output_format"), "output_format"
@@ -94,14 +98,13 @@ def _asked_schema(asked: Mapping[str, Any], holder: Mapping[str, Any], field: st
             schema = holder.get("schema")
             if not isinstance(schema, dict):
                 raise invalid(place, f"expected an object, got {kind_of(schema)}", remedy="send a JSON schema")
-            json_text(schema, place)
             return _Schema(schema, place)
         case other:
             raise _unknown(f"{field}.type", other)
 
 
 def _openai_choice(body: Mapping[str, Any], field: str, tools: Sequence[Tool]) -> _Choice:
-    one = body.get("parallel_tool_calls") is False
+    one = body.get(PARALLEL) is False
     match body.get(field):
         case None | "auto" | "none":
             return _Choice(one=one)
