@@ -61,7 +61,11 @@ async def test_a_streamed_chat_parses_as_it_comes(folder: Path) -> None:
 async def test_each_sample_of_a_call_keeps_the_form(folder: Path) -> None:
     async with torch_house(folder) as h, h.openai(await h.session(seed=3)) as client:
         said = await client.chat.completions.create(
-            model="any", messages=QUESTION, n=4, max_tokens=ROOM, response_format={"type": "json_schema", **_chat_schema()}
+            model="any",
+            messages=QUESTION,
+            n=4,
+            max_tokens=ROOM,
+            response_format={"type": "json_schema", **_chat_schema()},
         )
         assert all(Verdict.model_validate_json(choice.message.content or "") for choice in said.choices)
         check_one_chain(folder, h, chains=4)
@@ -204,6 +208,8 @@ async def test_a_form_that_makes_no_sense_is_a_400_that_says_where(path: str, bo
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_schema_that_cannot_be_kept_is_a_400_in_every_dialect(folder: Path, streamed: bool) -> None:
     schema: Any = {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}
+    text: Any = {"format": {"type": "json_schema", "name": "all", "schema": schema}}
+    config: Any = {"format": {"type": "json_schema", "schema": schema}}
     async with torch_house(folder) as h:
         session = await h.session()
         async with h.openai(session) as client:
@@ -215,11 +221,9 @@ async def test_a_schema_that_cannot_be_kept_is_a_400_in_every_dialect(folder: Pa
                     response_format={"type": "json_schema", "json_schema": {"name": "all", "schema": schema}},
                 )
             with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-                text: Any = {"format": {"type": "json_schema", "name": "all", "schema": schema}}
                 await client.responses.create(model="any", input="Which?", stream=streamed, text=text)
         async with h.anthropic(session) as other:
             with pytest.raises(anthropic.BadRequestError, match="uniqueItems"):
-                config: Any = {"format": {"type": "json_schema", "schema": schema}}
                 await other.messages.create(
                     model="any", max_tokens=9, messages=QUESTION, stream=streamed, output_config=config
                 )
@@ -233,7 +237,11 @@ async def test_allowed_tools_that_are_required_are_the_only_ones(folder: Path) -
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     async with torch_house(folder) as h, h.openai(await h.session(seed=13)) as client:
         said = await client.chat.completions.create(
-            model="any", messages=QUESTION, tools=[closed_add(), other], tool_choice=choice, max_tokens=ROOM  # type: ignore[list-item]
+            model="any",
+            messages=QUESTION,
+            tools=[closed_add(), other],
+            tool_choice=choice,
+            max_tokens=ROOM,  # type: ignore[list-item]
         )
         assert {call.function.name for call in said.choices[0].message.tool_calls or ()} == {"other"}  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""A gateway over the embedded engine with a tiny random model: without a constraint it says nothing that can be read."""
+"""A gateway over the embedded engine with a tiny random model, which says nothing sensible without a constraint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tokens that a constraint left no choice about, or whose logprobs are not those of the whole vocabulary.
 
-They stay in their chains as sampled tokens with logprob and version. They do not train: they are masked when their group
-is taken, as tokens that are too old are.
+They stay in their chains as sampled tokens with logprob and version. They do not train: they are masked when their
+group is taken, as tokens that are too old are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def without_constrained(group: Group) -> tuple[Group, int]:
 
 
 def constrained_numbers(groups: Iterable[Group], constrained: int, too_old: int) -> dict[str, float]:
-    """The share of constrained tokens among the sampled tokens of the groups of a batch, from which `constrained` tokens
-    and those that are `too_old` were masked. A batch without tokens has no such metric."""
+    """The share of constrained tokens among the sampled tokens of a batch, from which `constrained` tokens and those
+    that are `too_old` were masked. A batch without tokens has no such metric."""
     left = sum(_trained(rollout) for group in groups for rollout in group.rollouts)
     total = left + constrained + too_old
     return {"response/constrained": constrained / total} if total else {}

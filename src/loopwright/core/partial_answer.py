@@ -97,7 +97,7 @@ def joined(parts: Sequence[Generation]) -> Generation:
 
 
 def _constrained(parts: Sequence[Generation]) -> Spans:
-    if not any([part.constrained for part in parts]):
+    if not any(part.constrained for part in parts):
         return ()
     begins = accumulate([len(part.ids) for part in parts], initial=0)
     return joined_spans(

@@ -11,8 +11,8 @@ from loopwright.types import AnswerForm, FinishReason, Message, Parsed, Tool
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How the agent wants its answer to be sampled. None means that it did not say. `others` are other settings, as they
-    were sent: those that have no effect here, and those that ask for a form of answer.
+    """How the agent wants its answer to be sampled. None means that it did not say. `others` are other settings, as
+    they were sent: those that have no effect here, and those that ask for a form of answer.
 
     In a training session the run decides, and wishes are only recorded (T8); `max_tokens` and `stop` always count.
     """
@@ -29,8 +29,8 @@ class Wishes:
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request in canonical form. `previous` names an earlier answer that `messages` continue. `instructions` says
-    that the first message is a preamble, which a continuation does not inherit. `form` is what the answer must look like.
-    `echo` is the part of the request that the dialect needs to write its answer."""
+    that the first message is a preamble, which a continuation does not inherit. `form` is what the answer must look
+    like. `echo` is the part of the request that the dialect needs to write its answer."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()

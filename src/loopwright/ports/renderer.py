@@ -95,8 +95,8 @@ class Renderer(Protocol):
         ...
 
     def constraint(self, form: AnswerForm, prompt: Sequence[int]) -> Constraint:
-        """The grammar of an answer of this form after `prompt`. A thought may come first where the model has them; it is
-        free. Raises ConstraintError if no grammar of this model's answers is known."""
+        """The grammar of an answer of this form after `prompt`. A thought may come first where the model has them; it
+        is free. Raises ConstraintError if no grammar of this model's answers is known."""
         ...
 
     def text(self, ids: Sequence[int]) -> str:

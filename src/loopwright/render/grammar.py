@@ -29,8 +29,8 @@ GAP = r"/[ \n]{0,2}/"
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a call is written: pieces, its tool's name, more pieces, its arguments as JSON, and the rest. `joint` is between
-    two calls."""
+    """How a call is written: pieces, its tool's name, more pieces, its arguments as JSON, and the rest. `joint` is
+    between two calls."""
 
     before: Pieces
     between: Pieces
@@ -40,8 +40,8 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtSyntax:
-    """The marks of a thought before the answer. If it is `opened`, the prompt ends inside of it. Otherwise the model may
-    leave it out."""
+    """The marks of a thought before the answer. If it is `opened`, the prompt ends inside of it. Otherwise the model
+    may leave it out."""
 
     begin: str | int
     end: str | int
@@ -107,6 +107,4 @@ def _text(pieces: Sequence[str | int]) -> str:
             parts[-1] += piece
         elif piece != "":
             parts.append(piece)
-    return " ".join(
-        f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False) for part in parts
-    )
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False) for part in parts)

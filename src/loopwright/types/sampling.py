@@ -112,8 +112,8 @@ class Generation:
 
     `held` tells how long the call was held, as while weights are exchanged: two readings of the clock that counts held
     seconds, when the call began and when it ended. It is None where nobody counts, and no part of the value.
-    `constrained` are the spans of tokens that do not train: the request's constraint left no choice, or their logprobs are
-    those of what it left.
+    `constrained` are the spans of tokens that do not train: the request's constraint left no choice, or their logprobs
+    are those of what it left.
     """
 
     ids: tuple[int, ...]

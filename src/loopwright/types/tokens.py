@@ -70,8 +70,8 @@ class TokenChain:
 
     `mask` is 1 exactly where the token was sampled; elsewhere `logprobs` is 0.0 and `versions` is -1. A chain that is
     not `trained` is only recorded. `constrained` are spans of sampled tokens that are not trained, because a constraint
-    on the answer left no choice (see `Generation`). Chains are equal if all of that is equal; like an array, a chain has
-    no hash.
+    on the answer left no choice (see `Generation`). Chains are equal if all of that is equal; like an array, a chain
+    has no hash.
     """
 
     ids: IntArray

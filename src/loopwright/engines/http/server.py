@@ -37,7 +37,14 @@ from loopwright.engines.http.wire import (
     state_to_json,
     update_from_json,
 )
-from loopwright.errors import ConstraintError, LoopwrightError, OutOfTimeError, RefusedError, UnanswerableError, WeightsError
+from loopwright.errors import (
+    ConstraintError,
+    LoopwrightError,
+    OutOfTimeError,
+    RefusedError,
+    UnanswerableError,
+    WeightsError,
+)
 from loopwright.ports import StreamingEngine
 from loopwright.serve.guard import App, Receive, Scope, Send, answer_error
 from loopwright.serve.lease import INSTANCE_HEADER, LEASE, Lease, LeaseHolder, lease_from_json, lease_to_json

@@ -137,7 +137,7 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One answer or a part of one, as vLLM's route and ours write it. `finish` is None if the answer goes on. `spans`
-    are the versions of its tokens, as each side names them. `constrained` is None if the other side says nothing of it."""
+    are the versions of its tokens, as each side names them. `constrained` is None if the other side does not say it."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -164,16 +164,14 @@ def choice_from_json(body: Any) -> Choice:
 
 
 def generation_from_json(body: Any, asked: Constraint | None = None) -> tuple[Generation, bool]:
-    """The answer or part, and whether the answer has ended. A part has `finish = abort`. `asked` is the constraint of the
-    request: a server that does not know constraints would ignore it."""
+    """The answer or part, and whether the answer has ended. A part has `finish = abort`. `asked` is the constraint of
+    the request: a server that does not know constraints would ignore it."""
     choice = choice_from_json(body)
     if asked is not None and choice.constrained is None:
         raise malformed("the choice", "constrained", None, "spans: an older server ignores constraints, so update it")
     versions = _versions(choice.spans, len(choice.ids))
     finish = choice.finish or FinishReason.ABORT
-    sampled = Generation(
-        choice.ids, choice.logprobs, versions, finish, held_from_json(body), choice.constrained or ()
-    )
+    sampled = Generation(choice.ids, choice.logprobs, versions, finish, held_from_json(body), choice.constrained or ())
     return sampled, choice.finish is not None
 
 

@@ -55,8 +55,8 @@ class Chooser:
         )
 
     def choose(self, logits: torch.Tensor, legal: Legal | None = None) -> tuple[list[int], list[float]]:
-        """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8). `legal` limits the choice in some
-        rows; nothing changes in the others."""
+        """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8). `legal` limits the choice in
+        some rows; nothing changes in the others."""
         scaled = logits.float()
         if self._temperature is not None:
             scaled = scaled / self._temperature

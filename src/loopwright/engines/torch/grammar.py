@@ -124,8 +124,9 @@ class Grammars:
             ) from error
         core: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if core is None:
+            kind = type(self._tokenizer).__name__
             raise ConstraintError(
-                f"answers of this model cannot be constrained: llguidance cannot read a {type(self._tokenizer).__name__}",
+                f"answers of this model cannot be constrained: llguidance cannot read a {kind}",
                 remedy="use a model with a fast tokenizer (tokenizer.json), or ask without a schema",
             )
         self._known = self._library.LLTokenizer(

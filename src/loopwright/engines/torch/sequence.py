@@ -28,8 +28,8 @@ class Prefix:
 class Sequence:
     """A request and what it has sampled.
 
-    The last sampled token was not fed to the model yet. `row` holds the keys of all the others. `grammar` is its place in
-    the grammar that it keeps, and `failure` says why it can keep it no longer.
+    The last sampled token was not fed to the model yet. `row` holds the keys of all the others. `grammar` is its place
+    in the grammar that it keeps, and `failure` says why it can keep it no longer.
     """
 
     request: GenerateRequest

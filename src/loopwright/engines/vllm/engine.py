@@ -166,8 +166,8 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         """Always streamed: if the server dies, the tokens that have arrived are kept.
 
-        vLLM begins every request at the beginning of its grammar. So a constrained answer is told as a whole, and begins
-        again if it was cut.
+        vLLM begins every request at the beginning of its grammar. So a constrained answer is told as a whole, and
+        begins again if it was cut.
         """
         if request.sampling.max_new_tokens == 0:
             return Generation((), (), (), FinishReason.LENGTH)
@@ -189,7 +189,9 @@ class VllmEngine:
         try:
             answer = await self._calls.answer(call, self._asked(call, None))
         except UnanswerableError as error:
-            raise ConstraintError(error.message, remedy="correct the schema, or leave out what is not supported") from error
+            raise ConstraintError(
+                error.message, remedy="correct the schema, or leave out what is not supported"
+            ) from error
         if answer.finish is FinishReason.ABORT:
             return NOTHING_YET
         return replace(answer, constrained=((0, len(answer.ids)),) if answer.ids else ())

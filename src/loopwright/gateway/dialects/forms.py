@@ -1,7 +1,7 @@
 """The form of answer that a request asks for: JSON of a schema, or a call of certain tools.
 
-Each API has its own words for it, and all become an `AnswerForm`. What is wrong is a 400 that names the field. The fields
-are recorded as wishes too, as they were sent.
+Each API has its own words for it, and all become an `AnswerForm`. What is wrong is a 400 that names the field. The
+fields are recorded as wishes too, as they were sent.
 """
 
 from __future__ import annotations
