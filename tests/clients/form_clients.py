@@ -1,5 +1,5 @@
-"""Libraries that ask for answers in a form, each with one question. Run with the clients' own Python: the library's name
-is the argument. Prints what it made of the answer, as JSON."""
+"""Libraries that ask for answers in a form, each with one question. It runs with the clients' own Python; its argument
+is the library. It prints what the library made of the answer, as JSON."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def pydantic_ai() -> Any:
 def dspy() -> Any:
     import dspy
 
-    class Judge(dspy.Signature):
+    class Judge(dspy.Signature):  # type: ignore[misc]
         """Say what was found."""
 
         question: str = dspy.InputField()
@@ -82,7 +82,9 @@ def dspy() -> Any:
         colour: Literal["red", "green"] = dspy.OutputField()
         marks: int = dspy.OutputField()
 
-    lm = dspy.LM("openai/gpt-4o", api_base=URL, api_key=KEY, max_tokens=ROOM, cache=False, temperature=1.0, num_retries=0)
+    lm = dspy.LM(
+        "openai/gpt-4o", api_base=URL, api_key=KEY, max_tokens=ROOM, cache=False, temperature=1.0, num_retries=0
+    )
     with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
         said = dspy.Predict(Judge)(question=QUESTION)
     return Verdict(right=said.right, colour=said.colour, marks=said.marks)

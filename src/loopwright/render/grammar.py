@@ -7,8 +7,8 @@ other tokens is no mark (T9).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loopwright.errors import ConstraintError
@@ -30,12 +30,12 @@ GAP = r"/[ \n]{0,2}/"
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """How a call is written: pieces, its tool's name, more pieces, its arguments as JSON, and the rest. `joint` is
-    between two calls."""
+    between two calls; None means that one answer can have one call only."""
 
     before: Pieces
     between: Pieces
     after: Pieces
-    joint: Pieces
+    joint: Pieces | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +48,39 @@ class ThoughtSyntax:
     opened: bool
 
 
-def answer_grammar(form: AnswerForm, calls: CallSyntax, thought: ThoughtSyntax | None) -> Constraint:
-    """The grammar of a whole answer. A thought comes first and is free."""
-    if thought is None and form.schema is not None and not form.tools:
+def answer_grammar(
+    form: AnswerForm, calls: CallSyntax | None, thought: ThoughtSyntax | None, frame: tuple[Pieces, Pieces] = ((), ())
+) -> Constraint:
+    """The grammar of a whole answer. A thought comes first and is free. `frame` is before and after JSON. Without
+    `calls`, nobody knows how this model writes them: JSON is then the only form."""
+    if form.tools and calls is None:
+        if form.schema is None:
+            raise ConstraintError(
+                "this model's calls are not written as JSON, so it cannot be made to write one",
+                remedy="leave the choice of tools to the model (auto), or ask for JSON instead",
+            )
+        form = replace(form, tools=())
+    if thought is None and form.schema is not None and not form.tools and not any(map(_text, frame)):
         return Constraint(GrammarKind.JSON_SCHEMA, json.dumps(closed(form.schema)))
-    return Constraint(GrammarKind.LARK, "\n".join([*_rules(form, calls, thought), ""]))
+    rules = [*_rules(form, thought, frame), *(_call_rules(form, calls) if calls is not None else ())]
+    return Constraint(GrammarKind.LARK, "\n".join([*rules, ""]))
 
 
-def _rules(form: AnswerForm, calls: CallSyntax, thought: ThoughtSyntax | None) -> Iterator[str]:
+def _rules(form: AnswerForm, thought: ThoughtSyntax | None, frame: tuple[Pieces, Pieces]) -> Iterator[str]:
     kinds = [*(["content"] if form.schema is not None else []), *(["calls"] if form.tools else [])]
     yield f"start: {'thought ' if thought else ''}answer"
     yield f"answer: {' | '.join(kinds)}"
     if thought is not None:
         yield from _thought(thought)
     if form.schema is not None:
-        yield f"content: {_json(form.schema)}"
+        yield f"content: {' '.join(filter(None, (_text(frame[0]), 'json', _text(frame[1]))))}"
+        yield f"json: {_json(form.schema)}"
+
+
+def _call_rules(form: AnswerForm, calls: CallSyntax) -> Iterator[str]:
     if form.tools:
-        yield "calls: call" if form.one_call else f"calls: call ({_text(calls.joint)} call)*"
+        only_one = form.one_call or calls.joint is None
+        yield "calls: call" if only_one else f"calls: call ({_text(calls.joint or ())} call)*"
         yield f"call: {' | '.join(f'call_{number}' for number in range(len(form.tools)))}"
     for number, tool in enumerate(form.tools):
         # The schema is a root of its own, so that references in it stay what they are.
@@ -99,7 +115,7 @@ def _json(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({'x-guidance': WRITING, **closed(schema)})}"
 
 
-def _text(pieces: Sequence[str | int]) -> str:
+def _text(pieces: Pieces) -> str:
     """Pieces as parts of a rule. Neighbouring texts become one."""
     parts: list[str | int] = []
     for piece in pieces:
