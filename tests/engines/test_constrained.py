@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_model import TOLERANCE, PlainModel
+from served_engine import served
 
+from loopwright.engines.controller import RolloutController
+from loopwright.engines.http.connection import Connections
+from loopwright.engines.sglang.engine import SglangEngine
 from loopwright.engines.torch.batch import EngineBatch
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.torch.grammar import Grammars
 from loopwright.engines.torch.sequence import Sequence as EngineSequence
+from loopwright.engines.worker import Worker
 from loopwright.errors import ConstraintError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
@@ -329,3 +335,48 @@ def test_a_token_that_the_model_never_chooses_has_a_finite_logprob(loaded: Loade
     ids, logprobs = Chooser([request.sampling], [0]).choose(logits, legal)
     assert ids == loaded.tokenizer.encode("{")
     assert logprobs == pytest.approx([-500 - float(torch.tensor(vocabulary - 1.0).log())])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_constraint_and_its_spans_cross_http(engine: TorchEngine, streamed: bool) -> None:
+    request = ask("r", schema_of(SCHEMA), seed=3)
+    parts: list[Generation] = []
+    async with served(engine) as client:
+        told = await client.generate(replace(request, part_tokens=3), parts.append if streamed else None)
+    assert told == await engine.generate(request)
+    assert told.constrained
+    assert bool(parts) == streamed
+
+
+async def test_what_is_wrong_with_a_constraint_crosses_http(engine: TorchEngine) -> None:
+    async with served(engine) as client:
+        for on_part in (None, lambda part: None):
+            with pytest.raises(ConstraintError, match="uniqueItems"):
+                await client.generate(ask("r", schema_of({"type": "array", "uniqueItems": True})), on_part)
+
+
+async def test_a_pool_keeps_the_grammar_of_an_answer_that_it_cuts(loaded: LoadedModel, engine: TorchEngine) -> None:
+    """The controller goes on after an abort, as after the death of an engine."""
+
+    @asynccontextmanager
+    async def launch() -> AsyncIterator[Worker]:
+        yield Worker(engine, asyncio.Event().wait)  # type: ignore[arg-type]
+
+    form = schema_of({"type": "array", "items": {"type": "boolean"}, "minItems": 40, "maxItems": 40})
+    seen: list[Generation] = []
+    async with asyncio.timeout(60), RolloutController.open([launch]) as controller:
+        call = asyncio.create_task(controller.generate(replace(ask("r/0", form), part_tokens=1), seen.append))
+        while len(seen) < 5:
+            await asyncio.sleep(0.001)
+        await controller.pause(PauseMode.ABORT)
+        await controller.resume()
+        said = await call
+    assert len(json.loads(text_of(loaded, said))) == 40
+    again = await engine.generate(ask("r/0", form))
+    assert (again.ids, again.constrained) == (said.ids, said.constrained)
+
+
+async def test_sglang_refuses_a_constraint() -> None:
+    engine = SglangEngine(Connections("http://127.0.0.1:9", None), None)
+    with pytest.raises(ConstraintError, match="SGLang"):
+        await engine.generate(ask("r", schema_of(SCHEMA)))

@@ -171,3 +171,28 @@ def test_a_generation_whose_streams_do_not_align_is_refused(change: dict[str, An
 def test_what_is_no_answer_is_refused(body: Any) -> None:
     with pytest.raises(RefusedError):
         generation_from_json(body)
+
+
+def test_a_server_that_says_nothing_of_a_constraint_has_ignored_it() -> None:
+    answer = Generation((1,), (-0.5,), (0,), FinishReason.STOP, constrained=((0, 1),))
+    body = sent(generation_to_json(answer))
+    asked = Constraint(GrammarKind.LARK, "start: /a/")
+    assert generation_from_json(body, asked) == (answer, True)
+    del body["choices"][0]["constrained"]
+    assert generation_from_json(body)[0].constrained == ()
+    with pytest.raises(RefusedError, match="ignores constraints"):
+        generation_from_json(body, asked)
+
+
+@pytest.mark.parametrize("spans", [3, [[0]], [[0, 2]], [[0.0, 1.0]], [["0", "1"]], [[1, 1]]])
+def test_spans_that_do_not_fit_are_refused(spans: Any) -> None:
+    body = sent(generation_to_json(Generation((1,), (-0.5,), (0,), FinishReason.STOP)))
+    body["choices"][0]["constrained"] = spans
+    with pytest.raises(RefusedError, match="constrained"):
+        generation_from_json(body)
+
+
+@pytest.mark.parametrize("constraint", [3, {}, {"kind": "regex", "text": "a"}, {"kind": "json"}])
+def test_a_malformed_constraint_is_refused(constraint: Any) -> None:
+    with pytest.raises(RefusedError):
+        request_from_json({"token_ids": [1], "constraint": constraint})
