@@ -206,11 +206,11 @@ def _fits(value: Any, schema: Any) -> bool:
     if "anyOf" in schema:
         return any(_fits(value, one) for one in schema["anyOf"])
     if "enum" in schema:
-        return value in schema["enum"]
+        return bool(value in schema["enum"])
     match schema["type"]:
         case "object":
             inner = schema["properties"]
-            return value.keys() == inner.keys() and all(_fits(value[name], inner[name]) for name in inner)
+            return set(value) == set(inner) and all(_fits(value[name], inner[name]) for name in inner)
         case "array":
             return len(value) <= schema["maxItems"] and all(_fits(one, schema["items"]) for one in value)
         case "boolean":
@@ -220,10 +220,9 @@ def _fits(value: Any, schema: Any) -> bool:
         case "integer":
             return isinstance(value, int)
         case "number":
-            return 0 <= value <= 9
+            return bool(0 <= value <= 9)
         case _:
             return isinstance(value, str) and len(value) <= 4
-    return False
 
 
 @HYPOTHESIS

@@ -97,7 +97,8 @@ async def test_a_chat_calls_a_tool_if_it_must(folder: Path, choice: Any) -> None
             max_tokens=ROOM,
         )
         assert said.choices[0].finish_reason == "tool_calls"
-        (call,) = said.choices[0].message.tool_calls or ()
+        calls: Any = said.choices[0].message.tool_calls
+        (call,) = calls
         assert call.type == "function"
         assert call.function.name == "add"
         assert {type(value) for value in json.loads(call.function.arguments).values()} == {int}
@@ -109,7 +110,7 @@ async def test_responses_calls_a_tool_if_it_must(folder: Path) -> None:
         said = await client.responses.create(
             model="any",
             input="Which?",
-            tools=[{**ADD_RESPONSES, "parameters": closed_add()["function"]["parameters"]}],  # type: ignore[list-item]
+            tools=[{**ADD_RESPONSES, "parameters": closed_add()["function"]["parameters"]}],
             tool_choice={"type": "function", "name": "add"},
             max_output_tokens=ROOM,
         )
@@ -241,9 +242,9 @@ async def test_allowed_tools_that_are_required_are_the_only_ones(folder: Path) -
             messages=QUESTION,
             tools=[closed_add(), other],
             tool_choice=choice,
-            max_tokens=ROOM,  # type: ignore[list-item]
+            max_tokens=ROOM,
         )
-        assert {call.function.name for call in said.choices[0].message.tool_calls or ()} == {"other"}  # type: ignore[union-attr]
+        assert {call.function.name for call in said.choices[0].message.tool_calls or ()} == {"other"}
 
 
 def closed_add() -> Any:
