@@ -110,10 +110,10 @@ def _openai_choice(body: Mapping[str, Any], field: str, tools: Sequence[Tool]) -
             return _Choice(one=one)
         case "required":
             return _Choice(_offered(tools, field), one)
-        case {"type": "allowed_tools", "allowed_tools": dict() as nested}:
-            return _allowed(nested, tools, field, one)
-        case {"type": "allowed_tools", **rest}:
-            return _allowed(rest, tools, field, one)
+        case {"type": "allowed_tools", "allowed_tools": dict() as allowed}:
+            return _allowed(allowed, tools, field, one)
+        case {"type": "allowed_tools"} as flat:
+            return _allowed(flat, tools, field, one)
         case {"type": "function" | "custom" as kind, **rest}:
             # Chat Completions nests the name, and Responses does not.
             nested = rest.get(kind)
