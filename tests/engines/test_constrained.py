@@ -379,3 +379,10 @@ async def test_sglang_refuses_a_constraint() -> None:
     engine = SglangEngine(Connections("http://127.0.0.1:9", None), None)
     with pytest.raises(ConstraintError, match="SGLang"):
         await engine.generate(ask("r", schema_of(SCHEMA)))
+
+
+@pytest.mark.parametrize("tokenizer", [object(), "too small"])
+def test_a_tokenizer_that_the_library_cannot_read_is_told(loaded: LoadedModel, tokenizer: Any) -> None:
+    grammars = Grammars(loaded.tokenizer, 3) if tokenizer == "too small" else Grammars(tokenizer, 300)
+    with pytest.raises(ConstraintError, match="cannot be constrained"):
+        grammars.state(ask("r", None), schema_of(SCHEMA))

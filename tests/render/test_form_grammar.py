@@ -121,8 +121,10 @@ def test_families_write_calls_in_their_own_syntax_and_marks(name: str, seed: int
 @pytest.mark.parametrize("name", ["glm-5", "kimi-k2", "minimax-m2"])
 def test_a_family_whose_calls_have_no_grammar_is_refused(name: str) -> None:
     renderer: Renderer = family(name)
-    with pytest.raises(ConstraintError):
-        renderer.constraint(AnswerForm(None, TOOLS[:1]), renderer.render([USER], TOOLS[:1]))
+    prompt = renderer.render([USER], TOOLS[:1])
+    for form in (AnswerForm(None, TOOLS[:1]), AnswerForm(VERDICT, TOOLS[:1])):
+        with pytest.raises(ConstraintError):
+            renderer.constraint(form, prompt)
 
 
 def test_a_tool_whose_parameters_are_no_object_is_refused() -> None:

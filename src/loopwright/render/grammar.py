@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from loopwright.errors import ConstraintError
@@ -52,14 +52,12 @@ def answer_grammar(
     form: AnswerForm, calls: CallSyntax | None, thought: ThoughtSyntax | None, frame: tuple[Pieces, Pieces] = ((), ())
 ) -> Constraint:
     """The grammar of a whole answer. A thought comes first and is free. `frame` is before and after JSON. Without
-    `calls`, nobody knows how this model writes them: JSON is then the only form."""
+    `calls`, nobody knows how this model writes them."""
     if form.tools and calls is None:
-        if form.schema is None:
-            raise ConstraintError(
-                "this model's calls are not written as JSON, so it cannot be made to write one",
-                remedy="leave the choice of tools to the model (auto), or ask for JSON instead",
-            )
-        form = replace(form, tools=())
+        raise ConstraintError(
+            "this model's calls are not written as JSON, so no grammar has a place for them",
+            remedy="leave the choice of tools to the model (auto) and ask for no schema, or offer no tools",
+        )
     if thought is None and form.schema is not None and not form.tools and not any(map(_text, frame)):
         return Constraint(GrammarKind.JSON_SCHEMA, json.dumps(closed(form.schema)))
     rules = [*_rules(form, thought, frame), *(_call_rules(form, calls) if calls is not None else ())]

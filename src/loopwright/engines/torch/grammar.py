@@ -129,9 +129,15 @@ class Grammars:
                 f"answers of this model cannot be constrained: llguidance cannot read a {kind}",
                 remedy="use a model with a fast tokenizer (tokenizer.json), or ask without a schema",
             )
-        self._known = self._library.LLTokenizer(
-            core.to_str(), n_vocab=self._vocabulary, eos_token=self._tokenizer.eos_token_id
-        )
+        try:
+            self._known = self._library.LLTokenizer(
+                core.to_str(), n_vocab=self._vocabulary, eos_token=self._tokenizer.eos_token_id
+            )
+        except ValueError as error:
+            raise ConstraintError(
+                f"answers of this model cannot be constrained: llguidance cannot read its tokenizer: {error}",
+                remedy="use a model with another tokenizer, or ask without a schema",
+            ) from error
 
 
 class Legal:
