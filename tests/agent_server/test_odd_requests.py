@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class NoProgram:
     async def prepared(self, request: RolloutRequest):
         yield self
 
-    async def run(self, endpoint: Endpoint) -> None:
+    async def run(self, endpoint: Endpoint, begun: Callable[[], None] = lambda: None) -> None:
         await asyncio.sleep(0)
 
     async def reward(self, *, out_of_time: bool = False) -> Scored:

@@ -94,7 +94,9 @@ async def test_a_reward_is_what_the_verifier_gave(played: Played) -> None:
     assert reward == Scored(0.5, {"style": 1.0})
 
 
-@pytest.mark.parametrize("rewards", [None, {}, {"other": 1.0}, {"reward": "NaN"}])
+@pytest.mark.parametrize(
+    "rewards", [None, {}, {"other": 1.0}, {"reward": "NaN"}, {"reward": 10**400}, {"reward": True}]
+)
 async def test_no_reward_is_a_failure_and_never_0(played: Played, rewards: Any) -> None:
     _, reward = await played(agent_ended(), ended(rewards, valid=bool(rewards)))
     assert isinstance(reward, Failed)

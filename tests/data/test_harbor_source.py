@@ -110,7 +110,8 @@ def test_a_folder_whose_name_is_no_text_is_reported_too(tmp_path: Path) -> None:
 
 
 def test_metadata_that_no_table_can_hold_becomes_text(tmp_path: Path) -> None:
-    edit("task.toml", "tags =", f"big = {2**70}\nnever = inf\nday = 2026-01-01\ntags =")(good(tmp_path / "tasks" / "one"))
+    odd = f"big = {2**70}\nnever = inf\nday = 2026-01-01\n"
+    edit("task.toml", "tags =", f"{odd}tags =")(good(tmp_path / "tasks" / "one"))
     records = read_tasks(tmp_path / "tasks")
     assert (records[0]["big"], records[0]["never"], records[0]["day"]) == (str(2**70), "inf", "2026-01-01")
     write_table(records, tmp_path / "tasks.parquet")

@@ -154,8 +154,9 @@ class Trials:
             await trial.run(self._runner)
 
     def _runner(self, submission: Submission) -> ProgramRunner:
-        about = (submission.runner.model_dump(), submission.reward and submission.reward.model_dump())
-        key = orjson.dumps((*about, dict(submission.variables)), option=orjson.OPT_NON_STR_KEYS, default=str)
+        sections = (submission.runner.model_dump(), submission.reward and submission.reward.model_dump())
+        how = (dict(submission.variables), submission.grades, submission.grades_failures)
+        key = orjson.dumps((*sections, *how), option=orjson.OPT_NON_STR_KEYS, default=str)
         if key not in self._runners:
             self._runners[key] = self._make(submission)
             if len(self._runners) > KEPT_RUNNERS:

@@ -95,7 +95,7 @@ def _runner(runner: RunnerConfig, agent: RemoteAgent, reward: ProgramReward | No
         case HarborRunnerConfig():
             return HarborRunner(runner, host, grades=agent.brings_reward, grades_failures=grades_failures)
         case ServerRunnerConfig():
-            return ServerRunner(runner, reward, host, grades_failures=grades_failures)
+            return ServerRunner(runner, reward, host, grades=agent.brings_reward, grades_failures=grades_failures)
 
 
 def _tool_loop(config: ToolAgent, base: Path) -> ToolLoop:

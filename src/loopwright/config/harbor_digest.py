@@ -15,8 +15,8 @@ ENVIRONMENT = "environment"
 
 
 def task_digest(folder: Path) -> str:
-    """A hash of the names, the kinds and the contents of everything in a task's folder. A link counts with what it leads
-    to. Raises OSError with the file's name if something cannot be read."""
+    """A hash of the names, the kinds and the contents of everything in a task's folder. A link counts with what it
+    leads to. Raises OSError with the file's name if something cannot be read."""
     told = hashlib.blake2b(digest_size=16)
     for path in sorted(_contents(folder)):
         name = path.relative_to(folder)

@@ -127,7 +127,8 @@ def _task_folders(folder: Path) -> list[Path]:
 
 def _known(place: Path, digest: str, cache: Path | None) -> dict[str, Any]:
     """The task's record, from the cache if it is there. The name of the folder is not part of its contents."""
-    key = hashlib.blake2b(f"{READER}\0{place.name}\0{digest}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    told = f"{READER}\0{place.name}\0{digest}".encode("utf-8", "surrogateescape")
+    key = hashlib.blake2b(told, digest_size=16).hexdigest()
     if cache is not None:
         with suppress(OSError, ValueError):
             known: dict[str, Any] = json.loads((cache / f"{key}.json").read_text("utf-8"))
@@ -240,7 +241,8 @@ def _line(text: str, key: str, table: str | None = None, nth: int = 0) -> int:
     """The line that sets a key, or the first one."""
     lines, start = text.splitlines(), 0
     if table is not None:
-        start = next((number for number, line in enumerate(lines) if re.match(rf"\s*\[\s*{re.escape(table)}\s*\]", line)), 0)
+        header = re.compile(rf"\s*\[\s*{re.escape(table)}\s*\]")
+        start = next((number for number, line in enumerate(lines) if header.match(line)), 0)
     pattern = re.compile(rf"\s*({re.escape(key)}\b|\[+{re.escape(key)}\]+|{re.escape(key)}$)")
     found = [number for number in range(start, len(lines)) if pattern.match(lines[number])]
     if not found and table is not None:
