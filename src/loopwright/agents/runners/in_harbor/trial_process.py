@@ -8,7 +8,9 @@ CONTROL and EVENTS are numbers of inherited pipes, with one JSON object per line
 
 We read {"op": "stop"} (the agent's time is up: end it, and grade what it has done; before it has begun, this is a
 cancel) and {"op": "cancel"} (end everything). The end of the pipe is a cancel too, so a trial does not outlive a run
-that was killed. We write {"event": "agent_started"}, {"event": "agent_ended", "error": ...} and at last {"event": "ended", ...}.
+that was killed.
+
+We write {"event": "agent_started"}, {"event": "agent_ended", "error": ...} and at last {"event": "ended", ...}.
 """
 
 from __future__ import annotations
