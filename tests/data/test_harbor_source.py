@@ -49,6 +49,14 @@ def edit(file: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def pipe(file: str) -> Callable[[Path], None]:
+    def change(task: Path) -> None:
+        (task / file).unlink()
+        os.mkfifo(task / file)
+
+    return change
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda task: (task / "task.toml").unlink(), "task.toml:1: is missing"),
     "no instruction": (lambda task: (task / "instruction.md").unlink(), "instruction.md:1: is missing"),
@@ -72,7 +80,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "task.toml:2: agent.timeout_sec must be",
     ),
     "instruction that is no file": (
-        lambda task: ((task / "instruction.md").unlink(), os.mkfifo(task / "instruction.md")),
+        pipe("instruction.md"),
         "instruction.md:1: is no file",
     ),
     "step without instruction": (

@@ -38,7 +38,7 @@ WriteConfig = Callable[..., Path]
 
 
 def _missing() -> str | None:
-    if not PYTHON.exists():
+    if not (PYTHON.parents[1] / ".ready").exists():
         return "there is no Harbor in .peers/harbor: `make harbor` needs Python 3.12"
     namespaces = ["--mount", "--pid", "--fork", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     if shutil.which("unshare") is None or subprocess.run(["unshare", *namespaces, "true"], check=False).returncode:
@@ -128,7 +128,7 @@ class Mixed(Meeting):
         was_complete = self.arrived("met") >= 8
         self.arrive("met")
         while self.arrived("met") < 8:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
         await super().run(instruction, environment, context)
         if self.task.name == "sort-lines" and not was_complete:
             raise KeyError("broken on purpose")
@@ -141,7 +141,7 @@ class Gated(Meeting):
         session = self._extra_env["OPENAI_BASE_URL"].split("/")[-2]
         (self.folder / f"began-{session}-{os.getpid()}").touch()
         while not (self.folder / "go").exists():
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
         await super().run(instruction, environment, context)
 
 
