@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from server_house import EXIT, KEY, MODEL_KEY, TASK, house, left
 
 from loopwright import AgentServer, Scored
-from loopwright.agents.trials.wire import TrialState
-from loopwright.errors import AgentServerError, ConfigError, ProgramError, RefusedError, SetupError
+from loopwright.agent_server.store import TrialStore
+from loopwright.agents.trials.wire import TrialState, TrialStatus
+from loopwright.errors import AgentServerError, ConfigError, ProgramError, RefusedError, RunError, SetupError
 from loopwright.types import Failed
 
 RAN = "echo 1 >> {config}/ran-$1; "
@@ -219,3 +221,46 @@ async def test_old_results_are_forgotten_and_their_ids_are_not(tmp_path: Path) -
                     await asyncio.sleep(0.05)
         with pytest.raises(AgentServerError, match="not kept"):
             await here.submit("trial-01", "true", reward=EXIT)
+
+
+async def test_a_trial_whose_end_could_not_be_stored_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it would wait for ever."""
+
+    def full(store: TrialStore, status: TrialStatus) -> None:
+        raise RunError("the disk is full", remedy="see to it")
+
+    async with house(tmp_path) as here:
+        await here.submit("trial-01", "touch {config}/began; sleep 1000")
+        await here.until("trial-01", TrialState.RUN)
+        monkeypatch.setattr(TrialStore, "change", full)
+        await here.client.cancel("trial-01")
+        monkeypatch.undo()
+        status = await here.client.result("trial-01", seconds=20)
+        assert status.state is TrialState.LOST
+        assert isinstance(status.error, AgentServerError)
+
+
+async def test_a_trial_whose_events_are_listened_to_is_not_abandoned(tmp_path: Path) -> None:
+    async with house(tmp_path, abandoned=0.5) as here:
+        await here.submit("trial-01", "sleep 3")
+        states = [event["state"] async for event in here.client.events("trial-01")]
+        assert states[-1] == "done"
+
+
+async def test_a_submitted_trial_of_harbor_is_read_and_its_stages_are_harbor_s(tmp_path: Path) -> None:
+    """A script stands in for Harbor: without it, the trial cannot be set up."""
+    async with house(tmp_path) as here:
+        task = here.folder / "tasks" / "t1"
+        task.mkdir(parents=True)
+        (task / "task.toml").touch()
+        harbor = {"kind": "harbor", "python": sys.executable, "agent": "oracle", "root": "tasks"}
+        where = {"base_url": "http://127.0.0.1:1/v1", "api_key": MODEL_KEY}
+        with pytest.raises(RefusedError, match="own verifier"):
+            await here.client.submit("trial-01", TASK, runner=harbor, reward=EXIT, **where)
+        await here.client.submit("trial-01", TASK, runner=harbor, **where)
+        status = await here.client.result("trial-01", seconds=60)
+        assert (status.state, status.stage) == (TrialState.DONE, TrialState.SET_UP)
+        assert isinstance(status.error, SetupError)
+        assert status.output is not None
+        assert "harbor" in status.output.text
+    assert left(tmp_path) == []

@@ -22,7 +22,7 @@ from loopwright.agents.trials.pool import PooledServer, ServerPool
 from loopwright.agents.trials.wire import TrialState, TrialStatus
 from loopwright.config import ProgramReward, ServerRunnerConfig
 from loopwright.core.together import to_its_end
-from loopwright.errors import AgentServerError, ConfigError, LoopwrightError
+from loopwright.errors import AgentServerError, ConfigError, LoopwrightError, RefusedError, SetupError
 from loopwright.ports import Endpoint
 from loopwright.types import Failed, ProgramOutput, RolloutRequest, Scored
 
@@ -141,6 +141,9 @@ class ServerProgram:
                     runner.pool.remember(rollout, server)
                     return
             except AgentServerError:
+                if self._server is not None:
+                    # It may have the trial, so no other one gets it.
+                    raise
                 unreachable_since = unreachable_since or now()
                 if now() - unreachable_since > runner.wait_seconds:
                     raise
@@ -168,6 +171,9 @@ class ServerProgram:
                     grades_failures=runner.grades_failures,
                     label=runner.label,
                 )
+            except RefusedError as error:
+                self._server = None
+                raise SetupError(error.message, remedy=error.remedy) from error
             except AgentServerError as error:
                 refused = error.facts.get("status") in (FULL, DRAINING)
                 if refused or (not sent and not error.facts.get("sent")):
