@@ -84,6 +84,14 @@ class Asking(BaseAgent):
             return json.load(reply)["choices"][0]["message"]["content"]
 
 
+class Idle(Asking):
+    """Never ends, but for sort-lines."""
+
+    async def run(self, instruction, environment, context):
+        if environment.environment_dir.parent.name != "sort-lines":
+            await environment.exec("sleep 1000")
+
+
 class Raising(Asking):
     async def run(self, instruction, environment, context):
         await super().run(instruction, environment, context)

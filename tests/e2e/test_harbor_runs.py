@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 from harbor_scene import (
+    AGENTS,
     NAMES,
+    PATIENCE,
+    PYTHON,
     TASKS,
     Script,
     attempts_of,
@@ -28,8 +31,9 @@ from harbor_scene import (
     training,
     until,
 )
-from test_agent_servers import Server, servers
+from test_agent_servers import KEY, Server, servers
 
+from loopwright import AgentServer, Task
 from loopwright.agents.trials.wire import TrialState
 from loopwright.buffer.auditing.audit import audit
 from loopwright.build import open_run
@@ -188,6 +192,49 @@ async def test_servers_die_in_the_middle_and_no_session_has_two_programs(
         first.start()
         assert nothing_is_left(tmp_path, [first, second])
     assert audit(RunFolder(tmp_path / "run").rollouts).is_clean
+
+
+async def test_what_a_killed_server_had_in_any_stage_is_lost_and_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "meeting").mkdir()
+    (tmp_path / "agents.py").write_text(AGENTS)
+    runner = {
+        "kind": "harbor",
+        "python": str(PYTHON),
+        "agent": "agents:Idle",
+        "root": str(TASKS),
+        "environment": "agents:Stuck",
+        "environment_args": {"folder": str(tmp_path / "meeting")},
+    }
+    stages = dict(
+        zip((*NAMES, "waits"), (TrialState.SET_UP, TrialState.RUN, TrialState.GRADE, TrialState.QUEUED), strict=True)
+    )
+
+    async def submit(client: AgentServer, name: str) -> None:
+        task = Task.ask(name, "Do it.")
+        await client.submit(f"trial-{name}", task, runner=runner, base_url="http://127.0.0.1:1/v1", api_key="key")
+
+    with servers(tmp_path, ("--slots", "3")) as (server,):
+        async with AgentServer(server.url, KEY) as client:
+            for name in NAMES:
+                await submit(client, name)
+            await submit(client, "waits")
+            async with asyncio.timeout(PATIENCE):
+                while {one.id: one.state for one in await client.list()} != {
+                    f"trial-{name}": stage for name, stage in stages.items()
+                }:
+                    await asyncio.sleep(0.2)
+            began = len(list((tmp_path / "meeting").iterdir()))
+            server.end(signal.SIGKILL)
+            server.start()
+            assert left(server.store) == []
+            for name, stage in stages.items():
+                for _ in range(2):
+                    status = await client.status(f"trial-{name}")
+                    assert (status.state, status.stage) == (TrialState.LOST, stage)
+                    await submit(client, name)
+            assert await client.list() == []
+            assert len(list((tmp_path / "meeting").iterdir())) == began
+            assert left(server.store) == []
 
 
 async def test_a_killed_run_leaves_nothing_behind(write_config: WriteConfig, wide_model: Path, tmp_path: Path) -> None:
