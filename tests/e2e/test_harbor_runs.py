@@ -42,7 +42,7 @@ from loopwright.testing.tiny import tiny_llama
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, FailureCause, Rollout, Scored, StopReason
 
-pytestmark = needs_harbor
+pytestmark = [*needs_harbor, pytest.mark.timeout(900)]
 
 WriteConfig = Callable[..., Path]
 CONTEXT = 1 << 15
