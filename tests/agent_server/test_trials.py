@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server_house import EXIT, KEY, MODEL_KEY, TASK, house, left
 
 from loopwright import AgentServer, Scored
 from loopwright.agent_server.store import TrialStore
+from loopwright.agents.runners import harbor
 from loopwright.agents.trials.wire import TrialState, TrialStatus
-from loopwright.errors import AgentServerError, ConfigError, ProgramError, RefusedError, RunError, SetupError
+from loopwright.errors import (
+    AgentServerError,
+    ConfigError,
+    ProgramError,
+    RefusedError,
+    RunError,
+    SetupError,
+    TrialLostError,
+)
 from loopwright.types import Failed
 
 RAN = "echo 1 >> {config}/ran-$1; "
@@ -247,17 +258,53 @@ async def test_a_trial_whose_events_are_listened_to_is_not_abandoned(tmp_path: P
         assert states[-1] == "done"
 
 
-async def test_a_submitted_trial_of_harbor_is_read_and_its_stages_are_harbor_s(tmp_path: Path) -> None:
-    """A script stands in for Harbor: without it, the trial cannot be set up."""
+STAND_IN = """
+import json, os, pathlib, sys, time
+out = os.fdopen(int(sys.argv[2]), "w", buffering=1)
+for name in ("agent_started", "agent_ended", "ended"):
+    while not (said := pathlib.Path(BASE, name)).exists():
+        time.sleep(0.01)
+    out.write(json.dumps({"event": name, **json.loads(said.read_text())}) + "\\n")
+"""
+"""It tells of a trial of Harbor what the test says."""
+
+
+def harbor_trial(folder: Path) -> dict[str, Any]:
+    """How a trial of Harbor is submitted to the server of this folder."""
+    task = folder / "tasks" / "t1"
+    task.mkdir(parents=True)
+    (task / "task.toml").touch()
+    runner = {"kind": "harbor", "python": sys.executable, "agent": "oracle", "root": "tasks"}
+    return {"runner": runner, "base_url": "http://127.0.0.1:1/v1", "api_key": MODEL_KEY}
+
+
+async def test_the_stages_of_a_trial_are_those_of_harbor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with house(tmp_path) as here:
-        task = here.folder / "tasks" / "t1"
-        task.mkdir(parents=True)
-        (task / "task.toml").touch()
-        harbor = {"kind": "harbor", "python": sys.executable, "agent": "oracle", "root": "tasks"}
-        where = {"base_url": "http://127.0.0.1:1/v1", "api_key": MODEL_KEY}
+        script, trial = tmp_path / "stand_in.py", harbor_trial(here.folder)
+        script.write_text(f"BASE = {str(here.folder)!r}\n{STAND_IN}")
+        monkeypatch.setattr(harbor, "SCRIPT", script)
+        await here.client.submit("trial-01", TASK, **trial)
+        for event, stage in (("agent_started", TrialState.SET_UP), ("agent_ended", TrialState.RUN)):
+            await here.until("trial-01", stage)
+            (here.folder / event).write_text('{"error": null}')
+        await here.until("trial-01", TrialState.GRADE)
+        (here.folder / "ended").write_text('{"rewards": {"reward": 0.5}, "reward_valid": true, "failure": null}')
+        assert (await here.client.result("trial-01", seconds=60)).reward == Scored(0.5)
+        lost = {"type": "E", "message": "gone", "cause": "sandbox_failed", "retry": True, "phase": "agent"}
+        (here.folder / "agent_ended").write_text(json.dumps({"error": lost}))
+        await here.client.submit("trial-02", TASK, **trial)
+        status = await here.client.result("trial-02", seconds=60)
+        assert (status.state, status.stage, status.reward) == (TrialState.DONE, TrialState.RUN, None)
+        assert isinstance(status.error, TrialLostError)
+    assert left(tmp_path) == []
+
+
+async def test_a_trial_of_harbor_without_harbor_is_a_failed_set_up(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        trial = harbor_trial(here.folder)
         with pytest.raises(RefusedError, match="own verifier"):
-            await here.client.submit("trial-01", TASK, runner=harbor, reward=EXIT, **where)
-        await here.client.submit("trial-01", TASK, runner=harbor, **where)
+            await here.client.submit("trial-01", TASK, reward=EXIT, **trial)
+        await here.client.submit("trial-01", TASK, **trial)
         status = await here.client.result("trial-01", seconds=60)
         assert (status.state, status.stage) == (TrialState.DONE, TrialState.SET_UP)
         assert isinstance(status.error, SetupError)
