@@ -50,8 +50,12 @@ needs_harbor = [pytest.mark.real, pytest.mark.skipif(bool(why := _missing()), re
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="terminus-2 needs tmux")
 
 AGENTS = '''
-import asyncio, json, os, urllib.request
+import asyncio, json, os, sys, types, urllib.request
 from pathlib import Path
+
+# Harbor imports LiteLLM, which takes four seconds, to learn from a model's name whose it is. These agents do not ask.
+whose = types.SimpleNamespace(get_llm_provider=lambda model: (model, "openai", None, None))
+sys.modules["harbor.llms.litellm_config"] = types.SimpleNamespace(litellm=whose)
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.oracle import OracleAgent
