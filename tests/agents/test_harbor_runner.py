@@ -16,6 +16,7 @@ from loopwright.agents.runners import harbor
 from loopwright.agents.runners.harbor import HarborRunner
 from loopwright.agents.runners.harbor_paths import task_folder
 from loopwright.agents.runners.host import ProgramHost
+from loopwright.agents.runners.in_harbor.trial_process import WatchedTrial, numbers_of
 from loopwright.config import HarborRunnerConfig, ParquetData
 from loopwright.data import open_source
 from loopwright.data.harbor import read_tasks
@@ -147,6 +148,19 @@ async def test_an_agent_whose_time_is_up_is_stopped_and_graded(played: Played) -
     error, reward = await played("wait", agent_ended(), ended({"reward": 1.0}), seconds=5.0)
     assert error is None
     assert reward == Scored(1.0)
+
+
+def test_a_trial_that_is_stopped_before_its_agent_has_begun_ends_at_once() -> None:
+    assert not WatchedTrial({}, print).stop()
+
+
+def test_of_many_numbers_of_a_verifier_the_reward_is_told() -> None:
+    many: dict[str, Any] = {f"n{number}": 1 for number in range(10_000)}
+    told = numbers_of({**many, "text": "x", "reward": 0.5})
+    assert told is not None
+    assert told["reward"] == 0.5
+    assert len(told) < 1000
+    assert (numbers_of(None), numbers_of(1)) == (None, {"reward": 1})
 
 
 async def test_a_judger_scores_a_trial_that_is_not_graded(played: Played) -> None:
