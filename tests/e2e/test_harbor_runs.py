@@ -81,6 +81,9 @@ def scores(rollouts: list[Rollout]) -> dict[str, list[float]]:
 
 
 @needs_tmux
+@pytest.mark.parametrize(
+    "elsewhere", ["beside the run", pytest.param("on a server", marks=pytest.mark.long)], indirect=True
+)
 async def test_terminus_is_trained_on_the_three_tasks(
     write_config: WriteConfig, wide_model: Path, tmp_path: Path, elsewhere: list[Server]
 ) -> None:
