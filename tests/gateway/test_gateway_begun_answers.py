@@ -144,6 +144,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [USER], "add_generation_prompt": False}),
     (CHAT, {"messages": [{"role": "assistant", "content": "a"}], **GOES_ON}),
     (MESSAGES, {"messages": [{"role": "assistant", "content": "a"}]}),
+    (CHAT, {**asked(CHAT, [USER], "a"), "response_format": {"type": "json_object"}}),
     (
         MESSAGES,
         {"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]},

@@ -17,7 +17,7 @@ from operator import attrgetter
 import orjson
 
 from loopwright.core.together import together
-from loopwright.errors import ContextError, EngineError, LoopwrightError
+from loopwright.errors import ConstraintError, ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.freeform import freeform_names, with_inputs
@@ -35,7 +35,7 @@ from loopwright.render.recording.model_call import planned_turns, prepared_call,
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Said
 from loopwright.render.text_conversation import TEXT, text_history, writer_of
-from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, Sampling
+from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, Parsed, Sampling
 
 log = logging.getLogger("loopwright")
 
@@ -238,11 +238,20 @@ class Exchange:
         if sampling.max_new_tokens == 0:
             return _answer(call, head, Parsed(), NOTHING), NOTHING
         name, affinity = f"{session.id}/{head.id}", session.settings.affinity
-        request = GenerateRequest(name, prepared.prompt, sampling, part_tokens=1, affinity=affinity)
+        request = GenerateRequest(
+            name,
+            prepared.prompt,
+            sampling,
+            part_tokens=1,
+            affinity=affinity,
+            constraint=_constraint(served, call, prepared),
+        )
         writer = writer_of(call.messages, served.renderer)
         reader = SampleReader(writer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
             generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)
+        except ConstraintError as error:
+            raise _not_constrained(call, error) from error
         except EngineError as error:
             raise self._unanswered(session, error) from error
         session.note_fault(None)
@@ -274,6 +283,23 @@ class Exchange:
         record_turns(session.recorder, prepared, turns)
         for turn in turns:
             self._metrics.recorded(turn)
+
+
+def _constraint(served: Served, call: Call, prepared: Prepared) -> Constraint | None:
+    if call.form is None:
+        return None
+    if call.begun:
+        begun = ConstraintError("the agent has begun the answer", remedy="ask for a form, or begin the answer yourself")
+        raise _not_constrained(call, begun)
+    try:
+        return served.renderer.constraint(call.form, prepared.prompt)
+    except ConstraintError as error:
+        raise _not_constrained(call, error) from error
+
+
+def _not_constrained(call: Call, error: ConstraintError) -> LoopwrightError:
+    field = call.form.asked_by if call.form else ""
+    return invalid(field, error.message, remedy=error.remedy)
 
 
 def _logprobs(generation: Generation, served: Served) -> tuple[TokenLogprob, ...]:

@@ -120,6 +120,8 @@ def turn_row(turn: Recorded) -> tuple[bytes, bytes]:
         "preamble": turn.preamble,
         "wishes": turn.wishes,
         "draws": turn.draws,
+        # Only if there are any: a turn without them has the same digest as it had in earlier versions.
+        **({"constrained": turn.constrained} if turn.constrained else {}),
     }
     if turn.begun:
         facts["begun"] = turn.begun
@@ -158,6 +160,7 @@ def turn_from_row(number: int, facts: bytes, tokens: bytes, earlier: Sequence[Re
         wishes=said["wishes"],
         draws=said.get("draws", 0),
         begun=said.get("begun", ""),
+        constrained=tuple((begin, end) for begin, end in said.get("constrained", ())),
     )
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from loopwright.errors import ConversationError
 from loopwright.ports import Renderer, StreamParser
 from loopwright.render.recording.recorder import Recorder
-from loopwright.types import FinishReason, Message, Parsed, Tool, parsed_of
+from loopwright.types import AnswerForm, Constraint, FinishReason, Message, Parsed, Tool, parsed_of
 
 TEXT = "text"
 """The role of what the agent wrote."""
@@ -71,6 +71,9 @@ class TextRenderer:
 
     def plain_parser(self) -> StreamParser:
         return self._chat.plain_parser()
+
+    def constraint(self, form: AnswerForm, prompt: Sequence[int]) -> Constraint:
+        return self._chat.constraint(form, prompt)
 
     def text(self, ids: Sequence[int]) -> str:
         return self._chat.text(ids)

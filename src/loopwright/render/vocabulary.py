@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, Protocol
 
 from loopwright.errors import ConversationError
@@ -73,6 +74,16 @@ class Vocabulary:
     def _opening(self) -> tuple[int, ...]:
         whole, words = (list(self._tokenizer.encode("a", add_special_tokens=marked)) for marked in (True, False))
         return tuple(whole[: len(whole) - len(words)]) if whole[-len(words) :] == words else ()
+
+    def mark(self, text: str) -> str | int:
+        """The id of the added token that is spelled so. The text itself if there is none."""
+        return next((token for token, one in self._tokenizer.added_tokens_decoder.items() if str(one) == text), text)
+
+    def marked(self, ids: Sequence[int]) -> tuple[str | int, ...]:
+        """The text of ids, and in between the ids of added tokens."""
+        added = self._tokenizer.added_tokens_decoder
+        runs = ((is_mark, list(run)) for is_mark, run in groupby(ids, key=lambda token: token in added))
+        return tuple(part for is_mark, run in runs for part in (run if is_mark else [self.spelling(run)]))
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._piece(int(token)) for token in ids)

@@ -26,6 +26,7 @@ from loopwright.gateway.dialects.dialect import (
     refuse_alternatives,
     tool,
 )
+from loopwright.gateway.dialects.forms import CHAT_FORM, chat_form
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.freeform import freeform_names, freeform_tool, not_granted
 from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, strings, text
@@ -47,8 +48,6 @@ OF_VLLM = (
 )
 """Settings of vLLM's API that clients send to any server that speaks like OpenAI."""
 UNGRANTED = (
-    "tool_choice",
-    "response_format",
     "logit_bias",
     "frequency_penalty",
     "presence_penalty",
@@ -76,9 +75,11 @@ class ChatCompletions:
         if _begins_answer(body):
             messages, begun = answer_begun(messages)
         options = body.get("stream_options")
+        tools = () if body.get("tool_choice") == "none" else tuple(_tools(body))
         return Call(
             messages=messages,
-            tools=() if body.get("tool_choice") == "none" else tuple(_tools(body)),
+            tools=tools,
+            form=chat_form(body, tools),
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
@@ -115,7 +116,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, UNGRANTED) | _tools_not_granted(body),
+        others=chosen(body, (*CHAT_FORM, *UNGRANTED)) | _tools_not_granted(body),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopwright.types import ChainStart, FinishReason, Message, Parsed, Tool, ToolCall
+from loopwright.types.spans import Spans
 from loopwright.types.tokens import FloatArray, IntArray
 
 
@@ -17,7 +18,8 @@ class Recorded:
     `start` says why the turn began a chain; None means that it continues its parent's chain. `added` are the messages
     between the parent's reply and this reply. `preamble`: the first message of the conversation was the instructions of
     this request only. `draws` is how many samples the session had requested by then, including failed ones. `begun` is
-    the beginning of the reply, if the agent wrote one: its tokens are context.
+    the beginning of the reply, if the agent wrote one: its tokens are context. `constrained` are the spans of `ids`
+    that do not train.
     """
 
     number: int
@@ -38,6 +40,7 @@ class Recorded:
     wishes: Mapping[str, Any] = field(default_factory=dict)
     draws: int = 0
     begun: str = ""
+    constrained: Spans = ()
 
     @property
     def omitted(self) -> list[str]:
