@@ -18,6 +18,8 @@ pytestmark = [*needs_harbor, needs_tmux, pytest.mark.timeout(900)]
 WriteConfig = Callable[..., Path]
 
 DETAILED = """
+import json
+from pathlib import Path
 
 from harbor.agents.terminus_2 import Terminus2
 
@@ -42,9 +44,8 @@ async def test_terminus_collects_the_tokens_that_are_trained(write_config: Write
         "enable_summarize": False,
     }
     more: dict[str, Any] = {"runner": {"agent_args": details}, "trainer__groups_per_step": 1}
-    async with scene(write_config, model, "agents:Detailed", Script(), **more) as file:
-        agents = file.parent / "agents.py"
-        agents.write_text(agents.read_text() + DETAILED)
+    async with scene(write_config, model, "detailed:Detailed", Script(), **more) as file:
+        (file.parent / "detailed.py").write_text(DETAILED)
         rollouts = await trained(file)
         told = [json.loads(kept.read_text()) for kept in file.parent.glob("*.details")]
     collected = []
