@@ -14,6 +14,7 @@ if typing.TYPE_CHECKING:
     from loopwright.build.gateway import ForRuns, serve_gateway
     from loopwright.build.plain_rollouts import Made, roll_out
     from loopwright.build.rehearsal import rehearse
+    from loopwright.build.relay import Relayed, WorkerPlace, serve_worker
     from loopwright.build.remote import RemoteEngine
     from loopwright.build.replay import replay_step
     from loopwright.build.run import open_run
@@ -24,10 +25,12 @@ __all__ = [
     "ChatModel",
     "ForRuns",
     "Made",
+    "Relayed",
     "RemoteEngine",
     "Run",
     "RunOpening",
     "ServedModel",
+    "WorkerPlace",
     "evaluate_weights",
     "open_chat",
     "open_run",
@@ -37,6 +40,7 @@ __all__ = [
     "run_renderer",
     "serve_engine",
     "serve_gateway",
+    "serve_worker",
 ]
 
 _MODULES = {
@@ -45,6 +49,7 @@ _MODULES = {
     "gateway": ("ForRuns", "serve_gateway"),
     "plain_rollouts": ("Made", "roll_out"),
     "rehearsal": ("rehearse",),
+    "relay": ("Relayed", "WorkerPlace", "serve_worker"),
     "remote": ("RemoteEngine",),
     "replay": ("replay_step",),
     "run": ("open_run",),

@@ -7,6 +7,8 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
@@ -16,6 +18,15 @@ from loopwright.serve.guard import App, Guard, Refuse
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 GRACE_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WebSockets:
+    """The largest message, how often the other side is pinged, and how long it may take to answer that."""
+
+    max_bytes: int
+    beat_seconds: float
+    silence_seconds: float
 
 
 class _Server(uvicorn.Server):
@@ -44,18 +55,20 @@ async def listening(
     key: str | None,
     own_keys: bool = False,
     refuse: Refuse | None = None,
+    websockets: WebSockets | None = None,
 ) -> AsyncIterator[int]:
     """Serve `app` behind a guard, and yield the port: the requested one, or a free one if it is 0.
 
     `names`: further names that clients use, for example through a proxy; on the loopback no other names are accepted.
-    `own_keys`: the app has several keys and checks them itself. `refuse`: writes the guard's refusals.
+    `own_keys`: the app has several keys and checks them itself. `refuse`: writes the guard's refusals. With
+    `websockets` the app accepts them too.
     """
     check_bind(host, key)
     hosts = (*LOOPBACK_NAMES, *names) if is_loopback(host) else None
     config = uvicorn.Config(
-        Guard(app, key=None if own_keys else key, hosts=hosts, refuse=refuse),
+        Guard(app, key=None if own_keys else key, hosts=hosts, refuse=refuse, websockets=websockets is not None),
         lifespan="off",
-        ws="none",
+        **_websocket_options(websockets),
         http="auto",
         log_level="warning",
         access_log=False,
@@ -74,6 +87,19 @@ async def listening(
         finally:
             server.should_exit = True
             await serving
+
+
+def _websocket_options(settings: WebSockets | None) -> dict[str, Any]:
+    if settings is None:
+        return {"ws": "none"}
+    return {
+        "ws": "websockets-sansio",
+        "ws_max_size": settings.max_bytes,
+        "ws_ping_interval": settings.beat_seconds,
+        "ws_ping_timeout": settings.silence_seconds,
+        # Compressed messages of a few bytes can be gigabytes.
+        "ws_per_message_deflate": False,
+    }
 
 
 def check_bind(host: str, key: str | None) -> None:
