@@ -140,7 +140,8 @@ class WorkerPlace:
 
 
 class OfferedEngine:
-    """An engine as a worker offers it. It counts as gone when a call has lost it, until it answers again."""
+    """An engine as a worker offers it. It counts as gone when a call has lost it, until it answers again. Calls that
+    lose it wait for the end of their connection."""
 
     def __init__(self, engine: GeneratingEngine, name: str, card: Callable[[], Awaitable[ModelCard]]) -> None:
         self._engine = engine
@@ -156,7 +157,9 @@ class OfferedEngine:
         try:
             return await self._engine.generate(request, on_part)
         except EngineLostError:
+            # An error would end the call. So the connection is closed, and with it this one: then it goes on elsewhere.
             self._lost.set()
+            await asyncio.Event().wait()
             raise
 
     async def abort(self, request_id: str) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.utils import ClientDisconnected
 
 from loopwright.config.addresses import is_loopback
 from loopwright.errors import ConfigError
-from loopwright.serve.guard import App, Guard, Refuse
+from loopwright.serve.guard import App, Guard, Message, Receive, Refuse, Scope, Send
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 GRACE_SECONDS = 1
@@ -65,8 +66,11 @@ async def listening(
     """
     check_bind(host, key)
     hosts = (*LOOPBACK_NAMES, *names) if is_loopback(host) else None
+    guarded: App = Guard(
+        app, key=None if own_keys else key, hosts=hosts, refuse=refuse, websockets=websockets is not None
+    )
     config = uvicorn.Config(
-        Guard(app, key=None if own_keys else key, hosts=hosts, refuse=refuse, websockets=websockets is not None),
+        guarded if websockets is None else _without_false_alarms(guarded),
         lifespan="off",
         **_websocket_options(websockets),
         http="auto",
@@ -100,6 +104,28 @@ def _websocket_options(settings: WebSockets | None) -> dict[str, Any]:
         # Compressed messages of a few bytes can be gigabytes.
         "ws_per_message_deflate": False,
     }
+
+
+def _without_false_alarms(app: App) -> App:
+    """uvicorn logs an error for every WebSocket that was refused with an HTTP answer, as if nobody had answered. About
+    a client that is gone it says nothing."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        was_refused = False
+
+        async def noticed(message: Message) -> None:
+            nonlocal was_refused
+            was_refused |= message["type"] == "websocket.http.response.start"
+            await send(message)
+
+        if scope["type"] != "websocket":
+            await app(scope, receive, send)
+            return
+        await app(scope, receive, noticed)
+        if was_refused:
+            raise ClientDisconnected
+
+    return served
 
 
 def check_bind(host: str, key: str | None) -> None:

@@ -24,6 +24,8 @@ from loopwright.serve.guard import MAX_BODY_BYTES, App, Message, Scope
 
 log = logging.getLogger("loopwright")
 
+FROM_GATEWAY = frozenset({FrameType.PART, FrameType.END, FrameType.CANCEL, FrameType.CREDIT})
+
 SendFrame = Callable[[Frame], Awaitable[None]]
 
 
@@ -122,6 +124,8 @@ class Answering:
                 raise malformed(f"request {frame.request} is asked twice")
             self._asked[frame.request] = Asked(frame.request, frame.words, self._send)
             return
+        if frame.type not in FROM_GATEWAY:
+            raise malformed(f"a gateway does not send {frame.type.name} now")
         # What belongs to an answer that has just ended comes too late, and changes nothing.
         if (asked := self._asked.get(frame.request)) is None:
             return
@@ -138,7 +142,7 @@ class Answering:
             case FrameType.CREDIT:
                 asked.credit(frame.number)
             case _:
-                raise malformed(f"a gateway does not send {frame.type.name} now")
+                raise malformed(f"{frame.type.name} comes after the end of its request")
 
     async def close(self) -> None:
         for asked in self._asked.values():

@@ -29,7 +29,8 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 STEADY_SECONDS = 5.0
 """A connection that lasted so long was a good one, and the pauses begin anew."""
-OPEN_SECONDS = 30.0
+OPEN_SECONDS = 10.0
+WELCOME_SECONDS = 120.0
 """How long a gateway may take to accept the worker. It may have to load a tokenizer first."""
 CLOSE_SECONDS = 1.0
 
@@ -94,7 +95,7 @@ async def _connection(dial: Dial, hello: Hello, connected: Callable[[], None]) -
     """Serve the gateway over one connection until it ends. Returns why it ended."""
     async with _connecting(dial) as socket:
         await socket.send(hello.frame().encoded())
-        async with asyncio.timeout(OPEN_SECONDS):
+        async with asyncio.timeout(WELCOME_SECONDS):
             first = decoded(await socket.recv())
         if first.type is FrameType.REFUSED:
             raise refusal_of(first.words)
@@ -117,6 +118,8 @@ async def _connection(dial: Dial, hello: Hello, connected: Callable[[], None]) -
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            # First, so that the gateway need not wait for what the app has to clean up.
+            await socket.close()
             await answering.close()
 
 
