@@ -12,6 +12,7 @@ from benchmarks.manager import Manager
 from benchmarks.models import Model
 from benchmarks.neighbour import BesideBusy
 from benchmarks.pool import PoolRequests
+from benchmarks.relay import RelayCalls
 from benchmarks.remote import Remote
 from benchmarks.setting import Benchmark
 from benchmarks.weights import Weights
@@ -65,6 +66,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
     PoolRequests("pool", "what a request costs the controller with 1, 8 and 64 scripted engines, 256 in flight"),
+    RelayCalls(
+        "relay",
+        "a call through a worker of a relay: 512-token prompts, 128-token answers; beside its engine, asked directly",
+    ),
     ClusterCalls("cluster", "what actors of Ray cost: a call, rollouts with 1 to 16 of them, calls through the door"),
 )
 

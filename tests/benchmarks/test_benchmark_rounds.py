@@ -87,6 +87,7 @@ ON_ACTORS = {
     "door_rate": 1700.0,
     "door_us": 580.0,
 }
+RELAYED = {**STEP, "direct": [0.002] * 100, "relay": [0.0035] * 100, "direct_rate": 900.0, "relay_rate": 500.0}
 ANSWERS = {
     "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
@@ -96,6 +97,7 @@ ANSWERS = {
     "remote": (PROGRAMS, BARE_PROGRAMS),
     "manager": ({**STEP, "cases": [1.0, 1.0]}, None),
     "cluster": (ON_ACTORS, None),
+    "relay": (RELAYED, None),
     "pool": ({**STEP, "cases": [1.0, 1.0, 1.0]}, {"us_1": 10.0, "us_8": 10.0, "us_64": 10.0}),
 }
 
@@ -122,6 +124,12 @@ def test_a_round_of_calls_to_actors():
     assert figures["added_p50_ms"] == pytest.approx(2.0)
     assert figures["bare_p99_ms"] == pytest.approx(2.0)
     assert figures["growth"] == pytest.approx(1.1)
+
+
+def test_a_round_of_calls_through_a_relay():
+    figures = find("relay").round(RELAYED, None)
+    assert figures["added_p50_ms"] == pytest.approx(1.5)
+    assert figures["direct_p50_ms"] == pytest.approx(2.0)
 
 
 def test_a_decode_round():
