@@ -31,8 +31,8 @@ class RelayCalls:
 
     name: str
     what: str
-    calls: int = 400
-    crowd: int = 1_000
+    calls: int = 200
+    crowd: int = 400
     in_flight: int = 32
     prompt_tokens: int = 512
     answer_tokens: int = 128
