@@ -34,6 +34,13 @@ class Attempt(NamedTuple):
     step: int | None
 
 
+class StoredGroup(NamedTuple):
+    """One round of a drawn group, and where it stands."""
+
+    key: GroupKey
+    status: GroupStatus
+
+
 class StoredRun:
     """The database of a run. Each call reads what is committed at that moment, and keeps nothing open afterwards."""
 
@@ -57,6 +64,16 @@ class StoredRun:
         """The step of the checkpoint at which each lineage began."""
         with snapshot(self._path) as db:
             return tuple(step for (step,) in db.execute("SELECT step FROM lineages ORDER BY lineage"))
+
+    def groups(self) -> tuple[StoredGroup, ...]:
+        """All groups that were drawn, in the order of their draws, without their rollouts."""
+        with snapshot(self._path) as db:
+            found = db.execute("SELECT task_set, draw, round, status FROM groups ORDER BY draw, task_set, round")
+            return tuple(StoredGroup((name, draw, round), GroupStatus(status)) for name, draw, round, status in found)
+
+    def members(self, group: GroupKey) -> tuple[Rollout, ...]:
+        """The latest attempt of each member of one group."""
+        return tuple(self._members("(task_set, draw, round) = (?, ?, ?)", *group))
 
     def rollouts(self, step: int) -> tuple[Rollout, ...]:
         """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
@@ -140,11 +157,11 @@ class StoredRun:
         with snapshot(self._path) as db:
             return ledger.count_groups(db)
 
-    def _members(self, chosen: str, value: int | str) -> Iterator[Rollout]:
-        """The rollouts of the groups that `chosen` selects and orders. `chosen` is SQL with one parameter."""
+    def _members(self, chosen: str, *values: int | str) -> Iterator[Rollout]:
+        """The rollouts of the groups that `chosen`, SQL with these parameters, selects and orders."""
         with snapshot(self._path) as db:
             groups = db.execute(
-                f"SELECT task_set, draw, round, task, step, archived FROM groups WHERE {chosen}", (value,)
+                f"SELECT task_set, draw, round, task, step, archived FROM groups WHERE {chosen}", values
             )
             for task_set, draw, round, task, step, archived in groups:
                 group, parcel = (task_set, draw, round), Parcel.of(step, archived)

@@ -14,6 +14,7 @@ if typing.TYPE_CHECKING:
     from loopwright.build.gateway import ForRuns, serve_gateway
     from loopwright.build.plain_rollouts import Made, roll_out
     from loopwright.build.rehearsal import rehearse
+    from loopwright.build.rejudge import rejudge_run
     from loopwright.build.relay import Relayed, WorkerPlace, serve_worker
     from loopwright.build.remote import RemoteEngine
     from loopwright.build.replay import replay_step
@@ -35,6 +36,7 @@ __all__ = [
     "open_chat",
     "open_run",
     "rehearse",
+    "rejudge_run",
     "replay_step",
     "roll_out",
     "run_renderer",
@@ -50,6 +52,7 @@ _MODULES = {
     "plain_rollouts": ("Made", "roll_out"),
     "rehearsal": ("rehearse",),
     "relay": ("Relayed", "WorkerPlace", "serve_worker"),
+    "rejudge": ("rejudge_run",),
     "remote": ("RemoteEngine",),
     "replay": ("replay_step",),
     "run": ("open_run",),

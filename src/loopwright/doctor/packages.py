@@ -19,6 +19,8 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("starlette", "uvicorn", "httptools", "uvloop", "httpx"),
     ),
     "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
+    "wandb": ("metrics at Weights & Biases", ("wandb",)),
+    "mlflow": ("metrics at MLflow", ("mlflow-skinny", "sqlalchemy", "alembic")),
     "renderers": ("tools and thoughts of known model families", ("renderers", "prime-pydantic-config")),
     "mcp": ("tools of MCP servers", ("mcp",)),
     "ray": ("parts of a run on actors of a cluster", ("ray",)),
