@@ -145,10 +145,6 @@ class RelayHouse:
     async def chat(self, session: str, **more: Any) -> httpx.Response:
         return await self.http.post(f"/{session}/v1/chat/completions", json={**ASK, **more})
 
-    def ids(self, session: str) -> tuple[int, ...]:
-        """What was sampled in the session's last turn."""
-        return self.gateway.sessions.find(session).recorder.turns[-1].ids
-
     async def generate(self, id: str, tokens: int, prompt: int = 5, on_part: OnPart | None = None) -> Generation:
         """Ask past the sessions."""
         served = await self.gateway.exchange.offer.ready()

@@ -152,7 +152,7 @@ async def test_only_the_gateways_key_opens_the_relay_and_only_its_own_path(tmp_p
                     pass
             assert denied.value.response.status_code == status
         with pytest.raises(InvalidStatus) as denied:
-            async with house.socket(origin="http://a.page"):  # type: ignore[arg-type]
+            async with house.socket(origin="http://a.page"):
                 pass
         assert denied.value.response.status_code == 403
         assert b"not for web pages" in denied.value.response.body

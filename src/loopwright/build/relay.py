@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from loopwright.build.remote import RemoteEngine, remote_client, tokenizer_of
 from loopwright.build.serving import ServedModel, opened_engine
+from loopwright.core.redaction import Redactor
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
 from loopwright.errors import EngineLostError, RefusedError
 from loopwright.ports import OnPart
 from loopwright.render.choose import make_renderer
 from loopwright.serve.lease import LeaseHolder
+from loopwright.track.redacting import redacting
 from loopwright.types import GenerateRequest, Generation, Thinking
 
 if TYPE_CHECKING:
@@ -201,7 +203,9 @@ async def serve_worker(
     worker."""
     from loopwright.gateway.relay.dialer import Dial, keep_dialled
 
+    own_key = behind.key if isinstance(behind, RemoteEngine) else None
     async with AsyncExitStack() as stack:
+        stack.enter_context(redacting(Redactor((place.key, own_key or ""))))
         engine = await stack.enter_async_context(_offered(behind, place.name))
         dial = Dial(place.url, place.key, await engine.app(), engine.hello, engine.gone, on_connected)
         await keep_dialled(dial)
