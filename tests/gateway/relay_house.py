@@ -21,7 +21,7 @@ from loopwright.build.relay import OfferedEngine
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.errors import EngineLostError, ModelError
 from loopwright.gateway.relay.dialer import Dial, keep_dialled
-from loopwright.gateway.relay.frames import Frame, decoded
+from loopwright.gateway.relay.frames import RelayFrame, frame_in
 from loopwright.gateway.server import Address, Gateway
 from loopwright.gateway.session import SessionSettings
 from loopwright.ports import OnPart
@@ -200,9 +200,9 @@ def counted(generation: Generation, tokens: int, prompt: int = 5) -> bool:
     return generation.ids == letters(prompt, tokens) and generation.finish is FinishReason.LENGTH
 
 
-async def received(socket: ClientConnection) -> Frame:
+async def received(socket: ClientConnection) -> RelayFrame:
     async with asyncio.timeout(10):
-        return decoded(await socket.recv())
+        return frame_in(await socket.recv())
 
 
 async def until(done: Callable[[], object]) -> None:

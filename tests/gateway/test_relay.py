@@ -32,8 +32,8 @@ from loopwright.gateway.relay import dialer, endpoint
 from loopwright.gateway.relay.frames import (
     MAX_FRAME_BYTES,
     WINDOW_BYTES,
-    Frame,
     FrameType,
+    RelayFrame,
     frame_of_number,
 )
 from loopwright.gateway.relay.hello import Hello, WorkerModel
@@ -335,7 +335,7 @@ async def test_an_answer_is_held_back_until_it_is_read(tmp_path: Path) -> None:
         sent = 0
         while sent < 3 * WINDOW_BYTES:
             comment = b":" + b" " * 60_000 + b"\n\n"
-            await socket.send(Frame(FrameType.PART, asked.request, comment).encoded())
+            await socket.send(RelayFrame(FrameType.PART, asked.request, comment).encoded())
             sent += len(comment)
             credit = await received(socket)
             assert (credit.type, credit.number) == (FrameType.CREDIT, len(comment))
@@ -355,9 +355,9 @@ async def test_a_worker_that_sends_more_than_its_credit_breaks_the_protocol() ->
     await asyncio.sleep(0)
     link.hear(frame_of_number(FrameType.STATUS, 200, 1))
     for _ in range(WINDOW_BYTES // 60_000):
-        link.hear(Frame(FrameType.PART, 1, bytes(60_000)))
+        link.hear(RelayFrame(FrameType.PART, 1, bytes(60_000)))
     with pytest.raises(RefusedError, match="PART does not fit"):
-        link.hear(Frame(FrameType.PART, 1, bytes(60_000)))
+        link.hear(RelayFrame(FrameType.PART, 1, bytes(60_000)))
     asking.cancel()
     await asyncio.wait((asking,))
 
@@ -366,7 +366,7 @@ async def test_a_frame_that_is_too_large_ends_its_connection(tmp_path: Path) -> 
     async with relay_house(tmp_path) as house, house.socket() as socket:
         await socket.send(hello())
         await received(socket)
-        await socket.send(Frame(FrameType.PART, 1, bytes(MAX_FRAME_BYTES)).encoded())
+        await socket.send(RelayFrame(FrameType.PART, 1, bytes(MAX_FRAME_BYTES)).encoded())
         with pytest.raises(ConnectionClosed):
             await socket.recv()
         assert socket.close_code == 1009

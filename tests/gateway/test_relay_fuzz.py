@@ -21,9 +21,9 @@ from loopwright.gateway.relay.dialer import Dial, keep_dialled
 from loopwright.gateway.relay.frames import (
     MAX_FRAME_BYTES,
     PROTOCOL,
-    Frame,
     FrameType,
-    decoded,
+    RelayFrame,
+    frame_in,
     frame_of_number,
     frame_of_words,
 )
@@ -106,7 +106,7 @@ async def test_a_worker_survives_a_gateway_that_breaks_the_protocol() -> None:
         "text",
         b"",
         bytes([9]) + bytes(20),
-        Frame(FrameType.WELCOME).encoded(),
+        RelayFrame(FrameType.WELCOME).encoded(),
         frame_of_number(FrameType.STATUS, 200, 900).encoded(),
         bytes(MAX_FRAME_BYTES + 1),
     ]
@@ -115,12 +115,12 @@ async def test_a_worker_survives_a_gateway_that_breaks_the_protocol() -> None:
     answered = asyncio.Event()
 
     async def gateway(socket: ServerConnection) -> None:
-        heard.append(hello_of(decoded(await socket.recv())))
-        await socket.send(Frame(FrameType.WELCOME).encoded())
+        heard.append(hello_of(frame_in(await socket.recv())))
+        await socket.send(RelayFrame(FrameType.WELCOME).encoded())
         # An odd request is answered by the app, and the connection goes on.
-        for frame in (ask, Frame(FrameType.END, 900)):
+        for frame in (ask, RelayFrame(FrameType.END, 900)):
             await socket.send(frame.encoded())
-        status = decoded(await socket.recv())
+        status = frame_in(await socket.recv())
         assert (status.type, status.number) == (FrameType.STATUS, 404)
         if bad:
             await socket.send(ask.encoded())
@@ -154,7 +154,7 @@ async def test_pauses_grow_until_a_connection_has_lasted(monkeypatch: pytest.Mon
 
     async def gateway(socket: ServerConnection) -> None:
         await socket.recv()
-        await socket.send(Frame(FrameType.WELCOME).encoded())
+        await socket.send(RelayFrame(FrameType.WELCOME).encoded())
         if lives:
             await asyncio.sleep(lives.pop(0))
         else:

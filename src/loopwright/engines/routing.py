@@ -23,7 +23,7 @@ engine while others are idle."""
 _busy = attrgetter("busy")
 
 
-class Place(Protocol):
+class RoutedPlace(Protocol):
     """Where an engine of a pool is. `engine` is None while it is gone, and `busy` counts its calls."""
 
     @property
@@ -33,7 +33,7 @@ class Place(Protocol):
     def busy(self) -> int: ...
 
 
-P = TypeVar("P", bound=Place)
+P = TypeVar("P", bound=RoutedPlace)
 
 
 class Router(Generic[P]):

@@ -14,11 +14,11 @@ from typing import Any
 
 from loopwright.gateway.relay.frames import (
     WINDOW_BYTES,
-    Frame,
     FrameType,
+    RelayFrame,
     frame_of_number,
-    malformed,
     parts_of,
+    protocol_broken,
 )
 from loopwright.serve.guard import MAX_BODY_BYTES, App, Message, Scope
 
@@ -26,7 +26,7 @@ log = logging.getLogger("loopwright")
 
 FROM_GATEWAY = frozenset({FrameType.PART, FrameType.END, FrameType.CANCEL, FrameType.CREDIT})
 
-SendFrame = Callable[[Frame], Awaitable[None]]
+SendFrame = Callable[[RelayFrame], Awaitable[None]]
 
 
 class Asked:
@@ -47,7 +47,7 @@ class Asked:
     def add(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > MAX_BODY_BYTES:
-            raise malformed(f"the body of request {self.request} is longer than {MAX_BODY_BYTES:,} bytes")
+            raise protocol_broken(f"the body of request {self.request} is longer than {MAX_BODY_BYTES:,} bytes")
         self._body.append(part)
 
     def credit(self, count: int) -> None:
@@ -65,7 +65,7 @@ class Asked:
         finally:
             if not self._gone.is_set():
                 # If the app has failed, the answer ends here, and the gateway sees that it is not whole.
-                await self._send_frame(Frame(FrameType.END, self.request))
+                await self._send_frame(RelayFrame(FrameType.END, self.request))
 
     def _scope(self) -> Scope:
         path, _, query = str(self._head.get("path", "/")).partition("?")
@@ -103,7 +103,7 @@ class Asked:
             self._credit -= len(part.payload)
             await self._tell(part)
 
-    async def _tell(self, frame: Frame) -> None:
+    async def _tell(self, frame: RelayFrame) -> None:
         if not self._gone.is_set():
             await self._send_frame(frame)
 
@@ -117,15 +117,15 @@ class Answering:
         self._asked: dict[int, Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hear(self, frame: Frame) -> None:
+    def hear(self, frame: RelayFrame) -> None:
         """Take what the gateway has sent. Raises RefusedError if that breaks the protocol."""
         if frame.type is FrameType.ASK:
             if frame.request in self._asked:
-                raise malformed(f"request {frame.request} is asked twice")
+                raise protocol_broken(f"request {frame.request} is asked twice")
             self._asked[frame.request] = Asked(frame.request, frame.words, self._send)
             return
         if frame.type not in FROM_GATEWAY:
-            raise malformed(f"a gateway does not send {frame.type.name} now")
+            raise protocol_broken(f"a gateway does not send {frame.type.name} now")
         # What belongs to an answer that has just ended comes too late, and changes nothing.
         if (asked := self._asked.get(frame.request)) is None:
             return
@@ -142,7 +142,7 @@ class Answering:
             case FrameType.CREDIT:
                 asked.credit(frame.number)
             case _:
-                raise malformed(f"{frame.type.name} comes after the end of its request")
+                raise protocol_broken(f"{frame.type.name} comes after the end of its request")
 
     async def close(self) -> None:
         for asked in self._asked.values():

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from loopwright.errors import RefusedError
 from loopwright.gateway.relay.answering import Answering
 from loopwright.gateway.relay.endpoint import BEAT_SECONDS, RELAY_PATH, SILENCE_SECONDS
-from loopwright.gateway.relay.frames import MAX_FRAME_BYTES, Frame, FrameType, decoded, malformed
+from loopwright.gateway.relay.frames import MAX_FRAME_BYTES, FrameType, RelayFrame, frame_in, protocol_broken
 from loopwright.gateway.relay.hello import Hello, may_pass, refusal_of
 from loopwright.serve.errors import read_error
 from loopwright.serve.guard import App
@@ -96,14 +96,14 @@ async def _connection(dial: Dial, hello: Hello, connected: Callable[[], None]) -
     async with _connecting(dial) as socket:
         await socket.send(hello.frame().encoded())
         async with asyncio.timeout(WELCOME_SECONDS):
-            first = decoded(await socket.recv())
+            first = frame_in(await socket.recv())
         if first.type is FrameType.REFUSED:
             raise refusal_of(first.words)
         if first.type is not FrameType.WELCOME:
-            raise malformed(f"the gateway began with {first.type.name}")
+            raise protocol_broken(f"the gateway began with {first.type.name}")
         connected()
 
-        async def send(frame: Frame) -> None:
+        async def send(frame: RelayFrame) -> None:
             # Whoever answers is told by the end of the connection, not by every single frame.
             with suppress(ConnectionClosed):
                 await socket.send(frame.encoded())
@@ -147,7 +147,7 @@ def _connecting(dial: Dial) -> _Connect:
 async def _read(socket: ClientConnection, answering: Answering) -> str:
     try:
         async for message in socket:
-            answering.hear(decoded(message))
+            answering.hear(frame_in(message))
     except RefusedError as error:
         return error.message
     except ConnectionClosed as closed:

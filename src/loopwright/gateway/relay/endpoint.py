@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from loopwright.errors import LoopwrightError, RefusedError
-from loopwright.gateway.relay.frames import MAX_FRAME_BYTES, Frame, FrameType, decoded
+from loopwright.gateway.relay.frames import MAX_FRAME_BYTES, FrameType, RelayFrame, frame_in
 from loopwright.gateway.relay.hello import Hello, hello_of, refusal_frame
 from loopwright.gateway.relay.link import Link
 from loopwright.gateway.relay.workers import RelayedWorker, RelayedWorkers
@@ -97,7 +97,7 @@ class _GoneError(Exception):
 
 
 async def _serve_worker(worker: RelayedWorker, receive: Receive, send: Send) -> None:
-    await send({"type": "websocket.send", "bytes": Frame(FrameType.WELCOME).encoded()})
+    await send({"type": "websocket.send", "bytes": RelayFrame(FrameType.WELCOME).encoded()})
     link = Link(worker.name)
     worker.attach(link)
     log.info("worker %s is connected", worker.name)
@@ -132,11 +132,11 @@ async def _pump(link: Link, send: Send) -> None:
             await send({"type": "websocket.send", "bytes": (await link.outgoing.get()).encoded()})
 
 
-async def _next(receive: Receive) -> Frame:
+async def _next(receive: Receive) -> RelayFrame:
     message = await receive()
     if message["type"] != "websocket.receive":
         raise _GoneError
-    return decoded(message.get("bytes"))
+    return frame_in(message.get("bytes"))
 
 
 def _close(code: int, reason: str) -> Message:

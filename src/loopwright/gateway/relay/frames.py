@@ -2,7 +2,7 @@
 
     version (1 byte) | type (1 byte) | request (8 bytes, big-endian) | payload
 
-The invariants: a frame that was encoded is decoded to an equal frame, and whatever else arrives raises RefusedError and
+The invariants: a frame that was encoded is read as an equal frame, and whatever else arrives raises RefusedError and
 nothing else. A frame of another version of the protocol is told from a damaged one.
 """
 
@@ -60,7 +60,7 @@ EMPTY = frozenset({FrameType.WELCOME, FrameType.END, FrameType.CANCEL})
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RelayFrame:
     """`request` is 0 in frames of the connection."""
 
     type: FrameType
@@ -81,30 +81,30 @@ class Frame:
         try:
             said = orjson.loads(self.payload)
         except orjson.JSONDecodeError as error:
-            raise malformed(f"{self.type.name} holds no JSON: {error}") from error
+            raise protocol_broken(f"{self.type.name} holds no JSON: {error}") from error
         if not isinstance(said, dict):
-            raise malformed(f"{self.type.name} holds no JSON object")
+            raise protocol_broken(f"{self.type.name} holds no JSON object")
         return said
 
 
-def frame_of_words(type: FrameType, said: Mapping[str, Any], request: int = 0) -> Frame:
-    return Frame(type, request, orjson.dumps(said))
+def frame_of_words(type: FrameType, said: Mapping[str, Any], request: int = 0) -> RelayFrame:
+    return RelayFrame(type, request, orjson.dumps(said))
 
 
-def frame_of_number(type: FrameType, number: int, request: int) -> Frame:
-    return Frame(type, request, _NUMBER.pack(number))
+def frame_of_number(type: FrameType, number: int, request: int) -> RelayFrame:
+    return RelayFrame(type, request, _NUMBER.pack(number))
 
 
-def parts_of(body: bytes, request: int) -> Iterator[Frame]:
+def parts_of(body: bytes, request: int) -> Iterator[RelayFrame]:
     """The frames of a body, without its end."""
     for start in range(0, len(body), CHUNK_BYTES):
-        yield Frame(FrameType.PART, request, body[start : start + CHUNK_BYTES])
+        yield RelayFrame(FrameType.PART, request, body[start : start + CHUNK_BYTES])
 
 
-def decoded(message: bytes | str | None) -> Frame:
+def frame_in(message: bytes | str | None) -> RelayFrame:
     """The frame in a message. Raises RefusedError for everything else."""
     if not isinstance(message, bytes):
-        raise malformed("a message is text")
+        raise protocol_broken("a message is text")
     if message[:1] and message[0] != PROTOCOL:
         raise RefusedError(
             f"this is protocol {message[0]} of the relay, and protocol {PROTOCOL} is spoken here",
@@ -112,24 +112,24 @@ def decoded(message: bytes | str | None) -> Frame:
             status=WRONG_PROTOCOL,
         )
     if not _HEAD.size <= len(message) <= MAX_FRAME_BYTES:
-        raise malformed(f"a frame has {len(message):,} bytes")
+        raise protocol_broken(f"a frame has {len(message):,} bytes")
     _, kind, request = _HEAD.unpack_from(message)
     if kind not in tuple(FrameType):
-        raise malformed(f"there is no frame of type {kind}")
-    frame = Frame(FrameType(kind), request, message[_HEAD.size :])
+        raise protocol_broken(f"there is no frame of type {kind}")
+    frame = RelayFrame(FrameType(kind), request, message[_HEAD.size :])
     if (frame.type in OF_CONNECTION) != (request == 0):
-        raise malformed(f"{frame.type.name} names request {request}")
+        raise protocol_broken(f"{frame.type.name} names request {request}")
     if frame.type in AS_NUMBER and len(frame.payload) != _NUMBER.size:
-        raise malformed(f"{frame.type.name} has {len(frame.payload)} bytes, and not {_NUMBER.size}")
+        raise protocol_broken(f"{frame.type.name} has {len(frame.payload)} bytes, and not {_NUMBER.size}")
     if frame.type in EMPTY and frame.payload:
-        raise malformed(f"{frame.type.name} has a payload")
+        raise protocol_broken(f"{frame.type.name} has a payload")
     if frame.type in AS_JSON:
         # Reading it is the check.
         _ = frame.words
     return frame
 
 
-def malformed(what: str) -> RefusedError:
+def protocol_broken(what: str) -> RefusedError:
     return RefusedError(
         f"the relay's protocol is broken: {what}", remedy="use the same version of Loopwright on both sides", status=400
     )

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from loopwright.errors import LoopwrightError, RefusedError
-from loopwright.gateway.relay.frames import Frame, FrameType, frame_of_words, malformed
+from loopwright.gateway.relay.frames import FrameType, RelayFrame, frame_of_words, protocol_broken
 
 WORKER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 LONGEST_SOURCE = 4096
@@ -43,14 +43,14 @@ class Hello:
     worker: str
     model: WorkerModel | None = None
 
-    def frame(self) -> Frame:
+    def frame(self) -> RelayFrame:
         model = None if self.model is None else asdict(self.model)
         return frame_of_words(FrameType.HELLO, {"worker": self.worker, "model": model})
 
 
-def hello_of(frame: Frame) -> Hello:
+def hello_of(frame: RelayFrame) -> Hello:
     if frame.type is not FrameType.HELLO:
-        raise malformed(f"it began with {frame.type.name}, and not with HELLO")
+        raise protocol_broken(f"it began with {frame.type.name}, and not with HELLO")
     said = frame.words
     worker, model = said.get("worker"), said.get("model")
     if not isinstance(worker, str) or WORKER.fullmatch(worker) is None:
@@ -68,10 +68,10 @@ def _model(said: Any) -> WorkerModel:
             0 < len(source) <= LONGEST_SOURCE and source.isprintable() and context > 0 and version >= 0
         ):
             return WorkerModel(source, context, version)
-    raise malformed(f"HELLO describes no model: {str(said)[:200]}")
+    raise protocol_broken(f"HELLO describes no model: {str(said)[:200]}")
 
 
-def refusal_frame(error: LoopwrightError) -> Frame:
+def refusal_frame(error: LoopwrightError) -> RelayFrame:
     said = {"message": error.message, "remedy": error.remedy, "status": error.facts.get("status", 400)}
     return frame_of_words(FrameType.REFUSED, said)
 

@@ -15,12 +15,12 @@ from itertools import count
 from loopwright.errors import EngineLostError
 from loopwright.gateway.relay.frames import (
     WINDOW_BYTES,
-    Frame,
     FrameType,
+    RelayFrame,
     frame_of_number,
     frame_of_words,
-    malformed,
     parts_of,
+    protocol_broken,
 )
 from loopwright.ports import Waiting
 
@@ -67,9 +67,9 @@ class RelayedAnswer:
         self._held = 0
         return taken
 
-    def hear(self, frame: Frame) -> None:
+    def hear(self, frame: RelayFrame) -> None:
         if self._ended:
-            raise malformed(f"{frame.type.name} comes after the end of its answer")
+            raise protocol_broken(f"{frame.type.name} comes after the end of its answer")
         match frame.type:
             case FrameType.STATUS if not self.status and frame.number in STATUSES:
                 self.status = frame.number
@@ -80,7 +80,7 @@ class RelayedAnswer:
             case FrameType.END:
                 self._ended = True
             case _:
-                raise malformed(f"{frame.type.name} does not fit what its answer has so far")
+                raise protocol_broken(f"{frame.type.name} does not fit what its answer has so far")
         self._wake()
 
     def lose(self, why: str) -> None:
@@ -114,7 +114,7 @@ class Link:
         self.worker = worker
         self.why = ""
         self.closed = asyncio.Event()
-        self.outgoing: asyncio.Queue[Frame] = asyncio.Queue()
+        self.outgoing: asyncio.Queue[RelayFrame] = asyncio.Queue()
         self._numbers = count(1)
         self._asked: dict[int, RelayedAnswer] = {}
 
@@ -131,22 +131,22 @@ class Link:
             self.put(frame_of_words(FrameType.ASK, head, answer.request))
             for part in parts_of(body, answer.request):
                 self.put(part)
-            self.put(Frame(FrameType.END, answer.request))
+            self.put(RelayFrame(FrameType.END, answer.request))
             await answer.begun()
             yield answer
         finally:
             del self._asked[answer.request]
             if not answer.is_over:
-                self.put(Frame(FrameType.CANCEL, answer.request))
+                self.put(RelayFrame(FrameType.CANCEL, answer.request))
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: RelayFrame) -> None:
         if not self.closed.is_set():
             self.outgoing.put_nowait(frame)
 
-    def hear(self, frame: Frame) -> None:
+    def hear(self, frame: RelayFrame) -> None:
         """Take what the worker has sent. Raises RefusedError if that breaks the protocol."""
         if frame.type not in (FrameType.STATUS, FrameType.PART, FrameType.END):
-            raise malformed(f"a worker does not send {frame.type.name} now")
+            raise protocol_broken(f"a worker does not send {frame.type.name} now")
         # One that was cancelled a moment ago is not there any more.
         if (answer := self._asked.get(frame.request)) is not None:
             answer.hear(frame)
