@@ -44,6 +44,7 @@ def test_without_a_name_all_are_listed(run):
         "weights",
         "manager",
         "pool",
+        "relay",
         "cluster",
     ]
 

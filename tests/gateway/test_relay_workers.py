@@ -66,11 +66,7 @@ async def three(folder: Path, model: Path) -> AsyncIterator[tuple[str, list[subp
             assert (said["worker"], said["gateway"], said["pid"]) == (name, url, worker.pid)
         yield url, started
     finally:
-        for process in started:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        end(started)
 
 
 @pytest.mark.real
@@ -124,11 +120,21 @@ async def test_a_worker_with_a_wrong_key_ends_with_the_reason(tmp_path: Path, ti
     gateway, said = await start(
         tmp_path, "gateway", "gateway", "--relay", "--port", url[17:], "--store", str(tmp_path / "sessions.sqlite")
     )
+    started = [gateway]
     try:
         assert said is not None
         dials = ("worker", "--gateway", url, "--model", str(tiny_llama_folder))
         worker, said = await start(tmp_path, "worker", *dials, key="another-key-of-somebody")
+        started.append(worker)
         assert (said, worker.wait(timeout=60)) == (None, 1)
+        assert "401: the key is missing or wrong" in (tmp_path / "worker.txt").read_text()
     finally:
-        gateway.kill()
-        gateway.wait()
+        end(started)
+
+
+def end(started: list[subprocess.Popen[bytes]]) -> None:
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
