@@ -13,6 +13,7 @@ from loopwright.buffer.codec import decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, snapshot
+from loopwright.core.constrained import without_constrained
 from loopwright.core.staleness import without_stale
 from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored
 
@@ -97,7 +98,8 @@ class StoredRun:
         decoded = decode_task(task)
         parcel = Parcel(ParcelKind.TRAINED, step)
         members = ledger.members_of(db, self._archive, group, decoded, parcel, in_time=True)
-        return Group(*group[:2], decoded, tuple(one for one in members if isinstance(one.reward, Scored)))
+        scored = tuple(one for one in members if isinstance(one.reward, Scored))
+        return without_constrained(Group(*group[:2], decoded, scored))[0]
 
     def rollouts_in(self, status: GroupStatus) -> Iterator[Rollout]:
         """The rollouts of the groups in `status`, the latest draws first. They are read group by group, because there

@@ -86,6 +86,8 @@ async def _open(
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
+        # A process that was killed may have left it, and this one may have no cluster.
+        folder.ray.unlink(missing_ok=True)
         if cluster is not None:
             stack.enter_context(cluster.kept_in(folder.actors, folder.ray, redact))
         storage = await stack.enter_async_context(_storage(config, folder))

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from loopwright.doctor.facts import InstalledExtra
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "torch": ("training and the embedded engine", ("torch", "transformers", "safetensors", "jinja2")),
+    "torch": ("training and the embedded engine", ("torch", "transformers", "safetensors", "jinja2", "llguidance")),
     "smollm2": ("converting the bundled model smollm2", ("gguf", "accelerate")),
     "math": ("the judger math_answer", ("math-verify",)),
     "http": ("the judgers http and llm", ("httpx",)),

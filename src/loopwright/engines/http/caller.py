@@ -16,6 +16,7 @@ import orjson
 from loopwright.engines.http.connection import LostError, Patience
 from loopwright.engines.http.wire import HELD, held_from_json
 from loopwright.errors import (
+    ConstraintError,
     EngineError,
     EngineLostError,
     LeaseError,
@@ -42,6 +43,7 @@ KINDS: Mapping[str, type[LoopwrightError]] = {
     "WeightsError": WeightsError,
     "OutOfTimeError": OutOfTimeError,
     "UnanswerableError": UnanswerableError,
+    "ConstraintError": ConstraintError,
 }
 
 
