@@ -1,0 +1,138 @@
+"""A device that is not the CPU, for a machine without one: a tensor of it holds a CPU tensor, and every operation is
+computed on that.
+
+It proves where tensors are, not CUDA's kernels, streams or speed: an operation that gets tensors of both devices is an
+error, as it is on a GPU. Its memory is counted, and can be limited. `NoDeviceForgotten` refuses factory calls that
+name no device, which make a tensor on the CPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "gpu"
+DEVICE = f"{NAME}:0"
+MAY_MIX = ("_to_copy", "copy_", "_local_scalar_dense", "set_")
+FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros")
+
+
+# Before the first backward pass of the process: autograd makes its queues, one for each device, only once.
+_setup_privateuseone_for_python_backend(NAME)
+
+
+class MixedDevicesError(Exception):
+    """An operation got tensors of both devices."""
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the device. Its numbers are in `inner`, on the CPU."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> OnGpu:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(DEVICE),
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with Gpu.current():
+            return func(*args, **(kwargs or {}))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"OnGpu({self.inner!r})"
+
+
+class Gpu(TorchDispatchMode):
+    """Computes with tensors of the device while it is entered. Its memory is what its storages take; `limit` in
+    bytes."""
+
+    _entered: ClassVar[list[Gpu]] = []
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__()
+        self.limit = limit
+        self.operations = 0
+        self.peak = 0
+        self._storages: dict[int, int] = {}
+
+    @classmethod
+    def current(cls) -> Gpu:
+        return cls._entered[-1] if cls._entered else Gpu()
+
+    def __enter__(self) -> Gpu:
+        self._entered.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop()
+        super().__exit__(*error)
+
+    @property
+    def used(self) -> int:
+        return sum(self._storages.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        flat, _ = tree_flatten((args, kwargs))
+        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        name = func.overloadpacket.__name__
+        here = [x for x in tensors if isinstance(x, OnGpu)]
+        wanted = (kwargs or {}).get("device")
+        makes = torch.device(wanted).type == NAME if wanted is not None else bool(here)
+        if here and name not in MAY_MIX:
+            others = [x for x in tensors if not isinstance(x, OnGpu) and x.dim() > 0]
+            if others:
+                raise MixedDevicesError(f"{func} got tensors of {DEVICE} and of {others[0].device}")
+        inner_args, inner_kwargs = tree_map(_inner, (list(args), dict(kwargs or {})))
+        if inner_kwargs.get("device") is not None:
+            inner_kwargs["device"] = torch.device("cpu")
+        result = func(*inner_args, **inner_kwargs)
+        if not makes:
+            return result
+        self.operations += 1
+        # What an operation changes in place, or returns as it was, stays the same tensor.
+        known = {id(x.inner): x for x in here}
+        return tree_map_only(torch.Tensor, lambda x: known[id(x)] if id(x) in known else self._made(x), result)
+
+    def _made(self, inner: torch.Tensor) -> OnGpu:
+        storage = inner.untyped_storage()
+        key = storage._cdata
+        if key not in self._storages:
+            self._storages[key] = storage.nbytes()
+            if self.limit is not None and self.used > self.limit:
+                wanted = self._storages.pop(key)
+                raise torch.OutOfMemoryError(f"Tried to allocate {wanted} bytes; {self.used} are in use")
+            weakref.finalize(storage, self._storages.pop, key, None)
+            self.peak = max(self.peak, self.used)
+        return OnGpu(inner)
+
+
+def _inner(x: Any) -> Any:
+    return x.inner if isinstance(x, OnGpu) else x
+
+
+class NoDeviceForgotten(TorchFunctionMode):
+    """Refuses factory calls that name no device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in FACTORIES and func is getattr(torch, name) and kwargs.get("device") is None:
+            raise MixedDevicesError(f"torch.{name} is called without a device")
+        return func(*args, **kwargs)
