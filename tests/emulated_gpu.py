@@ -20,12 +20,33 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "gpu"
 DEVICE = f"{NAME}:0"
-MAY_MIX = ("_to_copy", "copy_", "_local_scalar_dense", "set_")
+MAY_MIX = ("_to_copy", "to", "copy_", "_local_scalar_dense", "set_")
 FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros")
 
 
+class _NoModule:
+    """What torch asks of its own accord about an accelerator: there is none. Tests that know of it name it."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return False
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None: ...
+
+
 # Before the first backward pass of the process: autograd makes its queues, one for each device, only once.
-_setup_privateuseone_for_python_backend(NAME)
+_setup_privateuseone_for_python_backend(NAME, backend_module=_NoModule())
 
 
 class MixedDevicesError(Exception):
@@ -33,9 +54,9 @@ class MixedDevicesError(Exception):
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of the device. Its numbers are in `inner`, on the CPU."""
+    """A tensor of the device. Its numbers are in `held`, on the CPU."""
 
-    inner: torch.Tensor
+    held: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> OnGpu:
@@ -47,16 +68,22 @@ class OnGpu(torch.Tensor):
             dtype=inner.dtype,
             device=torch.device(DEVICE),
         )
-        made.inner = inner
+        made.held = inner
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         with Gpu.current():
             return func(*args, **(kwargs or {}))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"OnGpu({self.inner!r})"
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise MixedDevicesError(f"numpy cannot read a tensor of {DEVICE}")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"OnGpu({self.held!r})"
 
 
 class Gpu(TorchDispatchMode):
@@ -78,12 +105,15 @@ class Gpu(TorchDispatchMode):
 
     def __enter__(self) -> Gpu:
         self._entered.append(self)
+        # `torch.tensor(..., device=)` makes a tensor of the CPU first, and moves it where we see it.
+        torch._C._set_only_lift_cpu_tensors(True)
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._entered.pop()
         super().__exit__(*error)
+        self._entered.pop()
+        torch._C._set_only_lift_cpu_tensors(bool(self._entered))
 
     @property
     def used(self) -> int:
@@ -94,22 +124,26 @@ class Gpu(TorchDispatchMode):
         tensors = [x for x in flat if isinstance(x, torch.Tensor)]
         name = func.overloadpacket.__name__
         here = [x for x in tensors if isinstance(x, OnGpu)]
-        wanted = (kwargs or {}).get("device")
-        makes = torch.device(wanted).type == NAME if wanted is not None else bool(here)
+        wanted = [x for x in flat if isinstance(x, torch.device)]
+        makes = wanted[0].type == NAME if wanted else bool(here)
         if here and name not in MAY_MIX:
             others = [x for x in tensors if not isinstance(x, OnGpu) and x.dim() > 0]
             if others:
                 raise MixedDevicesError(f"{func} got tensors of {DEVICE} and of {others[0].device}")
         inner_args, inner_kwargs = tree_map(_inner, (list(args), dict(kwargs or {})))
-        if inner_kwargs.get("device") is not None:
-            inner_kwargs["device"] = torch.device("cpu")
         result = func(*inner_args, **inner_kwargs)
-        if not makes:
-            return result
-        self.operations += 1
-        # What an operation changes in place, or returns as it was, stays the same tensor.
-        known = {id(x.inner): x for x in here}
-        return tree_map_only(torch.Tensor, lambda x: known[id(x)] if id(x) in known else self._made(x), result)
+        # What an operation changes in place, or returns as it was, stays the same tensor on its device.
+        known = {id(_inner(x)): x for x in tensors}
+
+        def placed(x: torch.Tensor) -> torch.Tensor:
+            same = known.get(id(x))
+            if same is not None and isinstance(same, OnGpu) is makes:
+                return same
+            moved = x.clone() if same is not None else x
+            return self._made(moved) if makes else moved
+
+        self.operations += makes
+        return tree_map_only(torch.Tensor, placed, result)
 
     def _made(self, inner: torch.Tensor) -> OnGpu:
         storage = inner.untyped_storage()
@@ -125,7 +159,10 @@ class Gpu(TorchDispatchMode):
 
 
 def _inner(x: Any) -> Any:
-    return x.inner if isinstance(x, OnGpu) else x
+    """What an argument is on the CPU."""
+    if isinstance(x, torch.device) and x.type == NAME:
+        return torch.device("cpu")
+    return x.held if isinstance(x, OnGpu) else x
 
 
 class NoDeviceForgotten(TorchFunctionMode):

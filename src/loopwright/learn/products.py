@@ -25,8 +25,8 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scaling: float,
     *,
+    scaling: float,
     causal: bool,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,8 +52,8 @@ def gradients(
     value: torch.Tensor,
     output: torch.Tensor,
     total: torch.Tensor,
-    scaling: float,
     *,
+    scaling: float,
     causal: bool,
     bias: torch.Tensor | None,
 ) -> list[torch.Tensor]:

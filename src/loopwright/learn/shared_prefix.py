@@ -15,8 +15,8 @@ Tensors are [tokens, heads, dim], as matrix products return them. Log-sum-exps a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 import torch
 
@@ -145,7 +145,8 @@ def _apart_causal_gradients(
     )
 
 
-class _Run(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Run:
     """Segments of equal length that are computed in one call. With a window that hides something, it is one segment."""
 
     count: int
