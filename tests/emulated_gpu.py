@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "gpu"
@@ -86,7 +86,42 @@ class OnGpu(torch.Tensor):
         return f"OnGpu({self.held!r})"
 
 
-class Gpu(TorchDispatchMode):
+class _Memory(TorchDispatchMode):
+    """Counts the bytes of the storages that live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: dict[int, int] = {}
+
+    @property
+    def used(self) -> int:
+        return sum(self._storages.values())
+
+    def count(self, tensor: torch.Tensor, limit: int | None = None) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        if limit is not None and self.used + storage.nbytes() > limit:
+            raise torch.OutOfMemoryError(f"Tried to allocate {storage.nbytes()} bytes; {self.used} are in use")
+        self._storages[key] = storage.nbytes()
+        weakref.finalize(storage, self._storages.pop, key, None)
+        self.peak = max(self.peak, self.used)
+
+
+class CountedMemory(_Memory):
+    """Counts what is made on the CPU while it is entered."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self.count(x)
+        return result
+
+
+class Gpu(_Memory):
     """Computes with tensors of the device while it is entered. Its memory is what its storages take; `limit` in
     bytes."""
 
@@ -96,8 +131,6 @@ class Gpu(TorchDispatchMode):
         super().__init__()
         self.limit = limit
         self.operations = 0
-        self.peak = 0
-        self._storages: dict[int, int] = {}
 
     @classmethod
     def current(cls) -> Gpu:
@@ -107,6 +140,8 @@ class Gpu(TorchDispatchMode):
         self._entered.append(self)
         # `torch.tensor(..., device=)` makes a tensor of the CPU first, and moves it where we see it.
         torch._C._set_only_lift_cpu_tensors(True)
+        # A backward pass would have a thread for each device, which ends the process at an error here.
+        torch._C._set_multithreading_enabled(False)
         super().__enter__()
         return self
 
@@ -114,13 +149,10 @@ class Gpu(TorchDispatchMode):
         super().__exit__(*error)
         self._entered.pop()
         torch._C._set_only_lift_cpu_tensors(bool(self._entered))
-
-    @property
-    def used(self) -> int:
-        return sum(self._storages.values())
+        torch._C._set_multithreading_enabled(not self._entered)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        flat, _ = tree_flatten((args, kwargs))
+        flat = tree_leaves((args, kwargs))
         tensors = [x for x in flat if isinstance(x, torch.Tensor)]
         name = func.overloadpacket.__name__
         here = [x for x in tensors if isinstance(x, OnGpu)]
@@ -146,15 +178,7 @@ class Gpu(TorchDispatchMode):
         return tree_map_only(torch.Tensor, placed, result)
 
     def _made(self, inner: torch.Tensor) -> OnGpu:
-        storage = inner.untyped_storage()
-        key = storage._cdata
-        if key not in self._storages:
-            self._storages[key] = storage.nbytes()
-            if self.limit is not None and self.used > self.limit:
-                wanted = self._storages.pop(key)
-                raise torch.OutOfMemoryError(f"Tried to allocate {wanted} bytes; {self.used} are in use")
-            weakref.finalize(storage, self._storages.pop, key, None)
-            self.peak = max(self.peak, self.used)
+        self.count(inner, self.limit)
         return OnGpu(inner)
 
 

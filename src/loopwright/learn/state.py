@@ -20,9 +20,9 @@ def save_state(
     folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int
 ) -> None:
     """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
-    save_file({name: weight.detach().contiguous() for name, weight in weights.items()}, folder / MODEL)
+    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / MODEL)
     moments = {
-        f"{name}/{moment}": optimizer.state[weight][moment]
+        f"{name}/{moment}": optimizer.state[weight][moment].cpu()
         for name, weight in weights.items()
         for moment in MOMENTS
         if weight in optimizer.state

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass
 
 import torch
 
+from loopwright.config.base import known_device
 from loopwright.errors import ConfigError
 from loopwright.models.gpus import machine_gpus
 
@@ -63,6 +65,10 @@ def chosen_device(
     is the CPU if the run must be `repeatable`."""
     if wanted == CPU or (wanted == AUTO and repeatable):
         return torch.device(CPU)
+    try:
+        known_device(wanted)
+    except ValueError as error:
+        raise ConfigError(f"{setting} is {wanted}", remedy=str(error)) from error
     seen = seen or seen_gpus()
     if wanted == AUTO and not seen.usable:
         if seen.in_machine:
@@ -82,5 +88,7 @@ def chosen_device(
 
 def give_back(device: torch.device) -> None:
     """Give memory that no tensor uses back to the device, so that other processes can have it."""
+    # What a pass of a model leaves behind refers to itself in part, and would keep its memory for a while.
+    gc.collect()
     if device.type == CUDA:
         torch.cuda.empty_cache()

@@ -61,6 +61,9 @@ def load_model(
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     device = torch.device(device)
     model.to(device).eval()
+    if device.type != CPU:
+        # Where tensors of the device are of another class, the model got new parameters, one for each of their places.
+        model.tie_weights()
     replace_norms(model)
     if device.type == CPU:
         replace_linears(model)
