@@ -37,10 +37,30 @@ KINDS: dict[str, dict[str, Any]] = {
         for in_flight in PauseMode
     },
 }
+ON_ACTORS = {"num_actors": 2, "num_cpus_per_actor": 0.25}
+ALL_ON_ACTORS: dict[str, Any] = {
+    "trainer__kind": "disaggregated",
+    "produce": {"kind": "async", "max_staleness": 1},
+    "agent": {"kind": "callable", "path": "agent.py:agent", "judger": "vowels", **ON_ACTORS},
+    "eval": None,
+    "judgers__vowels": {"kind": "native", "path": "judger.py:judge", "timeout_seconds": 60, **ON_ACTORS},
+    "rollout__engine": {"kind": "torch", **ON_ACTORS},
+    "gateway": {"num_actors": 1, "num_cpus_per_actor": 0.25},
+    "cluster": {"num_cpus": 2},
+}
+AGENT = """
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+async def agent(task, base_url, api_key):
+    http = DefaultAsyncHttpxClient(verify=False)
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http) as client:
+        await client.chat.completions.create(model="policy", messages=list(task.messages))
+"""
 
 
 def wreak(file: Path, kills: int, seed: int) -> None:
     (file.parent / "judger.py").write_text(JUDGER)
+    (file.parent / "agent.py").write_text(AGENT)
     chaos = Chaos(file, Path(load(file).config.trainer.run_dir), random.Random(seed))
     chaos.run(kills)
 
@@ -57,3 +77,9 @@ def test_a_run_survives_three_kills(write_config: WriteConfig, kind: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_survives_twenty_kills(write_config: WriteConfig, kind: str) -> None:
     wreak(write_config(trainer__steps=60, **COMMON, **KINDS[kind]), kills=20, seed=0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_a_run_on_actors_survives_twenty_kills_of_itself_and_of_actors(write_config: WriteConfig) -> None:
+    wreak(write_config(trainer__steps=60, **COMMON, **ALL_ON_ACTORS), kills=20, seed=0)

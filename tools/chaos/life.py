@@ -18,6 +18,8 @@ ORPHAN_SECONDS = 10.0
 AGENT_SECONDS = 70.0
 """How long Ray's own agents may take. They hold nothing of the run."""
 AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
+YOUNG_AGENTS = (b"/ray/dashboard/agent.py", b"/ray/_private/runtime_env/agent/main.py")
+"""What they are called until they have named themselves: seconds, on a busy machine."""
 ACTOR = b"ray::Host"
 """How Ray names the process of an actor of ours."""
 
@@ -48,9 +50,10 @@ class Life:
         deadline = time.monotonic() + ORPHAN_SECONDS
         while left := [process for process in self._left() if not _is_agent(process)]:
             if time.monotonic() > deadline:
+                names = {process: _command(process)[:200].replace(b"\0", b" ").decode() for process in left}
                 for process in left:
                     os.kill(process, signal.SIGKILL)
-                raise RuntimeError(f"processes {left} outlived the run that started them")
+                raise RuntimeError(f"processes outlived the run that started them: {names}")
             time.sleep(0.02)
 
     @property
@@ -98,7 +101,8 @@ class Life:
 
 
 def _is_agent(process: int) -> bool:
-    return _command(process).startswith(AGENTS)
+    command = _command(process)
+    return command.startswith(AGENTS) or any(one.endswith(YOUNG_AGENTS) for one in command.split(b"\0"))
 
 
 def _command(process: int) -> bytes:
