@@ -104,7 +104,9 @@ def _credit_on_the_cpu(rows: Any, samples: Any, device: torch.device) -> Any:
 
 def test_a_forgotten_device_is_caught(llama_folder: Path, gpu: Gpu) -> None:
     def forgetful(batch: Any) -> torch.Tensor:
-        return -batch.logprobs * torch.ones(len(batch.logprobs)).to(batch.logprobs.device)
+        factor = torch.ones(len(batch.logprobs)).to(batch.logprobs.device)
+        losses: torch.Tensor = -factor * batch.logprobs
+        return losses
 
     learner = learner_of(on_gpu(llama_folder), loss=forgetful)
     with NoDeviceForgotten(), pytest.raises(MixedDevicesError, match=r"torch.ones is called without a device"):
@@ -171,7 +173,8 @@ def test_checkpointed_activations_change_no_bit(model_folder: Path, body: str) -
 def peak_of(folder: Path, **overrides: Any) -> int:
     """How many bytes a step takes at most, besides what was there before."""
     learner = learner_of(load_tiny(folder), **FREE, **overrides)
-    with CountedMemory() as memory:
+    memory = CountedMemory()
+    with memory:
         learner._step(long_groups())
     return memory.peak
 
@@ -211,7 +214,8 @@ def test_a_chain_that_is_too_long_is_not_halved_by_smaller_batches(llama_folder:
 
 def test_memory_that_the_cpu_lacks_is_named_too(llama_folder: Path) -> None:
     def greedy(batch: Any) -> torch.Tensor:
-        return batch.logprobs + torch.empty(1 << 50)
+        losses: torch.Tensor = torch.empty(1 << 50) + batch.logprobs
+        return losses
 
     with pytest.raises(LearnerError, match=r"out of memory on the cpu \([\d.]+ GiB free now\) in a micro-batch of"):
         learner_of(load_tiny(llama_folder), loss=greedy)._step(simple_groups())

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from loopwright.cli.app import app
 from loopwright.core.packing import micro_batches, pack
-from loopwright.learn import products
+from loopwright.learn.products import product_gradients
 from loopwright.models.load import load_model
 from loopwright.testing.device_check import Checked, DeviceCheck, row_of
 from loopwright.testing.tiny import tiny_llama
@@ -52,10 +52,9 @@ async def test_a_sound_device_passes(check: DeviceCheck) -> None:
 
 async def test_wrong_gradients_are_found(check: DeviceCheck, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*tensors: torch.Tensor, scaling: float, causal: bool, bias: torch.Tensor | None) -> list[torch.Tensor]:
-        return right(*tensors, scaling=1.01 * scaling, causal=causal, bias=bias)
+        return product_gradients(*tensors, scaling=1.01 * scaling, causal=causal, bias=bias)
 
-    right = products.gradients
-    monkeypatch.setattr(products, "gradients", wrong)
+    monkeypatch.setattr("loopwright.learn.kernels.product_gradients", wrong)
     assert [one.passed for one in await results(check)] == [False, False, True]
 
 

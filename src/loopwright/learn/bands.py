@@ -43,7 +43,7 @@ class _Piece(NamedTuple):
         return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, BLOCKED)
 
 
-def attend(
+def band_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, window: Window
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp. A query that sees nothing gets zeros, and a log-sum-exp without weight."""
@@ -57,7 +57,7 @@ def attend(
     return output, total
 
 
-def gradients(
+def band_gradients(
     of: Segment, key: torch.Tensor, value: torch.Tensor, scaling: float, window: Window
 ) -> list[torch.Tensor]:
     """The gradients of queries, keys and values. `of` is as in `kernel_gradients`."""

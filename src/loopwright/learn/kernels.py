@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from loopwright.learn import products
+from loopwright.learn.products import product_attention, product_gradients
 from loopwright.models.attention import flash, flash_backward, on_flash
 
 Segment = Sequence[torch.Tensor]
@@ -31,7 +31,7 @@ def kernel(
     if on_flash(query, value):
         output, total = flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scaling)
     else:
-        output, total = products.attend(q, k, v, scaling=scaling, causal=causal, bias=bias)
+        output, total = product_attention(q, k, v, scaling=scaling, causal=causal, bias=bias)
     return _in_a_row(output), _in_a_row(total)
 
 
@@ -52,7 +52,7 @@ def kernel_gradients(
     if on_flash(query, value):
         shares = flash_backward(*heads, 0.0, causal, attn_mask=bias, scale=scaling)
     else:
-        shares = products.gradients(*heads, scaling=scaling, causal=causal, bias=bias)
+        shares = product_gradients(*heads, scaling=scaling, causal=causal, bias=bias)
     return [_in_a_row(x) for x in shares]
 
 

@@ -21,7 +21,7 @@ QUERIES = 256
 """How many queries of a head are computed at a time, at most."""
 
 
-def attend(
+def product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -45,7 +45,7 @@ def attend(
     return output, torch.cat(totals, dim=2)
 
 
-def gradients(
+def product_gradients(
     grad: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,

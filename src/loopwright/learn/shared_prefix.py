@@ -21,8 +21,7 @@ from itertools import groupby
 import torch
 
 from loopwright.core.packing import Packed
-from loopwright.learn import bands
-from loopwright.learn.bands import Window
+from loopwright.learn.bands import Window, band_attention, band_gradients
 from loopwright.learn.kernels import Segment, concatenated, cut, kernel, kernel_gradients
 from loopwright.models.attention import BLOCKED
 
@@ -90,7 +89,7 @@ def _far(row: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling
     if window is None or sees_all(row, window):
         return kernel(q, k, v, scaling)
     (rests,) = cut((q,), row.rests)
-    return concatenated([bands.attend(rest, k, v, scaling, Window(window, ahead=row.prefix)) for rest in rests])
+    return concatenated([band_attention(rest, k, v, scaling, Window(window, ahead=row.prefix)) for rest in rests])
 
 
 def _far_gradients(
@@ -101,7 +100,7 @@ def _far_gradients(
     if window is None or sees_all(row, window):
         return kernel_gradients(of, k, v, scaling)
     rests = zip(*cut(of, row.rests), strict=True)
-    shares = [bands.gradients(rest, k, v, scaling, Window(window, ahead=row.prefix)) for rest in rests]
+    shares = [band_gradients(rest, k, v, scaling, Window(window, ahead=row.prefix)) for rest in rests]
     queries, keys, values = zip(*shares, strict=True)
     return torch.cat(queries), _sum(keys), _sum(values)
 
@@ -121,7 +120,7 @@ def _apart_causal(
     segments = zip(runs, *cut((q, k, v), [run.tokens for run in runs]), strict=True)
     return concatenated(
         [
-            bands.attend(q, k, v, scaling, run.window)
+            band_attention(q, k, v, scaling, run.window)
             if run.window is not None
             else kernel(q, k, v, scaling, parts=run.count, causal=True)
             for run, q, k, v in segments
@@ -137,7 +136,7 @@ def _apart_causal_gradients(
     segments = zip(runs, zip(*cut(of, sizes), strict=True), *cut((k, v), sizes), strict=True)
     return concatenated(
         [
-            bands.gradients(own, k, v, scaling, run.window)
+            band_gradients(own, k, v, scaling, run.window)
             if run.window is not None
             else kernel_gradients(own, k, v, scaling, parts=run.count, causal=True)
             for run, own, k, v in segments
