@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from loopwright.cluster.environment import prepare_environment
+from loopwright.config.placement import START_SECONDS
 from loopwright.config.roles import Role, RoleKind
 
 HOST = "127.0.0.1"
@@ -67,7 +68,8 @@ class OnNode:
         if self._node is not None:
             options = {**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False)}
         name, sent = role.actor_name(number), pickled(opening, what)
-        async with launched(name, sent, options, memory=None, on_output=lambda output: None) as host:
+        fixed: Mapping[str, Any] = {"memory": None, "on_output": lambda output: None, "start_seconds": START_SECONDS}
+        async with launched(name, sent, options, **fixed) as host:
             self.hosts.append(host)
             yield host
 
@@ -77,18 +79,19 @@ def engine_role(count: int = 1, cpus: float = 0.25) -> Role:
 
 
 @contextmanager
-def simulated_nodes(num_cpus: int = 4) -> Iterator[Nodes]:
-    """A cluster with one node. A process is in one cluster at a time."""
+def simulated_nodes(num_cpus: int = 4, *, lose_nodes: bool = True) -> Iterator[Nodes]:
+    """A cluster with one node. A process is in one cluster at a time. With `lose_nodes`, the loss of one is noticed
+    soon, and on a busy machine one may be taken for lost that is not."""
     # Ray's sockets have long names, and their folder must have a short one.
     with (
         tempfile.TemporaryDirectory(prefix="lw-", ignore_cleanup_errors=True) as folder,
-        _simulated(folder, num_cpus) as nodes,
+        _simulated(folder, num_cpus, QUICK_DEATHS if lose_nodes else {}) as nodes,
     ):
         yield nodes
 
 
 @contextmanager
-def _simulated(temporary: str, num_cpus: int) -> Iterator[Nodes]:
+def _simulated(temporary: str, num_cpus: int, settings: Mapping[str, int]) -> Iterator[Nodes]:
     prepare_environment(joins=False)
     import ray
     from ray.cluster_utils import Cluster
@@ -105,7 +108,7 @@ def _simulated(temporary: str, num_cpus: int) -> Iterator[Nodes]:
             include_dashboard=False,
             object_store_memory=STORE_BYTES,
             temp_dir=temporary,
-            _system_config=QUICK_DEATHS,
+            _system_config=dict(settings),
         )
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         yield Nodes(cluster)

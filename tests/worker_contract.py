@@ -47,6 +47,25 @@ class WorkerContract:
         assert "agents.py" in made.reward.detail
         assert "no idea" in made.reward.detail
 
+    async def test_values_of_the_agents_own_classes_arrive_as_they_are_stored(self, house: World) -> None:
+        """Texts, numbers and dicts of classes that only the process of the agent has."""
+        request = house.request("own", "own classes")
+        made = await house.worker.run(request)
+        assert made.reward == Scored(1.0, {"a": 2.0}, "b")
+        assert made.episode is not None
+        last = made.episode.messages[-1]
+        assert last == {"role": "assistant", "content": "mine", "notes": [{"at": 3}]}
+        assert {type(one) for one in (last, last["notes"][0])} == {dict}
+        assert [type(one) for one in (last["content"], last["notes"][0]["at"], made.reward.answer)] == [str, int, str]
+        assert made.task is request.task
+
+    @pytest.mark.parametrize("task", ["own object", "own reward", "no number"])
+    async def test_what_cannot_be_stored_is_a_failure_of_the_agent(self, house: World, task: str) -> None:
+        made = await house.worker.run(house.request("own", task))
+        assert failure(made)[0] is FailureCause.AGENT
+        assert isinstance(made.reward, Failed)
+        assert f"task '{task}'" in made.reward.detail
+
     async def test_an_agent_out_of_time_is_graded_by_what_it_did(self, house: World) -> None:
         made = await house.worker.run(house.request("own", "waits", seconds=0.5))
         assert made.episode is not None

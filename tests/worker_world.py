@@ -43,8 +43,28 @@ AGENTS = '''
 import asyncio, json, os, sys, urllib.request
 from pathlib import Path
 
+from loopwright.ports import AgentResult
+from loopwright.types import Scored
+
 HERE = Path(__file__).parent
 (HERE / f"made-in-{os.getpid()}").touch()
+
+
+class Text(str):
+    def __str__(self):
+        return "not what it holds"
+
+
+class Number(int):
+    pass
+
+
+class Note(dict):
+    pass
+
+
+class Own:
+    """Of a class that no other process has."""
 
 
 class Agent:
@@ -67,6 +87,18 @@ class Agent:
             raise ValueError("no idea")
         if task.id == "waits":
             await asyncio.sleep(1000)
+        if task.id == "exits":
+            sys.exit(4)
+        if task.id == "own classes":
+            task.metadata["seen"] = Own()
+            answer = Note(role="assistant", content=Text("mine"), notes=[Note(at=Number(3))])
+            return AgentResult([*task.messages, answer], Scored(Number(1), {Text("a"): Number(2)}, Text("b")))
+        if task.id == "own object":
+            return [*task.messages, {"role": "assistant", "content": "mine", "info": Own()}]
+        if task.id == "own reward":
+            return AgentResult([*task.messages, reply.message], Scored(1.0, answer=Own()))
+        if task.id == "no number":
+            return AgentResult([*task.messages, reply.message], Scored(float("nan")))
         if task.id == "environment":
             said = {"torch": "torch" in sys.modules, "variables": sorted(os.environ), "pid": os.getpid()}
             return [*task.messages, {"role": "assistant", "content": json.dumps(said)}]
@@ -88,6 +120,8 @@ async def serve(task, base_url, api_key):
     second = [{"role": "user", "content": "Two."}]
     second.append(await asyncio.to_thread(ask, base_url, api_key, second))
     (HERE / f"began-{task.id}").write_text(str(os.getpid()))
+    if task.id == "exits":
+        sys.exit(4)
     if task.id == "waits":
         await asyncio.sleep(1000)
     second.append({"role": "user", "content": "Go on."})

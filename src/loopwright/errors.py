@@ -9,6 +9,7 @@
     │   ├── EngineLostError        an engine cannot be reached: it died, or the connection broke
     │   ├── ProofError             an engine does not compute what the learner's weights compute
     │   ├── UnanswerableError      no engine can answer the request as it is
+    │   │   └── ConstraintError    the form that an answer is to have cannot be kept
     │   ├── ToolServerError        a server of tools did not start, or died under a rollout
     │   ├── WorkerLostError        a rollout worker cannot be reached, or is silent
     │   ├── TrialLostError         a trial of Harbor lost its sandbox or its model
@@ -100,6 +101,11 @@ class ProofError(EngineError):
 class UnanswerableError(EngineError):
     """No engine can answer the request as it is, for example because it holds a token that the model does not have. It
     says nothing about the engine, and another engine need not be asked."""
+
+
+class ConstraintError(UnanswerableError):
+    """The form that an answer is to have cannot be kept: its schema is wrong or not supported, or the engine or the
+    model's renderer cannot do it."""
 
 
 class TrialLostError(EngineError):

@@ -25,6 +25,7 @@ from loopwright.types import (
     TokenChain,
     Unscored,
 )
+from loopwright.types.spans import Spans
 
 ON_POLICY = StalePolicy(horizon=1)
 
@@ -41,6 +42,7 @@ def make_rollout(
     task_set: str = "train",
     size: int = 3,
     stop: StopReason = StopReason.DONE,
+    constrained: Spans = (),
 ) -> Rollout:
     """A rollout of `size` sampled tokens after a prompt of two."""
     chain = TokenChain(
@@ -48,6 +50,7 @@ def make_rollout(
         np.array([False] * 2 + [True] * size),
         np.array([0.0] * 2 + [-0.25 - member] * size, dtype=np.float32),
         np.array([-1] * 2 + [version] * size, dtype=np.int32),
+        constrained=constrained,
     )
     episode = Episode((*TASK.messages, {"role": "assistant", "content": "7"}), (chain,), stop)
     key = RolloutKey(task_set, draw, member, attempt)

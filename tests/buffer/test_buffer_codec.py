@@ -25,6 +25,7 @@ from loopwright.types import (
     TokenDiff,
     Unscored,
 )
+from loopwright.types.spans import joined_spans
 
 INT32 = st.integers(0, 2**31 - 1)
 LOGPROB = st.floats(-65536.0, 0.0, width=32)
@@ -50,6 +51,7 @@ def token_chains(draw: st.DrawFn) -> TokenChain:
         np.array([version if sampled else -1 for _, sampled, _, version in tokens], dtype=np.int32),
         draw(st.sampled_from(ChainStart)),
         draw(st.booleans()),
+        joined_spans((place, place + 1) for place, token in enumerate(tokens) if token[1] and draw(st.booleans())),
     )
 
 
@@ -58,7 +60,7 @@ def assert_same(left: TokenChain, right: TokenChain) -> None:
         ours, theirs = getattr(left, name), getattr(right, name)
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
-    assert (left.start, left.trained) == (right.start, right.trained)
+    assert (left.start, left.trained, left.constrained) == (right.start, right.trained, right.constrained)
 
 
 @given(st.lists(token_chains(), max_size=4))

@@ -85,6 +85,18 @@ async def test_tokens_that_are_too_old_are_masked_and_the_others_are_not(storage
     assert group.oldest_version == 1
 
 
+async def test_constrained_tokens_are_masked_and_an_old_one_makes_nothing_old(storage: Storage) -> None:
+    buffer = StoredBuffer(storage, MASK)
+    started = await buffer.draw("train", 0, TASK, 0)
+    await buffer.put(started.row, make_rollout(0, 0, version=0, constrained=((2, 5),)))
+    await buffer.put(started.row, make_rollout(0, 1, version=2, constrained=((3, 4),)))
+    await buffer.settle(started.row, GroupStatus.COMPLETED)
+    (group,) = await buffer.take(3, {"train": 1})
+    forced, free = (rollout.episode.chains[0] for rollout in group.rollouts if rollout.episode)
+    assert (forced.sampled, free.sampled) == (0, 2)
+    assert (buffer.masked_tokens, buffer.constrained_tokens, group.oldest_version) == (0, 4, 2)
+
+
 async def test_without_a_horizon_nothing_is_too_old(storage: Storage) -> None:
     buffer = StoredBuffer(storage, StalePolicy(Stale.RETRY, horizon=None, max_expiries=1))
     await complete(buffer, 0, 0)

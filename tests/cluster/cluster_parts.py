@@ -166,3 +166,28 @@ async def opens_for_ever(held: str) -> AsyncIterator[Part]:
     part = Part()
     await part.hold(held)
     yield part
+
+
+@asynccontextmanager
+async def hangs_after_the_first_start(mark: str, blocks: bool) -> AsyncIterator[Part]:
+    """As if it waited for a machine that is gone: in the event loop, or blocking it."""
+    if os.path.exists(mark):  # noqa: ASYNC240
+        print("waiting for a license", flush=True)
+        if blocks:
+            time.sleep(300)  # noqa: ASYNC251 (it blocks on purpose)
+        await asyncio.Event().wait()
+    _write(mark, "")
+    yield Part()
+
+
+@asynccontextmanager
+async def engine_whose_second_start_fails(mark: str, *given: Any) -> AsyncIterator[Any]:
+    """The third one is good again."""
+    from loopwright.build.hosted_engine import hosted_engine
+
+    started = os.path.getsize(mark) if os.path.exists(mark) else 0  # noqa: ASYNC240
+    _write(mark, "x" * (started + 1))
+    if started == 1:
+        raise OSError(98, "the address is in use")
+    async with hosted_engine(*given) as engine:
+        yield engine

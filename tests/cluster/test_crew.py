@@ -360,6 +360,36 @@ async def test_an_actor_of_which_nothing_is_heard_is_lost() -> None:
 
 
 @virtually
+async def test_what_everyone_is_asked_is_done_by_all_that_live() -> None:
+    """One that dies meanwhile stops nobody else, and is started again."""
+    done: list[str] = []
+
+    async def dies(host: FakeHost, work: Any) -> Any:
+        host.die()
+        await asyncio.sleep(10)
+
+    async def does(host: FakeHost, work: Any) -> str:
+        await asyncio.sleep(1)
+        done.append(host.name)
+        return host.name
+
+    members = places(does, dies, does)
+    async with crew_of(*members) as crew:
+        assert await crew.everyone("do", 1) == ["p0.0", "p2.0"]
+        assert sorted(done) == ["p0.0", "p2.0"]
+        await until(lambda: len(crew.running) == 3)
+        assert len(members[1].hosts) == 2
+
+
+@virtually
+async def test_what_one_of_everyone_raises_is_raised() -> None:
+    async with crew_of(*places(echo, raises)) as crew:
+        with pytest.raises(ValueError, match="7"):
+            await crew.everyone("do", 7)
+        assert len(crew.running) == 2
+
+
+@virtually
 async def test_cancelling_a_caller_reaches_the_actor() -> None:
     [member] = places(meeting(2))
     async with crew_of(member) as crew:

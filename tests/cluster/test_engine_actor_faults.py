@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_parts import engine_whose_second_start_fails
 from engine_weights_contract import ReferenceModel
 from ray_nodes import Nodes, OnNode, engine_role, simulated_nodes
 
@@ -25,7 +26,7 @@ from loopwright.testing.tiny import tiny_llama
 from loopwright.types import UNKNOWN_CAPACITY, GenerateRequest, PauseMode, Sampling
 
 TOKENS = 200
-SECONDS = 60
+SECONDS = 120
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def nodes(shared_ray: Any) -> Iterator[Nodes]:
-    """The driver's node has room for two engines of one CPU."""
+    """A cluster of their own for tests in which nodes come and go. The driver's node has room for two engines of one
+    CPU."""
     shared_ray.down()
     with simulated_nodes(num_cpus=2) as simulated:
         yield simulated
@@ -92,7 +94,7 @@ def kill_9(host: Any) -> None:
 
 
 @pytest.mark.real
-async def test_a_killed_actor_costs_no_token(nodes: Nodes, served: ServedModel) -> None:
+async def test_a_killed_actor_costs_no_token(two_nodes: Any, served: ServedModel) -> None:
     deaths: list[str] = []
     async with engines(served, 2, on_death=deaths.append) as (controller, on):
         requests = [ask(seed) for seed in range(4)]
@@ -113,7 +115,7 @@ async def test_a_killed_actor_costs_no_token(nodes: Nodes, served: ServedModel) 
 
 
 @pytest.mark.real
-async def test_when_all_actors_are_gone_the_callers_are_told_why(nodes: Nodes, served: ServedModel) -> None:
+async def test_when_all_actors_are_gone_the_callers_are_told_why(two_nodes: Any, served: ServedModel) -> None:
     async with engines(served, 2, max_restarts=0) as (controller, on):
         call = asyncio.create_task(controller.generate(ask(0, 900)))
         await under_way(controller)
@@ -126,8 +128,56 @@ async def test_when_all_actors_are_gone_the_callers_are_told_why(nodes: Nodes, s
 
 
 @pytest.mark.real
+async def test_a_restart_that_fails_costs_the_budget_and_not_the_run(
+    two_nodes: Any, served: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = partial(engine_whose_second_start_fails, str(tmp_path / "starts"))
+    monkeypatch.setattr("loopwright.build.engine_actors.hosted_engine", opening)
+    deaths: list[str] = []
+    async with engines(served, 1, on_death=deaths.append) as (controller, on):
+        kill_9(on.hosts[0])
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: not controller._pool.running)
+            assert len((await controller.generate(ask(0, 3))).ids) == 3
+    assert [words.partition(":")[0] for words in deaths] == ["ActorDiedError", f"{on.hosts[0].name} did not start"]
+    assert "OSError: [Errno 98] the address is in use" in deaths[1]
+
+
+@pytest.mark.real
+async def test_an_actor_that_dies_in_an_update_is_replaced_by_one_with_the_new_weights(
+    two_nodes: Any, served: ServedModel, tmp_path: Path
+) -> None:
+    """In the first update while it loads, in the second while it is proven."""
+    victims: list[Any] = []
+    proven: list[tuple[str, int]] = []
+
+    async def prove(name: str, engine: Any, version: int) -> None:
+        if victims:
+            kill_9(victims.pop())
+        await engine.probe(ask(0, 1))
+        proven.append((name, version))
+
+    reference = ReferenceModel(Path(served.model))
+    async with engines(served, 2, prove=prove) as (controller, on):
+        for version in (1, 2):
+            reference.move()
+            file = reference.write(tmp_path / f"w-{version}")
+            await controller.pause(PauseMode.ABORT)
+            if version == 1:
+                kill_9(on.hosts[0])
+            else:
+                victims.append(on.hosts[1])
+            await controller.load(version, file)
+            await controller.resume()
+            assert (await controller.generate(ask(0, 3))).versions == (version,) * 3
+            await until(lambda count=version + 2: len(on.hosts) == count and len(controller._pool.running) == 2)  # type: ignore[misc]
+            assert [member.engine.version for member in controller._pool.running if member.engine] == [version] * 2
+    assert sorted(proven) == [("0", 1), ("0", 2), ("1", 1), ("1", 2)]
+
+
+@pytest.mark.real
 async def test_a_model_that_a_node_does_not_have_is_told_before_anything_else(
-    nodes: Nodes, served: ServedModel, tmp_path: Path
+    two_nodes: Any, served: ServedModel, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match="no-such-model") as told:
         async with asyncio.timeout(SECONDS), engines(replace(served, model=str(tmp_path / "no-such-model")), 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from engine_contract import KeepingContract, Update
 from engine_weights_contract import ReferenceModel, WeightsContract
-from ray_nodes import OnNode, engine_role, simulated_nodes
+from ray_nodes import OnNode, engine_role
 
 from loopwright.build.engine_actors import EngineActors, torch_actor
 from loopwright.build.serving import ServedModel, opened_engine
@@ -64,25 +64,16 @@ class Actors:
     weights: Any
 
 
-@pytest.fixture(scope="module")
-def nodes(shared_ray: Any) -> Iterator[dict[str, str]]:
-    """The ids of the driver's node and of another."""
-    shared_ray.down()
-    with simulated_nodes() as simulated:
-        from loopwright.cluster.node import this_node
-
-        yield {"here": this_node(), "elsewhere": str(simulated.add().node_id)}
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def actors(nodes: dict[str, str], served: ServedModel) -> AsyncIterator[Actors]:
+async def actors(shared_ray: Any, served: ServedModel) -> AsyncIterator[Actors]:
     from loopwright.cluster.engine import StoredWeights
 
+    nodes = shared_ray.two_nodes()
     weights = StoredWeights()
     async with AsyncExitStack() as stack:
         starting = []
         for place in PLACES:
-            on: Any = OnNode(nodes[place])
+            on: Any = OnNode(getattr(nodes, place))
             launch = torch_actor(EngineActors(on, engine_role()), 0, served, weights, UNKNOWN_CAPACITY)
             starting.append(stack.enter_async_context(launch))
         workers = await asyncio.gather(*starting)
@@ -101,6 +92,8 @@ async def engine(request: pytest.FixtureRequest, actors: Actors, initial: Weight
     await found.pause(PauseMode.ABORT)
 
 
+# On the driver's node there is nothing more than this: an engine over HTTP, which has this contract elsewhere too.
+@pytest.mark.parametrize("engine", ["elsewhere"], indirect=True)
 class TestEngine(KeepingContract):
     @pytest.fixture
     def update(self, initial: WeightFile) -> Update:

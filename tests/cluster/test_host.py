@@ -11,12 +11,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster_parts import cannot_open, dies_while_opening, needs_lock, open_part, opens_for_ever
+from cluster_parts import (
+    cannot_open,
+    dies_while_opening,
+    hangs_after_the_first_start,
+    needs_lock,
+    open_part,
+    opens_for_ever,
+)
 
+from loopwright.cluster.crew import Crew
 from loopwright.cluster.logs import ActorLogs
 from loopwright.config.roles import Role, RoleKind
 from loopwright.core.redaction import names_a_secret
-from loopwright.errors import ConfigError, RemoteError, WorkerLostError
+from loopwright.errors import BudgetError, ConfigError, RemoteError, WorkerLostError
 
 pytestmark = pytest.mark.real
 
@@ -206,6 +214,24 @@ async def test_no_secret_reaches_an_actor_or_its_children(cluster):
         below = await host.call("childrens_environment")
         assert below.keys() <= seen.keys()
         assert not [name for name in below if name.startswith(("RAY_", "LOOPWRIGHT_")) or names_a_secret(name)]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_a_restart_that_hangs_is_given_up_with_its_last_words(cluster, tmp_path: Path, monkeypatch, blocks):
+    from loopwright.cluster.cluster import Cluster
+
+    monkeypatch.setattr("loopwright.cluster.remote_host.GRACE_SECONDS", 0.5)
+    limited = Cluster("127.0.0.1", ActorLogs(), start_seconds=60.0)
+    opening = partial(hangs_after_the_first_start, str(tmp_path / "mark"), blocks)
+    launch = partial(limited.launch, role(), 0, opening, "mine")
+    async with Crew.open("mine", [("mine", launch)], max_restarts=1) as crew:
+        limited._start_seconds = 2.0
+        with pytest.raises(WorkerLostError):
+            await crew.work("die", "")
+        with pytest.raises(BudgetError, match=r"not ready within 2 s, which cluster\.start_seconds (.*\n)*waiting"):
+            async with asyncio.timeout(20):
+                await crew.work("pid")
+    await until(lambda: living_actors() == 0)
 
 
 async def test_an_actor_that_waits_for_room_can_be_given_up(cluster):

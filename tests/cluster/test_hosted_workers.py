@@ -19,10 +19,12 @@ from worker_contract import WorkerContract, ended, failure
 from worker_world import ANSWER, World, until, world, written
 
 from loopwright.agents.runners.marks import VARIABLE
+from loopwright.build.gateway import RunSessions
 from loopwright.cluster.logs import ActorLogs
 from loopwright.core.redaction import Redactor
-from loopwright.errors import ConfigError, WorkerLostError
-from loopwright.gateway.takeover import label_of
+from loopwright.errors import BudgetError, ConfigError, WorkerLostError
+from loopwright.gateway.takeover import NOTHING, label_of
+from loopwright.serve.lease import LeaseHolder
 from loopwright.serve.marked_processes import mark_of, started_at
 from loopwright.types import FailureCause, RolloutRequest
 
@@ -83,6 +85,14 @@ async def test_an_actor_has_neither_torch_nor_the_drivers_environment_and_the_dr
     assert not [name for name in told["variables"] if "KEY" in name]
     assert (house.folder / f"made-in-{told['pid']}").exists()
     assert not (house.folder / f"made-in-{os.getpid()}").exists()
+
+
+async def test_what_would_end_the_process_of_an_agent_is_a_failure_of_the_agent(house: World) -> None:
+    made = await house.worker.run(house.request("own", "exits"))
+    assert failure(made) == (FailureCause.AGENT, "SystemExit")
+    request = house.request("served", "exits")
+    assert failure(await house.worker.run(request)) == (FailureCause.AGENT, "SystemExit")
+    await sessions_deleted(house, request)
 
 
 async def test_a_session_is_deleted_when_its_rollout_is_stored_and_not_before(house: World) -> None:
@@ -146,6 +156,58 @@ async def test_a_gateway_that_died_is_started_again_and_its_rollouts_are_infrast
     assert made.episode is not None
     assert len(made.episode.chains) == 2
     assert house.sessions.client.url != before
+
+
+async def test_a_rollout_that_waits_for_a_new_actor_finds_the_gateway_that_has_moved_meanwhile(house: World) -> None:
+    assert house.sessions is not None
+    run = asyncio.create_task(house.worker.run(house.request("served", "waits")))
+    pid = await house.began("waits")
+    os.kill(pid, signal.SIGKILL)
+    os.kill(listener_of(house.sessions.client.url), signal.SIGKILL)
+    with pytest.raises(WorkerLostError):
+        await ended(run)
+    # At the address of the lost one it would wait for two minutes.
+    async with asyncio.timeout(100):
+        made = await house.worker.run(house.request("served", "serve"))
+    assert made.episode is not None
+
+
+async def test_when_the_gateway_is_given_up_its_rollouts_end_with_the_reason(house: World) -> None:
+    assert house.sessions is not None
+    run = asyncio.create_task(house.worker.run(house.request("served", "waits")))
+    pid = await house.began("waits")
+    house.sessions.cannot_go_on(BudgetError("no actor of gateway is left", remedy="see its log"))
+    try:
+        for ending in (run, asyncio.create_task(house.worker.run(house.request("served", "serve")))):
+            with pytest.raises(BudgetError, match="no actor of gateway is left"):
+                await ended(ending)
+    finally:
+        # As it was before, for other tests.
+        house.sessions.lost = None
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_gateway_that_dies_while_the_run_registers_is_started_again(
+    house: World, tmp_path: Path, tiny_llama_folder: Path, crews_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loopwright.build.hosted_gateway import sessions_on_actor
+
+    assert house.sessions is not None
+    register, killed = RunSessions.open, list[str]()
+
+    def first_killed(self: RunSessions, url: str, key: str) -> Any:
+        if not killed:
+            killed.append(url)
+            os.kill(listener_of(url), signal.SIGKILL)
+        return register(self, url, key)
+
+    monkeypatch.setattr(RunSessions, "open", first_killed)
+    loaded = written(tmp_path, tiny_llama_folder, ["served"], gateway_actors=1)
+    model, holder = house.sessions.client.registration.model, LeaseHolder("b" * 16, 0)
+    opening = RunSessions(loaded, model, holder, NOTHING, lambda: 0.0, Redactor())
+    async with asyncio.timeout(60), sessions_on_actor(opening, crews_cluster) as sessions:
+        assert sessions.client.url not in killed
+        assert (await sessions.client.ask("GET", "/sessions"))["sessions"] == []
 
 
 async def test_a_mistake_in_an_agent_is_found_when_its_actors_start(

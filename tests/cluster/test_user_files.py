@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import signal
 import time
 import zipfile
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from judger_contract import TASK, Configs, said, until
 from judgers_on_actors import opened_judgers, placed
 
 from loopwright.build.user_files import named_files
+from loopwright.cluster.judger import RayJudger
 from loopwright.config import LlmJudgerConfig, NativeJudgerConfig
 from loopwright.config.base import needs_of
 from loopwright.errors import ConfigError
@@ -69,6 +71,12 @@ def base(tmp_path: Path) -> Path:
 def hide(base: Path) -> None:
     """What another machine sees: nothing."""
     base.rename(base.with_name("elsewhere"))
+
+
+def empty_zip() -> bytes:
+    packed = io.BytesIO()
+    zipfile.ZipFile(packed, "w").close()
+    return packed.getvalue()
 
 
 NATIVE = NativeJudgerConfig(path="judger.py:judge", timeout_seconds=60.0)
@@ -204,7 +212,7 @@ async def test_files_that_are_too_large_are_refused_with_the_largest_ones_named_
 async def test_a_copy_of_a_killed_actor_is_removed_by_the_next_one(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loopwright.cluster import files as module
+    from loopwright.cluster import file_copy as module
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left, held, fresh = (tmp_path / f"{module.COPY}{name}" for name in ("left", "held", "fresh"))
@@ -216,10 +224,73 @@ async def test_a_copy_of_a_killed_actor_is_removed_by_the_next_one(
     handle = os.open(held, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with module._copy() as own:
+        with module.copied(empty_zip(), tmp_path / "user") as own:
             assert set(os.listdir(tmp_path)) == {own.name, held.name, fresh.name}
     finally:
         os.close(handle)
+
+
+async def test_after_an_edit_the_files_are_those_of_the_runs_start(
+    cluster: Cluster, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also on the driver's own machine. Data that no config names is found as before."""
+    from loopwright.cluster.files import files_here, user_files
+
+    (base / "grading" / "table.txt").write_text("data")
+    files = await user_files(base)
+    (base / "grading" / "letters.py").write_text("VOWELS = 1 / 0\n")
+    (base / "sibling.py").unlink()
+    (base / "new.py").write_text("")
+    async with files_here(files) as folder:
+        assert folder != base
+        assert (folder / "grading" / "letters.py").read_text() == 'VOWELS = "aeiou"\n'
+        assert (folder / "sibling.py").read_text() == "HALF = 0.5\n"
+        assert (folder / "grading" / "table.txt").read_text() == "data"
+        assert (folder / "notes.txt").read_text() == "not for actors"
+        assert not (folder / "new.py").exists()
+    assert (base / "notes.txt").exists(), "a copy goes without what is linked"
+    assert "sibling.py, grading/letters.py: edited after the run started" in caplog.text
+
+
+async def test_after_an_edit_of_files_that_cannot_be_copied_an_actor_is_refused(
+    cluster: Cluster, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loopwright.cluster import files as module
+
+    shared = tmp_path / "shared.py"
+    shared.write_text("")
+    absolute, beside = await module.user_files(base, [str(shared)]), await module.user_files(base, ["../shared.py"])
+    monkeypatch.setattr(module, "MAX_BYTES", 1)
+    large = await module.user_files(base)
+    (base / "sibling.py").write_text("")
+    for files, words in (
+        (beside, r"sibling\.py is not as it was when the run started, and only .* are copied, not \.\./shared\.py"),
+        (large, r"sibling\.py is not as it was when the run started, and .* cannot be copied: they are larger than"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            async with module.files_here(files):
+                raise AssertionError("it is refused")
+    async with module.files_here(absolute) as folder:
+        assert folder != base
+    shared.write_text("edited")
+    with pytest.raises(ConfigError, match=r"/shared\.py is not as it was when the run started"):
+        async with module.files_here(absolute):
+            raise AssertionError("it is refused")
+
+
+async def test_an_actor_that_is_started_again_judges_as_before_an_edit(cluster: Cluster, base: Path) -> None:
+    async with opened_judgers(cluster, ["mine"], {"mine": placed(NATIVE)}, base) as judgers:
+        judger = judgers["mine"]
+        assert isinstance(judger, RayJudger)
+        first = await score_one(judger, TASK, said("aab"))
+        (base / "sibling.py").write_text("HALF = 100\n")
+        host: Any = judger.crew.running[0].host
+        os.kill(host.started.pid, signal.SIGKILL)
+        await until(lambda: not judger.crew.running)
+        again = await score_one(judger, TASK, said("aab"))
+    assert (first.value, first.answer) == (1.0, str(base))
+    assert again.value == 1.0
+    assert again.answer != str(base)
 
 
 async def test_an_object_is_read_after_its_modules_are_there(cluster: Cluster, base: Path) -> None:

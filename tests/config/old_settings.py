@@ -130,6 +130,7 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
     ("trainer.default_local_dir", "runs/y", {}, {"trainer.run_dir": "runs/y"}),
     ("trainer.max_actor_ckpt_to_keep", 3, {}, {"trainer.keep_checkpoints": 3}),
     ("trainer.logger", ["console", "tensorboard"], {}, {"track.console": True, "track.tensorboard": True}),
+    ("trainer.logger", ["console", "mlflow"], {}, {"track.console": True, "track.mlflow.experiment": "loopwright"}),
     ("load_from", "gpt2", {}, {"model.path": "gpt2"}),
     ("work_dir", "runs/y", {}, {"trainer.run_dir": "runs/y"}),
     ("total_epochs", 3, {"trainer.total_training_steps": 20}, {"trainer.steps": 20}),

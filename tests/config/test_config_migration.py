@@ -117,7 +117,7 @@ def test_a_key_or_section_without_equivalent_says_what_to_do(problems_of, minima
         ({"algorithm.adv_estimator": "grpo_passk"}, "has no equivalent"),
         ({"algorithm.rollout_correction.rollout_is": "geometric"}, "token or sequence"),
         ({"trainer.total_epochs": 3}, "set trainer.steps: epochs * tasks / data.train_batch_size"),
-        ({"trainer.logger": ["console", "wandb"]}, "names wandb"),
+        ({"trainer.logger": ["console", "swanlab"]}, "names swanlab"),
         ({"data.train_files": ["a.parquet", "b.parquet"]}, "names 2 files"),
         ({"data.train_files": "a.csv"}, "neither Parquet nor JSON lines"),
         ({"data.max_prompt_length": 9}, "cannot be converted without data.max_response_length"),

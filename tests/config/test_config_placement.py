@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from loopwright.build.cluster import loop_roles
+from loopwright.build.cluster import loop_roles, roles_of
 from loopwright.config import Loaded, Purpose
 from loopwright.config.base import needs_of
 from loopwright.config.needs import Outside
+from loopwright.config.placement import Strategy
 from loopwright.config.purpose import part_for
+from loopwright.config.roles import RoleKind
 from loopwright.errors import ConfigError
 from loopwright.types import Split, TrainerKind
 
@@ -207,3 +209,30 @@ def test_task_sets_of_training_have_actors_of_their_own_and_evaluation_uses_them
         "eval-eval-x": ((Split.EVAL, "x"),),
         "eval-eval-eval-x": ((Split.EVAL, "eval-x"),),
     }
+
+
+def test_every_role_has_the_strategy_and_the_labels_of_its_kind(load_text: LoadText, minimal: str) -> None:
+    placed = "num_actors: 1"
+    overrides = [
+        *APART,
+        f"agent={{kind: callable, path: 'a.py:b', judger: mine, {placed}}}",
+        f"judgers.mine={{kind: integer_answer, {placed}}}",
+        f"rollout.engine={{{placed}}}",
+        f"gateway={{{placed}}}",
+        "cluster.strategy={loops: spread, judgers: pack, engines: pack}",
+        "cluster.labels={loops: {zone: a}, judgers: {zone: b}, engines: {zone: c}, gateway: {zone: d}}",
+    ]
+    found = {role.kind: (role.strategy, dict(role.labels)) for role in roles_of(load_text(minimal, *overrides).config)}
+    assert found == {
+        RoleKind.LOOPS: (Strategy.SPREAD, {"zone": "a"}),
+        RoleKind.JUDGERS: (Strategy.PACK, {"zone": "b"}),
+        RoleKind.ENGINES: (Strategy.PACK, {"zone": "c"}),
+        RoleKind.GATEWAY: (Strategy.PACK, {"zone": "d"}),
+    }
+
+
+def test_a_judger_that_training_and_evaluation_name_is_one_role(load_text: LoadText, minimal: str) -> None:
+    judger = "judgers.mine={kind: integer_answer, num_actors: 1}"
+    evaluated = "eval={data: {kind: python, path: 'a.py:b'}, agent: {kind: single_turn, judger: mine}}"
+    config = load_text(minimal, judger, "agent.judger=mine", evaluated).config
+    assert [(role.kind, role.name) for role in roles_of(config)] == [(RoleKind.JUDGERS, "mine")]

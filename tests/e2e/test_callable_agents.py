@@ -66,6 +66,13 @@ async def too_long(task, base_url, api_key):
     async with connect(base_url, api_key) as client:
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 5000}])
 
+async def in_a_form(task, base_url, api_key):
+    """It asks for one of two letters as JSON."""
+    letter = {"type": "object", "properties": {"letter": {"enum": ["a", "xyz"]}}, "required": ["letter"]}
+    form = {"type": "json_schema", "json_schema": {"name": "letter", "schema": letter}}
+    async with connect(base_url, api_key) as client:
+        await client.chat.completions.create(model="m", messages=list(task.messages), response_format=form)
+
 async def slow(task, base_url, api_key):
     async with connect(base_url, api_key) as client:
         await client.chat.completions.create(model="m", messages=list(task.messages))
@@ -194,4 +201,27 @@ def test_two_steps_of_the_example_with_the_real_model(tmp_path: Path) -> None:
         assert len(turns_of(chain)) == 1 + called
         assert called == ("tool" in {message["role"] for message in episode.messages[PROMPT:]})
     assert any(episode and len(episode.messages) > PROMPT + 1 for episode in episodes), "nobody called the tool"
+    assert audit(folder.rollouts).is_clean
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_only_what_the_model_chose_of_a_form_is_trained(write: Any, kind: str) -> None:
+    """Everything is stored with logprob and version; what had no choice is masked when the batch is taken."""
+    folder = await run(write("in_a_form", produce__kind=kind, rollout__max_new_tokens=64))
+    stored = StoredRun(folder.rollouts)
+    for record in read_jsonl(folder.metrics):
+        if "response/constrained" in record:
+            assert 0.5 < record["response/constrained"] < 1
+    assert stored.steps() == (1, 2)
+    for step in stored.steps():
+        whole = {str(rollout.key): rollout for rollout in stored.rollouts(step)}
+        for group in stored.trained(step):
+            for rollout in group.rollouts:
+                assert rollout.episode is not None
+                (chain,) = rollout.episode.chains
+                (before,) = whole[str(rollout.key)].episode.chains  # type: ignore[union-attr]
+                assert rollout.episode.answer in ('{"letter": "a"}', '{"letter": "xyz"}')
+                assert (before.mask & ~before.constrained_mask).tolist() == chain.mask.tolist()
+                assert 0 < chain.sampled < before.sampled
+                assert not chain.constrained
     assert audit(folder.rollouts).is_clean

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 from controller_pool import FILE, ask, pool, until, whole
 from counting import CountingEngine, Nursery
 
-from loopwright.errors import BudgetError, EngineError, LearnerError, LeaseError, ModelError, ProofError, WeightsError
+from loopwright.errors import (
+    BudgetError,
+    ConfigError,
+    EngineError,
+    LearnerError,
+    LeaseError,
+    LoopwrightError,
+    ModelError,
+    ProofError,
+    RemoteError,
+    WeightsError,
+)
 from loopwright.types import PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
@@ -129,14 +141,16 @@ async def test_an_update_that_every_engine_refuses_is_an_error_and_changes_nothi
 
 
 class Born(Nursery):
-    """`error` is what the launch of every engine but the first raises."""
+    """`error` is what launches raise after the first engine: so many `times`, by default always."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, times: float = math.inf) -> None:
         super().__init__()
         self._error = error
+        self._times = times
 
     def launch(self) -> Any:
-        if self.engines:
+        if self.engines and self._times > 0:
+            self._times -= 1
             raise self._error
         return super().launch()
 
@@ -162,6 +176,17 @@ async def test_a_single_engine_that_comes_back_with_another_model_ends_the_calls
         changed.engines[0].dead.set()
         with pytest.raises(ModelError, match="another model"):
             await controller.generate(ask())
+
+
+@pytest.mark.parametrize("kind", [ConfigError, ModelError, RemoteError])
+async def test_an_engine_that_cannot_be_started_just_then_is_started_later(kind: type[LoopwrightError]) -> None:
+    """Its model is on a disk that comes back, say."""
+    deaths: list[str] = []
+    nursery = Born(kind("the model is not there", remedy="none"), times=1)
+    async with pool(nursery, on_death=deaths.append) as controller:
+        nursery.engines[0].dead.set()
+        assert whole(await controller.generate(ask()))
+    assert deaths == ["engine 0 says goodbye", "the model is not there"]
 
 
 async def test_an_engine_that_another_run_has_taken_ends_everything() -> None:

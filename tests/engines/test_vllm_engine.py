@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from controller_pool import FILE, ask
+from controller_pool import FILE, PROMPT, ask
 from counting import Nursery
 
 from loopwright.engines.attached import BEATS_PER_LEASE
@@ -20,9 +21,9 @@ from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm import engine as vllm
 from loopwright.engines.vllm.engine import VllmEngine
 from loopwright.engines.worker import Worker
-from loopwright.errors import EngineError, EngineLostError, WeightsError
+from loopwright.errors import ConstraintError, EngineError, EngineLostError, UnanswerableError, WeightsError
 from loopwright.serve.lease import LeaseHolder
-from loopwright.types import NOTHING_YET, PauseMode
+from loopwright.types import NOTHING_YET, Constraint, Generation, GrammarKind, PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
 
@@ -47,6 +48,14 @@ class Server:
         self.answers.set()
         self._goes_on = asyncio.Event()
         self._goes_on.set()
+
+        self.given = asyncio.Event()
+        self._most: int | None = None
+        self.refuses: Exception | None = None
+
+    def gives(self, tokens: int | None) -> None:
+        """Give only so many tokens of each answer, and wait then."""
+        self._most = tokens
 
     def holds(self) -> None:
         """Answer nothing from now on, as if it were paused."""
@@ -81,7 +90,12 @@ class Server:
 
     async def _events(self, start: int, count: int) -> AsyncIterator[tuple[bool, Any]]:
         await self._goes_on.wait()
+        if self.refuses is not None:
+            raise self.refuses
         for place in range(count):
+            if place == self._most:
+                self.given.set()
+                await asyncio.Event().wait()
             choice: dict[str, Any] = {"token_ids": [start + place], "logprobs": {"content": [{"logprob": -0.5}]}}
             if place == count - 1:
                 spans = [{"start": 0, "end": count, "version": self.label}]
@@ -272,3 +286,42 @@ async def test_every_command_has_a_deadline() -> None:
     await engine.pause(PauseMode.ABORT)
     await engine.resume()
     assert all(patience is not server.patience for patience in server.patiences)
+
+
+BOUND = Constraint(GrammarKind.JSON_SCHEMA, '{"type": "object"}')
+
+
+async def test_a_constrained_answer_is_told_as_a_whole_and_none_of_it_trains() -> None:
+    """vLLM's logprobs of it are those of what its mask left (T8)."""
+    engine, parts = engine_of(Server()), list[Generation]()
+    said = await engine.generate(replace(ask(tokens=8), constraint=BOUND), parts.append)
+    assert (len(said.ids), said.constrained, parts) == (8, ((0, 8),), [])
+
+
+async def test_a_constrained_answer_that_is_cut_begins_again() -> None:
+    """vLLM would begin the grammar in the middle of the answer."""
+    server = Server()
+    async with controlled(attached(server)) as controller:
+        server.gives(3)
+        call = asyncio.create_task(controller.generate(replace(ask(tokens=8), constraint=BOUND)))
+        await server.given.wait()
+        await controller.pause(PauseMode.ABORT)
+        server.gives(None)
+        await controller.load(1, FILE)
+        await controller.resume()
+        async with asyncio.timeout(5):
+            said = await call
+    assert [len(body["token_ids"]) for body in server.bodies] == [len(PROMPT)] * 2
+    assert (len(said.ids), set(said.versions), said.constrained) == (8, {1}, ((0, 8),))
+
+
+async def test_no_constrained_answer_goes_on_from_its_middle() -> None:
+    with pytest.raises(ConstraintError, match="within its grammar"):
+        await engine_of(Server()).generate(replace(ask(), constraint=BOUND, sampled_before=2))
+
+
+async def test_what_the_server_refuses_of_a_constraint_is_the_constraints_fault() -> None:
+    server = Server()
+    server.refuses = UnanswerableError("uniqueItems is not supported", remedy="none")
+    with pytest.raises(ConstraintError, match="uniqueItems"):
+        await engine_of(server).generate(replace(ask(), constraint=BOUND))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from loopwright.engines.vllm.wire import (
     versions_from_json,
 )
 from loopwright.errors import RefusedError
-from loopwright.types import FinishReason, GenerateRequest, Generation, Sampling
+from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, GrammarKind, Sampling
 
 LABELS = VersionLabels("run-1", 3)
 REQUEST = GenerateRequest("a/0", (5, 6), Sampling(temperature=0.7, max_new_tokens=9, stop_token_ids=(2,), seed=4))
@@ -38,6 +39,13 @@ def test_the_request_alone_says_where_an_answer_ends_and_no_seed_is_sent() -> No
     assert "seed" not in sampling
     assert "cache_salt" not in request_to_vllm(REQUEST, "a/0#1", None)
     assert score_request(REQUEST, "salt")["sampling_params"] == {"max_tokens": 1, "prompt_logprobs": 0}
+
+
+def test_a_constraint_is_sent_in_vllms_own_words() -> None:
+    for kind, name in ((GrammarKind.JSON_SCHEMA, "json"), (GrammarKind.LARK, "grammar")):
+        body = request_to_vllm(replace(REQUEST, constraint=Constraint(kind, "{}")), "a/0#1", None)
+        assert body["sampling_params"]["structured_outputs"] == {name: "{}"}
+    assert "structured_outputs" not in request_to_vllm(REQUEST, "a/0#1", None)["sampling_params"]
 
 
 def test_a_part_is_stamped_with_the_version_of_its_request() -> None:

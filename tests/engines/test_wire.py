@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,9 +26,11 @@ from loopwright.errors import RefusedError
 from loopwright.types import (
     IN_PLACE,
     BroadcastBackend,
+    Constraint,
     FinishReason,
     GenerateRequest,
     Generation,
+    GrammarKind,
     ProbeAnswer,
     Sampling,
     TensorSpec,
@@ -35,6 +38,7 @@ from loopwright.types import (
     WeightFile,
     WeightUpdate,
 )
+from loopwright.types.spans import joined_spans
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(tuple)
 names = st.text(max_size=20)
@@ -56,7 +60,9 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
     prompt = draw(ids)
     before = draw(st.integers(0, len(prompt)))
     seconds = draw(st.none() | st.floats(0, 1e6))
-    return GenerateRequest(draw(names), prompt, draw(samplings), draw(st.booleans()), before, seconds=seconds)
+    constraint = draw(st.none() | st.builds(Constraint, st.sampled_from(GrammarKind), st.text()))
+    own = draw(names), prompt, draw(samplings), draw(st.booleans()), before
+    return GenerateRequest(*own, seconds=seconds, constraint=constraint)
 
 
 @st.composite
@@ -65,7 +71,9 @@ def generations(draw: st.DrawFn) -> Generation:
     size: dict[str, Any] = {"min_size": len(tokens), "max_size": len(tokens)}
     logprobs = draw(st.lists(st.floats(-1e30, 0), **size).map(tuple))
     versions = draw(st.lists(st.integers(0, 3), **size).map(tuple))
-    return Generation(tokens, logprobs, versions, draw(st.sampled_from(FinishReason)))
+    flags = draw(st.lists(st.booleans(), **size))
+    constrained = joined_spans((place, place + 1) for place, flag in enumerate(flags) if flag)
+    return Generation(tokens, logprobs, versions, draw(st.sampled_from(FinishReason)), constrained=constrained)
 
 
 def sent(value: Any) -> Any:
@@ -81,7 +89,7 @@ def test_a_request_arrives_as_it_was_sent(request: GenerateRequest) -> None:
 @given(generations())
 def test_a_generation_arrives_to_the_last_bit_of_its_logprobs(generation: Generation) -> None:
     assert generation_from_json(sent(generation_to_json(generation))) == (generation, True)
-    cut = Generation(generation.ids, generation.logprobs, generation.versions, FinishReason.ABORT)
+    cut = replace(generation, finish=FinishReason.ABORT)
     assert generation_from_json(sent(generation_to_json(generation, ended=False))) == (cut, False)
 
 
@@ -163,3 +171,28 @@ def test_a_generation_whose_streams_do_not_align_is_refused(change: dict[str, An
 def test_what_is_no_answer_is_refused(body: Any) -> None:
     with pytest.raises(RefusedError):
         generation_from_json(body)
+
+
+def test_a_server_that_says_nothing_of_a_constraint_has_ignored_it() -> None:
+    answer = Generation((1,), (-0.5,), (0,), FinishReason.STOP, constrained=((0, 1),))
+    body = sent(generation_to_json(answer))
+    asked = Constraint(GrammarKind.LARK, "start: /a/")
+    assert generation_from_json(body, asked) == (answer, True)
+    del body["choices"][0]["constrained"]
+    assert generation_from_json(body)[0].constrained == ()
+    with pytest.raises(RefusedError, match="ignores constraints"):
+        generation_from_json(body, asked)
+
+
+@pytest.mark.parametrize("spans", [3, [[0]], [[0, 2]], [[0.0, 1.0]], [["0", "1"]], [[1, 1]]])
+def test_spans_that_do_not_fit_are_refused(spans: Any) -> None:
+    body = sent(generation_to_json(Generation((1,), (-0.5,), (0,), FinishReason.STOP)))
+    body["choices"][0]["constrained"] = spans
+    with pytest.raises(RefusedError, match="constrained"):
+        generation_from_json(body)
+
+
+@pytest.mark.parametrize("constraint", [3, {}, {"kind": "regex", "text": "a"}, {"kind": "json"}])
+def test_a_malformed_constraint_is_refused(constraint: Any) -> None:
+    with pytest.raises(RefusedError):
+        request_from_json({"token_ids": [1], "constraint": constraint})

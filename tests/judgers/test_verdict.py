@@ -56,3 +56,16 @@ def test_a_group_has_its_scores_in_a_row(values: Any) -> None:
 def test_anything_else_is_no_row_of_scores(values: Any) -> None:
     with pytest.raises(JudgeError, match="for 2 episodes"):
         SIGNATURE.scored_group(2, values)
+
+
+class Text(str):
+    """Of the user's own file, which other processes may not have."""
+
+    def __str__(self) -> str:
+        return "not what it holds"
+
+
+def test_texts_of_the_users_own_classes_become_texts() -> None:
+    scored = SIGNATURE.scored(Scored(1.0, {Text("a"): 2.0}, Text("b")))
+    assert scored == Scored(1.0, {"a": 2.0}, "b")
+    assert {type(text) for text in (*scored.parts, scored.answer)} == {str}

@@ -33,8 +33,10 @@ from loopwright.ports.learner import StepReport
 from loopwright.ports.sessions import Endpoint, SessionTimes
 from loopwright.ports.storage import GroupRow, HeldGroup, MemberRow, ResumePlan, StalePolicy
 from loopwright.types import (
+    AnswerForm,
     BroadcastBackend,
     ChainStart,
+    Constraint,
     ContentDelta,
     EngineCapacity,
     Episode,
@@ -44,6 +46,7 @@ from loopwright.types import (
     FinishReason,
     GenerateRequest,
     Generation,
+    GrammarKind,
     Group,
     GroupStatus,
     InPlace,
@@ -91,7 +94,9 @@ CHAIN = TokenChain(
     np.array([-1, 3, 4]),
     ChainStart.BRANCH,
     trained=False,
+    constrained=((1, 2),),
 )
+CONSTRAINT = Constraint(GrammarKind.LARK, 'start: "yes" | "no"')
 DIFF = TokenDiff(3, ("a",), ("b", "c"), ("bc",))
 OUTPUT = ProgramOutput("agent", "said", 3, "checked", 0.5, 2.5)
 EPISODE = Episode(MESSAGES, (CHAIN,), StopReason.BUDGET, (TOOL,), EpisodeDrift(9, 2, 1, DIFF), OUTPUT)
@@ -132,8 +137,10 @@ SAMPLES: tuple[Any, ...] = (
     ToolCallArguments(1, '{"a"'),
     ToolCallEnd(1),
     RecordedChain(1, ChainStart.TOOLS, True, 2, MESSAGES, (TOOL,), 3, 40),
-    GenerateRequest("r-1", (5, 6), SAMPLING, True, 1, 7, 2.5, "sums/7"),
-    Generation((7, 8), (-0.5, -1.25), (3, 4), FinishReason.STOP, (0.5, 1.5)),
+    AnswerForm({"type": "object"}, (TOOL,), True, "response_format"),
+    CONSTRAINT,
+    GenerateRequest("r-1", (5, 6), SAMPLING, True, 1, 7, 2.5, "sums/7", CONSTRAINT),
+    Generation((7, 8), (-0.5, -1.25), (3, 4), FinishReason.STOP, (0.5, 1.5), ((1, 2),)),
     RolloutRequest(Split.EVAL, KEY, TASK, SAMPLING, 60.0, ROLLOUT),
     Turn((5, 6), (7, 8), (-0.5, -1.25), (3, 4), FinishReason.LENGTH),
     TensorSpec("F32", (2, 3)),
@@ -264,6 +271,7 @@ def test_chains_that_differ_in_one_stream_are_not_equal(name: str) -> None:
         "versions": {"versions": [-1, 3, 3]},
         "start": {"start": ChainStart.FIRST},
         "trained": {"trained": True},
+        "constrained": {"constrained": ()},
     }
     other = dataclasses.replace(CHAIN, **changes[name])
     assert other != CHAIN

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from loopwright.agents.transcript import own_reward
 from loopwright.core.blame import blame
 from loopwright.core.timeouts import ClockTimeout
 from loopwright.errors import (
@@ -20,6 +21,7 @@ from loopwright.errors import (
     EngineError,
     FilterError,
     InterruptionError,
+    JudgeError,
     LoopwrightError,
     NoModelCallError,
     OutOfTimeError,
@@ -178,7 +180,7 @@ def _result(result: Sequence[Message] | AgentResult, policy: RecordingPolicy) ->
     if not isinstance(result, AgentResult):
         return _Outcome(Unscored(), policy.episode(result))
     episode = policy.episode(result.messages, result.stop)
-    return _Outcome(result.reward or Unscored(), replace(episode, output=result.output))
+    return _Outcome(own_reward(result.reward), replace(episode, output=result.output))
 
 
 def _never_asked(task: Task) -> NoModelCallError:
@@ -189,7 +191,8 @@ def _never_asked(task: Task) -> NoModelCallError:
 
 
 def _is_ours(error: Exception) -> bool:
-    return isinstance(error, LoopwrightError) and not isinstance(error, AgentError)
+    # No judger is asked here: such an error is a score of the agent's own that is no number.
+    return isinstance(error, LoopwrightError) and not isinstance(error, AgentError | JudgeError)
 
 
 def _out_of_time(task: Task, policy: RecordingPolicy, seconds: float) -> _Outcome:
@@ -208,6 +211,6 @@ def _agent_raised(error: Exception, task: Task, agent: AgentSetup, policy: Recor
         return _Outcome(Scored(float(rule), {"agent_error": 1.0}), episode)
     if rule == "grade" and policy.was_answered:
         return _Outcome(Unscored(), policy.episode(policy.transcript))
-    words = error.message if isinstance(error, AgentError) else blame(error, agent.loop.run)
+    words = error.message if isinstance(error, AgentError | JudgeError) else blame(error, agent.loop.run)
     detail = f"agent {type(agent.loop).__name__} on task {task.id!r}: {words}"
     return _Outcome(Failed(FailureCause.AGENT, type(error).__name__, detail))

@@ -4,7 +4,8 @@ raises.
 Token chains are binary, because they are most of a run's bytes. A blob is one format byte, the chains, and a checksum,
 so that damage is reported and never trained on. Each chain is a header (its start, its length) and its four streams in
 little-endian order: ids of two bytes if all of them fit, one bit of mask per token, and for sampled tokens only their
-logprobs and, as runs, their versions. All other values are JSON, which a person can read.
+logprobs and, as runs, their versions. If tokens of it are constrained, their spans follow. All other values are JSON,
+which a person can read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from loopwright.errors import ChainError, DataError, RunError
 from loopwright.types import ChainStart, Failed, FailureCause, Message, Reward, Scored, Task, TokenChain, Unscored
+from loopwright.types.spans import Spans
 
 FORMAT = 2
 
@@ -41,6 +43,8 @@ _START_CODES = {
 }
 _NOT_TRAINED = 0x80
 """Added to the code of the start if the chain is only recorded, not trained."""
+_CONSTRAINED = 0x40
+"""Added to the code of the start if spans of constrained tokens follow."""
 _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 """It writes ASCII only: byte-level tokenizers can yield lone surrogates. UTF-8 cannot hold them, but an escape can."""
 _ID_TYPES = {2: "<u2", 4: "<i4"}
@@ -59,14 +63,24 @@ def _encode_chain(chain: TokenChain) -> bytes:
     runs = _runs(chain.versions[chain.mask])
     return b"".join(
         (
-            _HEADER.pack(_START_CODES[chain.start] | (0 if chain.trained else _NOT_TRAINED), len(chain)),
+            _HEADER.pack(_code(chain), len(chain)),
             _HEADER.pack(width, len(runs)),
             chain.ids.astype(_ID_TYPES[width]).tobytes(),
             np.packbits(chain.mask).tobytes(),
             chain.logprobs[chain.mask].astype("<f4").tobytes(),
             b"".join(_RUN.pack(*run) for run in runs),
+            _encode_spans(chain.constrained),
         )
     )
+
+
+def _code(chain: TokenChain) -> int:
+    flags = (0 if chain.trained else _NOT_TRAINED) | (_CONSTRAINED if chain.constrained else 0)
+    return _START_CODES[chain.start] | flags
+
+
+def _encode_spans(spans: Spans) -> bytes:
+    return _HEADER.pack(0, len(spans)) + b"".join(_RUN.pack(*span) for span in spans) if spans else b""
 
 
 def _runs(versions: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -99,7 +113,7 @@ def decode_chains(blob: bytes) -> tuple[TokenChain, ...]:
 
 def _decode_chain(cursor: _Cursor) -> TokenChain:
     code, length = cursor.header()
-    start = _STARTS.get(code & ~_NOT_TRAINED)
+    start = _STARTS.get(code & ~_NOT_TRAINED & ~_CONSTRAINED)
     if start is None:
         raise _damaged(f"unknown chain start {code}")
     width, runs = cursor.header()
@@ -114,7 +128,13 @@ def _decode_chain(cursor: _Cursor) -> TokenChain:
     if (lengths < 0).any() or lengths.sum() != sampled:
         raise _damaged("its versions are not those of its sampled tokens")
     versions[mask] = np.repeat(values, lengths)
-    return TokenChain(ids, mask, logprobs, versions, start, trained=not code & _NOT_TRAINED)
+    constrained = _decode_spans(cursor) if code & _CONSTRAINED else ()
+    return TokenChain(ids, mask, logprobs, versions, start, not code & _NOT_TRAINED, constrained)
+
+
+def _decode_spans(cursor: _Cursor) -> Spans:
+    _, count = cursor.header()
+    return tuple((begin, end) for begin, end in cursor.array("<i4", 2 * count).reshape(count, 2).tolist())
 
 
 class _Cursor:

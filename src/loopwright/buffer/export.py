@@ -49,4 +49,5 @@ def _chain(chain: TokenChain) -> dict[str, Any]:
         "mask": chain.mask.astype(int).tolist(),
         "logprobs": chain.logprobs.tolist(),
         "versions": chain.versions.tolist(),
+        "constrained": [list(span) for span in chain.constrained],
     }

@@ -13,6 +13,7 @@ from loopwright.buffer.codec import decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, snapshot
+from loopwright.core.constrained import without_constrained
 from loopwright.core.staleness import without_stale
 from loopwright.types import Group, GroupStatus, Rollout, RolloutKey, Scored
 
@@ -32,6 +33,13 @@ class Attempt(NamedTuple):
     round: int
     status: GroupStatus
     step: int | None
+
+
+class StoredGroup(NamedTuple):
+    """One round of a drawn group, and where it stands."""
+
+    key: GroupKey
+    status: GroupStatus
 
 
 class StoredRun:
@@ -58,6 +66,16 @@ class StoredRun:
         with snapshot(self._path) as db:
             return tuple(step for (step,) in db.execute("SELECT step FROM lineages ORDER BY lineage"))
 
+    def groups(self) -> tuple[StoredGroup, ...]:
+        """All groups that were drawn, in the order of their draws, without their rollouts."""
+        with snapshot(self._path) as db:
+            found = db.execute("SELECT task_set, draw, round, status FROM groups ORDER BY draw, task_set, round")
+            return tuple(StoredGroup((name, draw, round), GroupStatus(status)) for name, draw, round, status in found)
+
+    def members(self, group: GroupKey) -> tuple[Rollout, ...]:
+        """The latest attempt of each member of one group."""
+        return tuple(self._members("(task_set, draw, round) = (?, ?, ?)", *group))
+
     def rollouts(self, step: int) -> tuple[Rollout, ...]:
         """The rollouts of the groups that train step `step` consumed, by draw and member; failed ones included."""
         return tuple(self._members("step = ? ORDER BY task_set, draw", step))
@@ -80,7 +98,8 @@ class StoredRun:
         decoded = decode_task(task)
         parcel = Parcel(ParcelKind.TRAINED, step)
         members = ledger.members_of(db, self._archive, group, decoded, parcel, in_time=True)
-        return Group(*group[:2], decoded, tuple(one for one in members if isinstance(one.reward, Scored)))
+        scored = tuple(one for one in members if isinstance(one.reward, Scored))
+        return without_constrained(Group(*group[:2], decoded, scored))[0]
 
     def rollouts_in(self, status: GroupStatus) -> Iterator[Rollout]:
         """The rollouts of the groups in `status`, the latest draws first. They are read group by group, because there
@@ -140,11 +159,11 @@ class StoredRun:
         with snapshot(self._path) as db:
             return ledger.count_groups(db)
 
-    def _members(self, chosen: str, value: int | str) -> Iterator[Rollout]:
-        """The rollouts of the groups that `chosen` selects and orders. `chosen` is SQL with one parameter."""
+    def _members(self, chosen: str, *values: int | str) -> Iterator[Rollout]:
+        """The rollouts of the groups that `chosen`, SQL with these parameters, selects and orders."""
         with snapshot(self._path) as db:
             groups = db.execute(
-                f"SELECT task_set, draw, round, task, step, archived FROM groups WHERE {chosen}", (value,)
+                f"SELECT task_set, draw, round, task, step, archived FROM groups WHERE {chosen}", values
             )
             for task_set, draw, round, task, step, archived in groups:
                 group, parcel = (task_set, draw, round), Parcel.of(step, archived)

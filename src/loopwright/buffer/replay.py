@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from loopwright.buffer.fresh import Fresh
 from loopwright.buffer.shelf import Holding, Shelf
+from loopwright.core.constrained import without_constrained
 from loopwright.core.staleness import is_too_old, without_stale
 from loopwright.core.together import to_its_end
 from loopwright.errors import RunError
@@ -32,6 +33,7 @@ class StoredBuffer:
         self._shelves: dict[str, Shelf] = {}
         self._taken: set[tuple[str, int]] = set()
         self._masked = 0
+        self._constrained = 0
         self._due_step = 0
 
     @staticmethod
@@ -57,6 +59,10 @@ class StoredBuffer:
     @property
     def masked_tokens(self) -> int:
         return self._masked
+
+    @property
+    def constrained_tokens(self) -> int:
+        return self._constrained
 
     def count(self, task_set: str, status: GroupStatus) -> int:
         return self._shelf(task_set).counts[status]
@@ -151,8 +157,9 @@ class StoredBuffer:
             for holding in holdings:
                 self._taken.add((name, holding.row.draw))
                 self._shelves[name].move(holding, GroupStatus.CONSUMED)
-        self._masked += sum(masked for _, masked in groups)
-        return tuple(group for group, _ in groups)
+        self._masked += sum(masked for _, masked, _ in groups)
+        self._constrained += sum(constrained for _, _, constrained in groups)
+        return tuple(group for group, _, _ in groups)
 
     async def consume(self, groups: Sequence[Group], step: int) -> None:
         names = [(group.task_set, group.draw) for group in groups]
@@ -219,11 +226,14 @@ class StoredBuffer:
             for group in groups:
                 self._shelves[name].put_back(group)
 
-    async def _read(self, group: Holding, step: int) -> tuple[Group, int]:
+    async def _read(self, group: Holding, step: int) -> tuple[Group, int, int]:
+        """The group as it is trained, and how many of its tokens are too old and how many are constrained."""
         row = group.row
         attempts = {member.member: member.attempt for member in group.in_time}
         members = self._fresh.pop(row.task_set, row.draw, attempts)
         if not members:
             members = await self._storage.rollouts_of(row.task_set, row.draw)
         scored = tuple(member for member in members if isinstance(member.reward, Scored))
-        return without_stale(Group(row.task_set, row.draw, row.task, scored), step, self._policy.horizon)
+        free, constrained = without_constrained(Group(row.task_set, row.draw, row.task, scored))
+        fresh, masked = without_stale(free, step, self._policy.horizon)
+        return fresh, masked, constrained

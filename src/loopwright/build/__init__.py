@@ -14,6 +14,7 @@ if typing.TYPE_CHECKING:
     from loopwright.build.gateway import ForRuns, serve_gateway
     from loopwright.build.plain_rollouts import Made, roll_out
     from loopwright.build.rehearsal import rehearse
+    from loopwright.build.rejudge import rejudge_run
     from loopwright.build.remote import RemoteEngine
     from loopwright.build.replay import replay_step
     from loopwright.build.run import open_run
@@ -32,6 +33,7 @@ __all__ = [
     "open_chat",
     "open_run",
     "rehearse",
+    "rejudge_run",
     "replay_step",
     "roll_out",
     "run_renderer",
@@ -45,6 +47,7 @@ _MODULES = {
     "gateway": ("ForRuns", "serve_gateway"),
     "plain_rollouts": ("Made", "roll_out"),
     "rehearsal": ("rehearse",),
+    "rejudge": ("rejudge_run",),
     "remote": ("RemoteEngine",),
     "replay": ("replay_step",),
     "run": ("open_run",),

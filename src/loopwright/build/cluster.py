@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loopwright.cluster.folder import remove_leftovers
 from loopwright.cluster.local_node import declares_too_much, local_node
 from loopwright.cluster.nodes import ClusterNode
 from loopwright.cluster.plan import Plan, make_plan
@@ -53,8 +55,10 @@ class RunPlan:
 
 @asynccontextmanager
 async def open_run_cluster(loaded: Loaded, path: Path) -> AsyncIterator[Cluster | None]:
-    """The cluster of the run in the folder `path`. None if nothing of the run is on actors."""
+    """The cluster of the run in the folder `path`. None if nothing of the run is on actors. What a killed process of
+    the run has left of its own cluster is removed, also if this one needs none."""
     config = loaded.config
+    await asyncio.to_thread(remove_leftovers, path)
     roles = roles_of(config)
     if not roles:
         yield None

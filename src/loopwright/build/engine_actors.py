@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from loopwright.config.roles import Role
 from loopwright.config.transport import ON_THIS_NODE, SENT_ELSEWHERE, STORED_ELSEWHERE
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch, Worker
-from loopwright.errors import WorkerLostError
+from loopwright.errors import EngineLostError, LoopwrightError, WorkerLostError
 from loopwright.ports import StreamingEngine
 from loopwright.serve.keys import new_key
 from loopwright.trainers.run_folder import RunFolder
@@ -35,6 +35,7 @@ from loopwright.types import EngineCapacity
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
     from loopwright.cluster.engine import StoredWeights
+    from loopwright.cluster.host import Opening
     from loopwright.cluster.remote_host import RemoteHost
     from loopwright.engines.vllm.process import VllmServer
 
@@ -96,7 +97,7 @@ async def torch_actor(
     from loopwright.engines.http.client import HttpEngine
 
     key, driver = new_key(), this_node()
-    async with actors.cluster.launch(actors.role, number, partial(hosted_engine, served, key, driver), WHAT) as host:
+    async with _started(actors, number, partial(hosted_engine, served, key, driver)) as host:
         url = await host.call("url")
         way = ON_THIS_NODE if host.started.node == driver else STORED_ELSEWHERE
         log.info("weights reach %s at %s by %s", host.name, url, way)
@@ -125,7 +126,7 @@ async def vllm_actor(
     driver = this_node()
     cpus = max(1, int(actors.role.cpus))
     opening = partial(hosted_vllm, server, driver, f"{run}-{number}", number, cpus)
-    async with actors.cluster.launch(actors.role, number, opening, WHAT) as host:
+    async with _started(actors, number, opening) as host:
         url = await host.call("url")
         way = ON_THIS_NODE if host.started.node == driver else SENT_ELSEWHERE
         log.info("weights reach %s at %s by %s", host.name, url, way)
@@ -135,6 +136,23 @@ async def vllm_actor(
         ):
             engine = connected if way is ON_THIS_NODE else by_broadcast(url, connected)
             yield Worker(engine, died, replace(await connected.capacity(), sequences=server.max_batch))
+
+
+@asynccontextmanager
+async def _started(actors: EngineActors, number: int, opening: Opening) -> AsyncIterator[RemoteHost]:
+    """The actor of an engine. What keeps it from starting, such as a port or memory that is taken, is told as of an
+    engine in a process: the pool tries again."""
+    async with AsyncExitStack() as stack:
+        try:
+            host = await stack.enter_async_context(actors.cluster.launch(actors.role, number, opening, WHAT))
+        except LoopwrightError:
+            raise
+        except Exception as error:  # whatever the libraries on the actor raise
+            raise EngineLostError(
+                f"{actors.role.actor_name(number)} did not start: {type(error).__name__}: {error}",
+                remedy="see its log in the run folder",
+            ) from error
+        yield host
 
 
 @asynccontextmanager

@@ -7,9 +7,10 @@ rollouts are made again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +29,9 @@ from loopwright.track.redacting import redacting
 
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
-    from loopwright.cluster.crew import Crew
+    from loopwright.cluster.crew import Crew, WorkingHost
+
+log = logging.getLogger("loopwright")
 
 SILENCE_SECONDS = 60.0
 """A gateway of which nothing is heard for so long is lost."""
@@ -67,15 +70,52 @@ async def sessions_on_actor(opening: RunSessions, cluster: Cluster) -> AsyncIter
     if role is None:
         raise RuntimeError("the gateway is not on an actor")
     part = partial(hosted_gateway, settings, key)
-    async with cluster.crew(role, part, "the gateway", max_silence=SILENCE_SECONDS) as crew:
-        url, name = await crew.work("where")
-        async with opening.open(url, key) as sessions:
-            following = asyncio.create_task(_follow(crew, name, sessions))
+    async with (
+        cluster.crew(role, part, "the gateway", max_silence=SILENCE_SECONDS) as crew,
+        _registered(opening, crew, key) as (sessions, name),
+    ):
+        following = asyncio.create_task(_follow(crew, name, sessions))
+        try:
+            yield sessions
+        finally:
+            following.cancel()
+            await asyncio.wait((following,))
+
+
+@asynccontextmanager
+async def _registered(opening: RunSessions, crew: Crew, key: str) -> AsyncIterator[tuple[RemoteSessionPolicies, str]]:
+    """The sessions, and the name of the gateway that has them. If the gateway is lost while the run registers, the run
+    registers with the next one."""
+    async with AsyncExitStack() as stack:
+        while True:
+            host = await crew.someone()
             try:
-                yield sessions
+                async with _unless_lost(host):
+                    url, name = await host.call("where")
+                    sessions = await stack.enter_async_context(opening.open(url, key))
+                break
+            except WorkerLostError as lost:
+                log.warning("the run registers with the next gateway: %s", lost.message)
+        yield sessions, name
+
+
+@asynccontextmanager
+async def _unless_lost(host: WorkingHost) -> AsyncIterator[None]:
+    """The block is left with WorkerLostError if the actor is lost meanwhile."""
+    dying, inside = asyncio.ensure_future(host.died()), True
+    try:
+        async with asyncio.timeout(None) as limit:
+            dying.add_done_callback(lambda _: limit.reschedule(0.0) if inside else None)
+            try:
+                yield
             finally:
-                following.cancel()
-                await asyncio.wait((following,))
+                inside = False
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise WorkerLostError(dying.result(), remedy="nothing to do: it is started again") from None
+    finally:
+        dying.cancel()
 
 
 async def _follow(crew: Crew, name: str, sessions: RemoteSessionPolicies) -> None:

@@ -57,21 +57,24 @@ class HostedWorker:
         self._closing = AsyncExitStack()
 
     async def connect(self, reach: Reach) -> None:
-        """Reach the model, and the gateway where it is now. Raises WorkerLostError if this cannot be done."""
+        """Reach the model, and the gateway where it is now. Raises EngineError if this cannot be done."""
         await self._connected(reach)
 
     async def run(self, request: RolloutRequest, reach: Reach) -> HostedRollout:
-        connection = await self._connected(reach)
+        try:
+            connection = await self._connected(reach)
+        except EngineError as error:
+            raise WorkerLostError(error.message, remedy=error.remedy) from error
         sessions = connection.sessions
         if sessions is None:
-            return HostedRollout(await connection.worker.run(request))
+            return HostedRollout.of(await connection.worker.run(request))
         try:
             rollout = await connection.worker.run(request)
         except BaseException:
             # Nobody will store it. The driver hears of its sessions with the next rollout.
             sessions.stored(request.split, request.key)
             raise
-        return HostedRollout(rollout, sessions.hand_over(request))
+        return HostedRollout.of(rollout, sessions.hand_over(request))
 
     async def disconnect(self) -> None:
         """The engines and the gateway are about to end."""
@@ -82,14 +85,13 @@ class HostedWorker:
     async def _connected(self, reach: Reach) -> Connection:
         async with self._connecting:
             if self._connection is None:
-                try:
-                    opening = _connection(self._agents, reach, self._redact)
-                    self._connection = await self._closing.enter_async_context(opening)
-                except EngineError as error:
-                    raise WorkerLostError(error.message, remedy=error.remedy) from error
+                opening = _connection(self._agents, reach, self._redact)
+                self._connection = await self._closing.enter_async_context(opening)
         sessions, gateway = self._connection.sessions, reach.gateway
         if sessions is not None and gateway is not None:
             sessions.started_again(gateway.address.url, gateway.starts)
+            if gateway.lost is not None:
+                sessions.cannot_go_on(gateway.lost)
         return self._connection
 
 

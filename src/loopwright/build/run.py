@@ -17,6 +17,7 @@ from loopwright.build import parts
 from loopwright.build.cluster import open_run_cluster
 from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
+from loopwright.build.followers import open_followers
 from loopwright.build.gateway import RunSessions, run_model_of
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
 from loopwright.build.recipe import load_ingredients, make_recipe
@@ -84,6 +85,8 @@ async def _open(
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
+        # A process that was killed may have left it, and this one may have no cluster.
+        folder.ray.unlink(missing_ok=True)
         if cluster is not None:
             stack.enter_context(cluster.kept_in(folder.actors, folder.ray, redact))
         storage = await stack.enter_async_context(_storage(config, folder))
@@ -91,6 +94,7 @@ async def _open(
         learner = await _learner(sampling, recipe, folder, resume_state.latest)
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
+        await stack.enter_async_context(open_followers(loaded, folder, env))
         run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env))
         elsewhere = reached = None

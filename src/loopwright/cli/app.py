@@ -18,6 +18,7 @@ from loopwright.cli.engine import engine
 from loopwright.cli.eval import evaluate
 from loopwright.cli.gateway import gateway
 from loopwright.cli.migrate import migrate
+from loopwright.cli.rejudge import rejudge
 from loopwright.cli.replay import replay
 from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
@@ -41,6 +42,7 @@ app.command("doctor")(doctor)
 app.command("show")(show)
 app.command("audit")(audit)
 app.command("replay")(replay)
+app.command("rejudge")(rejudge)
 app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)

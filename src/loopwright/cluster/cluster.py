@@ -17,6 +17,7 @@ from loopwright.cluster.host import Opening
 from loopwright.cluster.logs import ActorLogs
 from loopwright.cluster.plan_text import totals
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
+from loopwright.config.placement import START_SECONDS
 from loopwright.config.roles import Role
 from loopwright.core.redaction import Redactor
 from loopwright.errors import WorkerLostError
@@ -30,7 +31,7 @@ PAUSE_SECONDS = 1.0
 class Cluster:
     """A running cluster, which this process has joined. `address` is where the actors reach this process. The output of
     actors goes to `logs`. `folder` is Ray's folder, if the cluster was started by this process. `on_death` is told of
-    every actor that is lost."""
+    every actor that is lost. The part of an actor may take `start_seconds` to open."""
 
     def __init__(
         self,
@@ -38,11 +39,13 @@ class Cluster:
         logs: ActorLogs,
         folder: Path | None = None,
         on_death: OnDeath = lambda name, words: None,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self.address = address
         self._logs = logs
         self._folder = folder
         self._on_death = on_death
+        self._start_seconds = start_seconds
         self._have_run: set[str] = set()
         self._groups: Mapping[str, ReservedRoom] = {}
 
@@ -90,7 +93,14 @@ class Cluster:
         write = partial(self._logs.write, name)
         async with AsyncExitStack() as stack:
             while True:
-                start = launched(name, opening, self._options(role, number), memory=role.memory, on_output=write)
+                start = launched(
+                    name,
+                    opening,
+                    self._options(role, number),
+                    memory=role.memory,
+                    on_output=write,
+                    start_seconds=self._start_seconds,
+                )
                 try:
                     host = await stack.enter_async_context(start)
                     break

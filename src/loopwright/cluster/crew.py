@@ -177,8 +177,17 @@ class Crew:
         return (await self._chosen(""))[1]
 
     async def everyone(self, method: str, *args: Any) -> list[Any]:
-        """Have all running actors do this."""
-        return await together(member.host.call(method, *args) for member in self.running if member.host is not None)
+        """Have all running actors do this. One that is lost meanwhile gives no answer: it is started again."""
+
+        async def one(member: Member, host: WorkingHost) -> list[Any]:
+            try:
+                return [await host.call(method, *args)]
+            except WorkerLostError as error:
+                member.is_lost(host, error.message)
+                return []
+
+        answers = await together(one(member, member.host) for member in self.running if member.host is not None)
+        return [answer for each in answers for answer in each]
 
     def silent_seconds(self, session: str) -> float:
         """For how many seconds nothing was heard of the actor that works for this session."""

@@ -1,23 +1,21 @@
 """The user's files on the nodes of a cluster: their modules, the modules beside those, and files that a config names.
 
-The invariant: a part on an actor imports the code that the driver has. A node that sees the driver's own folder, or one
-with the same files, uses it where it is. Any other node gets a copy with the start call. A file that a node can get in
-neither way is refused by name before the part is opened.
+The invariant: a part on an actor imports the code that the driver had when the run started. A node that sees the
+driver's own folder, or one with the same files, uses it where it is, as long as the files are the same. Any other actor
+gets a copy with the start call: one on another node, and one that is started after files were edited. A file that an
+actor can get in neither way is refused by name before the part is opened.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import io
+import logging
 import os
-import shutil
-import tempfile
-import time
 import zipfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,18 +24,18 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from loopwright.cluster.file_copy import copied
 from loopwright.cluster.host import Opening
 from loopwright.cluster.remote_host import pickled
 from loopwright.config.imports import let_import_from, user_line
 from loopwright.errors import ConfigError
 
+log = logging.getLogger("loopwright")
+
 MAX_BYTES = 64 * 2**20
 """How large the files may be that are sent to a node."""
 MAX_SEEN = 50_000
 """How many files are looked at below the folder."""
-COPY = "loopwright-files-"
-FRESH_SECONDS = 60.0
-"""A copy that is younger than this may belong to an actor that has not locked it yet."""
 NOT_THE_USERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 OF_A_RUN = frozenset({"config.yaml", "id", "lock"})
 """The files by which a run folder is known."""
@@ -102,31 +100,38 @@ async def _open_with_files(opening: bytes, files: UserFiles, what: str) -> Async
 @asynccontextmanager
 async def files_here(files: UserFiles) -> AsyncIterator[Path]:
     """The folder of the files on this node: that of the driver, one with the same files, or a copy."""
-    if files.identity is not None and _identity(files.base) == files.identity:
-        yield files.base
-        return
     node = ray.util.get_node_ip_address()
-    if missing := await asyncio.to_thread(_differing, files.base, files.absolute):
-        raise _cannot_get(missing[0], node, files.base)
-    if not await asyncio.to_thread(_differing, files.base, {**files.digests, **files.beside}):
+    is_drivers = files.identity is not None and _identity(files.base) == files.identity
+    for names in (files.absolute, {**files.digests, **files.beside}):
+        if differing := await asyncio.to_thread(_differing, files.base, names):
+            break
+    else:
         yield files.base
         return
-    if files.beside:
-        raise _cannot_get(next(iter(files.beside)), node, files.base)
-    if files.refusal:
-        raise ConfigError(
-            f"node {node} has not the files of {files.base}, and {files.refusal}",
-            remedy="move the config and its files into a folder of their own, or onto a disk that all nodes share",
-        )
+    if names is files.absolute or files.beside or files.refusal:
+        raise _refused(files, node, differing[0], is_drivers)
+    if is_drivers:
+        log.warning("%s: edited after the run started; this actor has the files as they were", ", ".join(differing))
     packed = await files.content
-    with _copy() as folder:
-        await asyncio.to_thread(_unpack, packed, folder)
+    with copied(packed, files.base) as folder:
         yield folder
 
 
-def _cannot_get(file: str, node: str, base: Path) -> ConfigError:
+def _refused(files: UserFiles, node: str, differing: str, is_drivers: bool) -> ConfigError:
+    """Why an actor on `node` cannot get the files. One of them is `differing` there."""
+    outside = differing if differing in files.absolute else next(iter(files.beside), "")
+    if is_drivers:
+        where = f"{differing} is not as it was when the run started"
+    else:
+        where = f"{outside or differing} is not on node {node} as the driver has it"
+    if not outside:
+        return ConfigError(
+            f"{where}, and the files of {files.base} cannot be copied: {files.refusal}",
+            remedy="move the config and its files into a folder of their own, or onto a disk that all nodes share",
+        )
+    others = f", not {outside}" if outside not in where else ""
     return ConfigError(
-        f"{file} is not on node {node} as the driver has it, and only files below {base} are copied",
+        f"{where}, and only files below {files.base} are copied{others}",
         remedy="put it below that folder and name it relative to it, or onto a disk that all nodes share",
     )
 
@@ -253,39 +258,3 @@ def _identity(folder: Path) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return boot.strip(), status.st_dev, status.st_ino
-
-
-@contextmanager
-def _copy() -> Iterator[Path]:
-    """A folder for a copy. It is deleted at the end; if this process is killed, by the next one that needs a copy."""
-    _remove_left_behind(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=COPY))
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
-
-
-def _remove_left_behind(folder: Path) -> None:
-    for left in folder.glob(f"{COPY}*"):
-        try:
-            if time.time() - left.stat().st_mtime < FRESH_SECONDS:
-                continue
-            handle = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            pass  # its actor lives
-        finally:
-            os.close(handle)
-
-
-def _unpack(packed: bytes, folder: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        archive.extractall(folder)

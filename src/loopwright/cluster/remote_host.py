@@ -72,10 +72,18 @@ class RemoteHost:
     def is_alive(self) -> bool:
         return not self._ended.done()
 
-    async def start(self, opening: bytes, memory: int | None) -> None:
-        """Open the part. Raises what that raises, and WorkerLostError if the process dies meanwhile."""
+    async def start(self, opening: bytes, memory: int | None, seconds: float) -> None:
+        """Open the part. Raises what that raises, and WorkerLostError if the process dies meanwhile, or if the part is
+        not open after `seconds`. How long the actor waits for room does not count."""
         self._started = await self._reached(self._handle.introduce.remote())
-        await self._asked(self._handle.start, opening, memory)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await self._asked(self._handle.start, opening, memory)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._end(f"it was not ready within {seconds:g} s, which cluster.start_seconds allows")
+            raise self._lost() from None
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call an asynchronous method of the part. Raises what it raises, and WorkerLostError if the actor is lost:
@@ -198,16 +206,22 @@ class RemoteHost:
 
 @asynccontextmanager
 async def launched(
-    name: str, opening: bytes, options: Mapping[str, Any], *, memory: int | None, on_output: OnOutput
+    name: str,
+    opening: bytes,
+    options: Mapping[str, Any],
+    *,
+    memory: int | None,
+    on_output: OnOutput,
+    start_seconds: float,
 ) -> AsyncIterator[RemoteHost]:
-    """Start an actor with Ray's `options`, and the part on it. Leaving the context in any way closes the part, and ends
-    the actor."""
+    """Start an actor with Ray's `options`, and the part on it, which may take `start_seconds` to open. Leaving the
+    context in any way closes the part, and ends the actor."""
     fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CALLS}
     handle = ray.remote(Host).options(**options, **fixed).remote(name)
     host = RemoteHost(name, handle, on_output)
     hearing: list[asyncio.Task[None]] = []
     try:
-        await host.start(opening, memory)
+        await host.start(opening, memory, start_seconds)
         hearing = [asyncio.create_task(heard, name=name) for heard in (host.keep_hearing(), host.hear_farewell())]
         try:
             yield host

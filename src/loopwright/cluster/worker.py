@@ -8,37 +8,42 @@ sessions at a gateway, because it knows when a rollout is stored.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loopwright.core.together import together
-from loopwright.errors import LoopwrightError, WorkerLostError
+from loopwright.errors import LoopwrightError, RemoteError
 from loopwright.gateway.client import GatewayAddress
 from loopwright.gateway.registration import Registration, RunModel
 from loopwright.gateway.remote_policy import NONE_LEFT, RemoteSessionPolicies, SessionsLeft
 from loopwright.ports import RolloutWorker
-from loopwright.types import Failed, FailureCause, Rollout, RolloutKey, RolloutRequest, Split
+from loopwright.types import Episode, Failed, FailureCause, Reward, Rollout, RolloutKey, RolloutRequest, Split, Timing
 
 if TYPE_CHECKING:
     from loopwright.cluster.crew import Crew
+
+log = logging.getLogger("loopwright")
 
 OF_THE_PLACE = frozenset({FailureCause.INFRA, FailureCause.SETUP})
 """Failures that may be due to the process or the machine of the agent."""
 FAREWELL_SECONDS = 5.0
 RETRY_SECONDS = 0.5
-"""The pause before actors are told again what one of them did not hear."""
+"""The pause before actors are told again what one of them could not do."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayAccess:
     """The gateway at which agents open sessions, as the driver has registered with it. `starts` counts how often it
-    was started again."""
+    was started again. `lost` says why it cannot be used any more."""
 
     address: GatewayAddress
     registration: Registration
     starts: int = 0
+    lost: LoopwrightError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,20 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class HostedRollout:
-    """What an actor made of a request, and the sessions that the driver is to delete."""
+    """What an actor made of a request, and the sessions that the driver is to delete. The task stays there: its agent
+    may have put values into it that the driver cannot read."""
 
-    rollout: Rollout
+    episode: Episode | None
+    reward: Reward
+    timing: Timing
     left: SessionsLeft = NONE_LEFT
+
+    @staticmethod
+    def of(made: Rollout, left: SessionsLeft = NONE_LEFT) -> HostedRollout:
+        return HostedRollout(made.episode, made.reward, made.timing, left)
+
+    def rollout(self, request: RolloutRequest) -> Rollout:
+        return Rollout(request.key, request.task, self.episode, self.reward, self.timing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +129,26 @@ class PlacedWorker:
         sessions = self._sessions if placed.served else None
         if sessions is not None and (kept := sessions.completed(request)) is not None:
             return kept
-        self._running[request.key] = placed.crew
+        # While an actor is started again, the gateway may move: the request is to say where it is afterwards.
+        await placed.crew.someone()
+        if sessions is not None and sessions.lost is not None:
+            raise sessions.lost
+        self._running[request.key], started = placed.crew, time.time()
         try:
             made: HostedRollout = await placed.crew.work(
                 "run", request, self._reach(), session=str(request.key), succeeded=_succeeded
             )
-        except BaseException:
+        except BaseException as error:
             if sessions is not None:
                 sessions.forget_attempt(request.split, request.key)
+            if isinstance(error, RemoteError):
+                return _not_brought(request, error, started)
             raise
         finally:
             del self._running[request.key]
         if sessions is not None:
             sessions.take_over(request, made.left)
-        return made.rollout
+        return made.rollout(request)
 
     def first_attempt(self, split: Split, key: RolloutKey) -> int:
         placed = self._crews.get((split, key.task_set))
@@ -151,7 +172,7 @@ class PlacedWorker:
         if sessions is None:
             return Reach(self._model)
         client = sessions.client
-        return Reach(self._model, GatewayAccess(client.address, client.registration, sessions.starts))
+        return Reach(self._model, GatewayAccess(client.address, client.registration, sessions.starts, sessions.lost))
 
     async def _tell(self) -> None:
         await self._ask_all("connect", self._reach())
@@ -161,22 +182,32 @@ class PlacedWorker:
         await together(crew.everyone(method, *args) for crew in crews.values())
 
     async def _keep_telling(self) -> None:
-        """Tell the actors when the gateway was started again: the agents that talk to the lost one cannot go on."""
-        sessions, told = self._sessions, 0
-        while sessions is not None:
-            news, starts = sessions.changed.news, sessions.starts
-            if starts == told:
+        """Tell the actors when the gateway was started again, and when it cannot be used any more: the agents that talk
+        to the lost one cannot go on."""
+        if (sessions := self._sessions) is None:
+            return
+        told: object = (0, None)
+        while True:
+            news, state = sessions.changed.news, (sessions.starts, sessions.lost)
+            if state == told:
                 await news.wait()
                 continue
             try:
+                # An actor that is lost meanwhile is started again, and hears of it with its next request.
                 await self._tell()
-                told = starts
-            except WorkerLostError:
-                # An actor that is started again hears of it with its next request. The others may not have heard.
+                told = state
+            except LoopwrightError as error:
+                log.warning("an actor cannot be told where the gateway is now: %s", error.message)
                 await asyncio.sleep(RETRY_SECONDS)
 
 
 def _succeeded(made: HostedRollout) -> bool:
     """Whether the actor did its work. An agent that raised, or a task that is too long, is no fault of the actor."""
-    reward = made.rollout.reward
-    return not (isinstance(reward, Failed) and reward.cause in OF_THE_PLACE)
+    return not (isinstance(made.reward, Failed) and made.reward.cause in OF_THE_PLACE)
+
+
+def _not_brought(request: RolloutRequest, error: RemoteError, started: float) -> Rollout:
+    """The rollout of an agent that returned or raised what cannot leave its actor, or would have ended its process."""
+    kind = str(error.facts.get("error", type(error).__name__))
+    failed = Failed(FailureCause.AGENT, kind, f"task {request.task.id!r}: {error.message}")
+    return Rollout(request.key, request.task, None, failed, Timing(started, time.time() - started))

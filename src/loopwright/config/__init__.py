@@ -82,7 +82,6 @@ from loopwright.config.schema import (
     ProduceConfig,
     RolloutConfig,
     RunConfig,
-    TrackConfig,
     TrainerConfig,
 )
 from loopwright.config.task_sets import (
@@ -96,6 +95,7 @@ from loopwright.config.task_sets import (
     ToolAgent,
 )
 from loopwright.config.tools import McpToolsConfig, PythonToolConfig, ToolConfig
+from loopwright.config.tracking import MlflowConfig, TrackConfig, WandbConfig
 
 __all__ = [
     "BUILT_IN_JUDGERS",
@@ -142,6 +142,7 @@ __all__ = [
     "McpToolsConfig",
     "MetricSpec",
     "Migrated",
+    "MlflowConfig",
     "ModelConfig",
     "NativeJudgerConfig",
     "Objects",
@@ -182,6 +183,7 @@ __all__ = [
     "TrainerConfig",
     "VerifierReward",
     "VllmEngineConfig",
+    "WandbConfig",
     "load",
     "load_from_python",
     "load_symbol",

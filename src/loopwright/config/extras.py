@@ -31,6 +31,8 @@ EXTRAS = {
         Extra("httpx", "http"),
         Extra("uvicorn", "serve"),
         Extra("tensorboard", "tensorboard"),
+        Extra("wandb", "wandb"),
+        Extra("mlflow", "mlflow"),
         Extra("mcp", "mcp"),
         Extra("renderers", "renderers"),
         Extra("ray", "ray"),

@@ -14,13 +14,15 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from loopwright.config.base import Count, CountOrZero, FromYaml, NotNegative, Section, Text
+from loopwright.config.base import Count, CountOrZero, FromYaml, NotNegative, Positive, Section, Text
 from loopwright.config.problems import KeyPath, Problem
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 LEAST_MEMORY = 64 * 2**20
 """An actor is a Python process, and takes more. A smaller number is a number of other units."""
+START_SECONDS = 900.0
+"""Longer than an engine may take by itself."""
 ADDRESS = r"auto|[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
 
 
@@ -100,10 +102,12 @@ class LabelsConfig(Section):
 
 class ClusterConfig(Section):
     """The Ray cluster for everything that has `num_actors`. Without `address`, the run starts one on this machine that
-    declares `num_cpus`, by default as many as there are cores. `address` is `auto`, or host:port of a running one."""
+    declares `num_cpus`, by default as many as there are cores. `address` is `auto`, or host:port of a running one. An
+    actor that has not opened its part after `start_seconds` is lost."""
 
     address: Text | None = None
     num_cpus: Count | None = None
+    start_seconds: Positive = START_SECONDS
     strategy: StrategyConfig = StrategyConfig()
     labels: LabelsConfig = LabelsConfig()
 

@@ -31,7 +31,7 @@ def part_for(config: RunConfig, purpose: Purpose) -> RunConfig:
         return config
     changes: dict[str, Any] = {
         "produce": config.produce.model_copy(update={"filter": "none"}),
-        "track": config.track.model_copy(update={"tensorboard": False}),
+        "track": config.track.model_copy(update={"tensorboard": False, "wandb": None, "mlflow": None}),
         "rollout": config.rollout.model_copy(update={"engine": config.rollout.engine.embedded, "door": None}),
         "trainer": config.trainer.model_copy(update={"kind": TrainerKind.COLOCATE}),
         "task_sets": (),

@@ -30,6 +30,7 @@ from loopwright.config.needs import Need, Outside, code_if_own
 from loopwright.config.placement import ClusterConfig, PlacedSection
 from loopwright.config.problems import KeyPath
 from loopwright.config.task_sets import TaskSetConfig
+from loopwright.config.tracking import TrackConfig
 from loopwright.types import BufferKind, PauseMode, ProduceKind, Stale, SyncKind, TrainerKind
 
 
@@ -127,18 +128,6 @@ class TrainerConfig(Section):
     def needs(self) -> Iterator[Need]:
         if self.kind is TrainerKind.DISAGGREGATED:
             yield Need(Outside.EXTRA, ("kind",), "serve")
-
-
-class TrackConfig(Section):
-    """What a run shows besides its metrics file."""
-
-    console: bool = True
-    report: bool = True
-    tensorboard: bool = False
-
-    def needs(self) -> Iterator[Need]:
-        if self.tensorboard:
-            yield Need(Outside.EXTRA, ("tensorboard",), "tensorboard")
 
 
 class RunConfig(Section):

@@ -7,10 +7,12 @@ in order. It holds no matter what cuts the answer short: a pause, an engine that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from dataclasses import replace
+from itertools import accumulate, chain
 
 from loopwright.errors import EngineError
 from loopwright.types import NOTHING_YET, FinishReason, GenerateRequest, Generation
+from loopwright.types.spans import Spans, joined_spans, shifted_spans
 
 
 class PartialAnswer:
@@ -73,13 +75,14 @@ class PartialAnswer:
         self._parts = [new] if not self.tokens else [*self._parts, new]
         self.tokens += len(new.ids)
         if self._on_part is not None and new.ids:
-            self._on_part(Generation(new.ids, new.logprobs, new.versions, FinishReason.ABORT))
+            self._on_part(
+                Generation(new.ids, new.logprobs, new.versions, FinishReason.ABORT, constrained=new.constrained)
+            )
         return self.so_far
 
     def cut_by_length(self) -> Generation:
         """The answer, if no token is left to ask for."""
-        so_far = self.so_far
-        return Generation(so_far.ids, so_far.logprobs, so_far.versions, FinishReason.LENGTH)
+        return replace(self.so_far, finish=FinishReason.LENGTH, held=None)
 
 
 def joined(parts: Sequence[Generation]) -> Generation:
@@ -89,4 +92,14 @@ def joined(parts: Sequence[Generation]) -> Generation:
         tuple(chain.from_iterable([part.logprobs for part in parts])),
         tuple(chain.from_iterable([part.versions for part in parts])),
         parts[-1].finish if parts else FinishReason.ABORT,
+        constrained=_constrained(parts),
+    )
+
+
+def _constrained(parts: Sequence[Generation]) -> Spans:
+    if not any(part.constrained for part in parts):
+        return ()
+    begins = accumulate([len(part.ids) for part in parts], initial=0)
+    return joined_spans(
+        span for part, begin in zip(parts, begins, strict=False) for span in shifted_spans(part.constrained, begin)
     )

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from loopwright.doctor.facts import InstalledExtra
 
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "torch": ("training and the embedded engine", ("torch", "transformers", "safetensors", "jinja2")),
+    "torch": ("training and the embedded engine", ("torch", "transformers", "safetensors", "jinja2", "llguidance")),
     "smollm2": ("converting the bundled model smollm2", ("gguf", "accelerate")),
     "math": ("the judger math_answer", ("math-verify",)),
     "http": ("the judgers http and llm", ("httpx",)),
@@ -19,6 +19,8 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("starlette", "uvicorn", "httptools", "uvloop", "httpx"),
     ),
     "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
+    "wandb": ("metrics at Weights & Biases", ("wandb",)),
+    "mlflow": ("metrics at MLflow", ("mlflow-skinny", "sqlalchemy", "alembic")),
     "renderers": ("tools and thoughts of known model families", ("renderers", "prime-pydantic-config")),
     "mcp": ("tools of MCP servers", ("mcp",)),
     "ray": ("parts of a run on actors of a cluster", ("ray",)),

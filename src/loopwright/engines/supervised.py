@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from loopwright.engines.worker import Launch, Worker
-from loopwright.errors import BudgetError, EngineError, WeightsError
+from loopwright.errors import BudgetError, ConfigError, EngineError, ModelError, RemoteError, WeightsError
 from loopwright.ports import StreamingEngine
 from loopwright.types import UNKNOWN_CAPACITY, Generation
 
@@ -63,8 +63,8 @@ class Supervised:
         while True:
             try:
                 words = await self._live()
-            except WeightsError as error:
-                # Weights that did not reach it may do so the next time.
+            except (ConfigError, ModelError, RemoteError, WeightsError) as error:
+                # A model or weights that it could not read are perhaps there the next time.
                 if not self._served or self._deaths >= self._max_restarts:
                     raise
                 words = error.message

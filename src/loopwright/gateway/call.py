@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loopwright.types import FinishReason, Message, Parsed, Tool
+from loopwright.types import AnswerForm, FinishReason, Message, Parsed, Tool
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How the agent wants its answer to be sampled. None means that it did not say. `others` are settings that have no
-    effect here.
+    """How the agent wants its answer to be sampled. None means that it did not say. `others` are other settings, as
+    they were sent: those that have no effect here, and those that ask for a form of answer.
 
     In a training session the run decides, and wishes are only recorded (T8); `max_tokens` and `stop` always count.
     """
@@ -29,8 +29,8 @@ class Wishes:
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request in canonical form. `previous` names an earlier answer that `messages` continue. `instructions` says
-    that the first message is a preamble, which a continuation does not inherit. `echo` is the part of the request that
-    the dialect needs to write its answer."""
+    that the first message is a preamble, which a continuation does not inherit. `form` is what the answer must look
+    like. `echo` is the part of the request that the dialect needs to write its answer."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -41,6 +41,7 @@ class Call:
     logprobs: bool = False
     previous: str | None = None
     instructions: bool = False
+    form: AnswerForm | None = None
     echo: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -17,7 +17,7 @@ from operator import attrgetter
 import orjson
 
 from loopwright.core.together import together
-from loopwright.errors import ContextError, EngineError, LoopwrightError
+from loopwright.errors import ConstraintError, ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
@@ -33,7 +33,7 @@ from loopwright.render.recording.matching import History
 from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Said
-from loopwright.types import FinishReason, GenerateRequest, Generation, Parsed, Sampling
+from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, Parsed, Sampling
 
 log = logging.getLogger("loopwright")
 
@@ -224,10 +224,19 @@ class Exchange:
         if sampling.max_new_tokens == 0:
             return _answer(head, Parsed(), NOTHING), NOTHING
         name, affinity = f"{session.id}/{head.id}", session.settings.affinity
-        request = GenerateRequest(name, prepared.prompt, sampling, part_tokens=1, affinity=affinity)
+        request = GenerateRequest(
+            name,
+            prepared.prompt,
+            sampling,
+            part_tokens=1,
+            affinity=affinity,
+            constraint=_constraint(served, call, prepared),
+        )
         reader = SampleReader(served.renderer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
         try:
             generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)
+        except ConstraintError as error:
+            raise _not_constrained(call, error) from error
         except EngineError as error:
             raise self._unanswered(session, error) from error
         session.note_fault(None)
@@ -258,6 +267,20 @@ class Exchange:
         record_turns(session.recorder, prepared, turns)
         for turn in turns:
             self._metrics.recorded(turn)
+
+
+def _constraint(served: Served, call: Call, prepared: Prepared) -> Constraint | None:
+    if call.form is None:
+        return None
+    try:
+        return served.renderer.constraint(call.form, prepared.prompt)
+    except ConstraintError as error:
+        raise _not_constrained(call, error) from error
+
+
+def _not_constrained(call: Call, error: ConstraintError) -> LoopwrightError:
+    field = call.form.asked_by if call.form else ""
+    return invalid(field, error.message, remedy=error.remedy)
 
 
 def _logprobs(generation: Generation, served: Served) -> tuple[TokenLogprob, ...]:

@@ -104,11 +104,14 @@ def chain_to_json(chain: TokenChain) -> dict[str, Any]:
         "mask": chain.mask.astype(int).tolist(),
         "logprobs": chain.logprobs.tolist(),
         "versions": chain.versions.tolist(),
+        "constrained": chain.constrained,
     }
 
 
 def chain_from_json(said: Mapping[str, Any]) -> TokenChain:
-    return TokenChain(said["ids"], said["mask"], said["logprobs"], said["versions"], ChainStart(said["start"]))
+    streams = said["ids"], said["mask"], said["logprobs"], said["versions"]
+    constrained = tuple((begin, end) for begin, end in said.get("constrained", ()))
+    return TokenChain(*streams, ChainStart(said["start"]), constrained=constrained)
 
 
 def _described(said: Mapping[str, Any]) -> RecordedChain:

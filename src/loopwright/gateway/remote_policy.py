@@ -117,14 +117,14 @@ class RemoteSessionPolicies:
         self.starts = 0
         """How often the gateway was started again. What it had in memory was lost each time."""
         self.changed = WakeUp()
-        """Told when the gateway was started again."""
+        """Told when the gateway was started again, and when it cannot be used any more."""
         self.clock = 0.0
         """The seconds in which the gateway has answered, up to its latest answer."""
         self.model = name_of(client.registration.model.source)
         self.base_url = client.url
         """Where agents reach the gateway."""
         self.lost: LoopwrightError | None = None
-        """Why the gateway cannot be used any more: another run has taken it."""
+        """Why the gateway cannot be used any more: another run has taken it, or it was lost too often."""
         self._given_up_at = self._heard_at
         self.given_up: list[EngineLostError] = []
         """Why sessions were given up, each time that this happened. All sessions that were open then are over."""
@@ -185,6 +185,7 @@ class RemoteSessionPolicies:
         """The gateway cannot be used any more."""
         self.lost = reason
         self._end_all()
+        self.changed.notify()
 
     def _give_up(self, reason: str) -> None:
         """All open sessions are over."""

@@ -118,6 +118,8 @@ def turn_row(turn: Recorded) -> tuple[bytes, bytes]:
         "preamble": turn.preamble,
         "wishes": turn.wishes,
         "draws": turn.draws,
+        # Only if there are any: a turn without them has the same digest as it had in earlier versions.
+        **({"constrained": turn.constrained} if turn.constrained else {}),
     }
     tokens = b"".join(
         stream.astype(kind, copy=False).tobytes()
@@ -153,6 +155,7 @@ def turn_from_row(number: int, facts: bytes, tokens: bytes, earlier: Sequence[Re
         preamble=said["preamble"],
         wishes=said["wishes"],
         draws=said.get("draws", 0),
+        constrained=tuple((begin, end) for begin, end in said.get("constrained", ())),
     )
 
 

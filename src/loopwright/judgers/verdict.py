@@ -48,7 +48,9 @@ class Signature:
                 remedy=_hint(value),
                 error="WrongReturn",
             )
-        return Scored(float(number), {name: float(part) for name, part in parts.items()}, answer)
+        # As texts of Python's own: other processes may lack the class of one of the user's.
+        own = {str.__str__(name): float(part) for name, part in parts.items()}
+        return Scored(float(number), own, None if answer is None else str.__str__(answer))
 
     def scored_group(self, count: int, values: Any) -> tuple[Scored, ...]:
         """The return value of a function that judges `count` episodes together: one score for each, in order."""

@@ -35,6 +35,11 @@ class ReplayBuffer(Protocol):
         """How many tokens were masked so far because they were too old when their group was taken."""
         ...
 
+    @property
+    def constrained_tokens(self) -> int:
+        """How many tokens were masked so far because a constraint left no choice about them."""
+        ...
+
     def count(self, task_set: str, status: GroupStatus) -> int:
         """Groups of the surviving lineage in `status`."""
         ...
@@ -76,7 +81,8 @@ class ReplayBuffer(Protocol):
         ...
 
     async def take(self, step: int, wanted: Mapping[str, int]) -> tuple[Group, ...]:
-        """The oldest completed groups, as many as wanted of each task set; tokens too old for `step` are masked.
+        """The oldest completed groups, as many as wanted of each task set; constrained tokens, and those that are
+        too old for `step`, are masked.
 
         They are handed out once. Asking for more than are ready is an error.
         """

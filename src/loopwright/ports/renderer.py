@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from loopwright.types import Delta, Message, Parsed, Tool
+from loopwright.types import AnswerForm, Constraint, Delta, Message, Parsed, Tool
 
 
 class StreamParser(Protocol):
@@ -92,6 +92,11 @@ class Renderer(Protocol):
 
     def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> StreamParser:
         """A fresh parser for one completion; its deltas add up to what `parse` says."""
+        ...
+
+    def constraint(self, form: AnswerForm, prompt: Sequence[int]) -> Constraint:
+        """The grammar of an answer of this form after `prompt`. A thought may come first where the model has them; it
+        is free. Raises ConstraintError if no grammar of this model's answers is known."""
         ...
 
     def text(self, ids: Sequence[int]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from loopwright.core.admission import horizon_limit
 from loopwright.core.ages import staleness_numbers
+from loopwright.core.constrained import constrained_numbers
 from loopwright.core.progress import ProduceProgress
 from loopwright.core.together import to_its_end
 from loopwright.errors import RunError, StalledError
@@ -279,13 +280,15 @@ class AgentLoopManager:
             raise nothing_kept(step, [budget for budget in budgets if budget.is_spent])
         # Count them before they leave the buffer. Otherwise it would look for a moment as if groups were missing.
         self._progress.take(found)
-        masked_before = self._buffer.masked_tokens
+        masked_before, constrained_before = self._buffer.masked_tokens, self._buffer.constrained_tokens
         groups = sorted(await self._buffer.take(step, found), key=self._place)
         tallies = {name: producer.tally for name, producer in self._producers.items()}
         stocks = {name: producer.stock for name, producer in self._producers.items()}
         metrics = batch_metrics(groups, tallies, stocks) | self._meter.read()
+        masked = self._buffer.masked_tokens - masked_before
+        metrics |= constrained_numbers(groups, self._buffer.constrained_tokens - constrained_before, masked)
         if self._settings.kind is ProduceKind.ASYNC:
-            metrics |= staleness_numbers(groups, step, masked=self._buffer.masked_tokens - masked_before)
+            metrics |= staleness_numbers(groups, step, masked=masked)
         for producer in self._producers.values():
             producer.tally = Tally()
         return Batch(tuple(groups), metrics)

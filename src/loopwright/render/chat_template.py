@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loopwright.render.hermes import THINK, Syntax
+from loopwright.render.grammar import ThoughtSyntax, answer_grammar
+from loopwright.render.hermes import THINK, THINK_END, Syntax, hermes_calls
 from loopwright.render.hermes_stream import HermesStream
 from loopwright.render.joint import Joints
 from loopwright.render.siblings import RenderedOnce
 from loopwright.render.template import ChatTemplate
 from loopwright.render.vocabulary import ChatTokenizer, Vocabulary
-from loopwright.types import Message, Parsed, Thinking, Tool, parsed_of
+from loopwright.types import AnswerForm, Constraint, Message, Parsed, Thinking, Tool, parsed_of
 
 
 class ChatTemplateRenderer:
@@ -84,6 +85,12 @@ class ChatTemplateRenderer:
             calls=tools is None or len(tools) > 0, thoughts=self._template.thoughts, thinking=self._thinks_after(prompt)
         )
         return HermesStream(self._vocabulary.detokenizer(), syntax)
+
+    def constraint(self, form: AnswerForm, prompt: Sequence[int]) -> Constraint:
+        mark = self._vocabulary.mark
+        opened = self._thinks_after(prompt)
+        thought = ThoughtSyntax(mark(THINK), mark(THINK_END), opened) if self._template.thoughts or opened else None
+        return answer_grammar(form, hermes_calls(mark), thought)
 
     def text(self, ids: Sequence[int]) -> str:
         return self._vocabulary.text(ids)

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
-from loopwright.errors import ConversationError
+from loopwright.errors import ConstraintError, ConversationError
 from loopwright.render.call_json import read_call
 from loopwright.render.canonical import template_messages, template_tools
 from loopwright.render.family_stream import FamilyStream, Reading
+from loopwright.render.family_syntax import found_calls, found_frame, writes_thoughts
 from loopwright.render.family_tokenizer import LibraryTokenizer
+from loopwright.render.grammar import CallSyntax, Pieces, ThoughtSyntax, answer_grammar
+from loopwright.render.hermes import THINK, THINK_END
 from loopwright.render.probes import ASKED, CALLED, RESULT, THOUGHT, THOUGHT_IN_TEXT, TOOL
 from loopwright.render.safe_messages import hidden_messages, hidden_values, thought_apart
 from loopwright.render.siblings import RenderedOnce
-from loopwright.types import Message, Parsed, Tool, ToolCall
+from loopwright.types import AnswerForm, Constraint, Message, Parsed, Tool, ToolCall
 
 LIBRARY_ERRORS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError)
 """What the library raises for conversations and completions that it does not understand. It has no own error types."""
+
+PROMPT_TAIL = 16
+"""If a prompt begins a thought, the mark for it is within this many last ids."""
 
 T = TypeVar("T")
 
@@ -92,6 +99,41 @@ class FamilyRenderer:
     def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> FamilyStream:
         return FamilyStream(lambda ids: self._read(ids, tools, prompt))
 
+    def constraint(self, form: AnswerForm, prompt: Sequence[int]) -> Constraint:
+        if (frame := self._frame) is None:
+            raise ConstraintError(
+                f"it is not known how {self.name} models frame their answers", remedy="ask without a form of answer"
+            )
+        tail = self._vocabulary.spelling(list(prompt[-PROMPT_TAIL:])).rstrip()
+        thought = ThoughtSyntax(self._mark(THINK), self._mark(THINK_END), tail.endswith(THINK))
+        return answer_grammar(form, self._calls, thought if self._thinks else None, frame)
+
+    @cached_property
+    def _calls(self) -> CallSyntax | None:
+        return found_calls(self._written, self._mark(THINK_END))
+
+    @cached_property
+    def _frame(self) -> tuple[Pieces, Pieces] | None:
+        return found_frame(self._written, self._mark(THINK_END))
+
+    @cached_property
+    def _thinks(self) -> bool:
+        return writes_thoughts(self._written, self._mark(THINK_END))
+
+    def _mark(self, text: str) -> str | int:
+        return self._vocabulary.mark(text)
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Pieces | None:
+        """The last message as the model would have sampled it, without the end of the turn."""
+        try:
+            answered = self.answered(messages, tools)
+        except ConversationError:
+            return None
+        if answered is None:
+            return None
+        ids = list(answered[1])
+        return self._vocabulary.marked(ids[:-1] if ids and ids[-1] in self._stop_token_ids else ids)
+
     def text(self, ids: Sequence[int]) -> str:
         return self._vocabulary.text(ids)
 
@@ -105,7 +147,7 @@ class FamilyRenderer:
         except LIBRARY_ERRORS:
             return Reading(Parsed(self.text(ids)), tried_to_call=True)
         calls = [_call(attempt) if tools is None or tools else None for attempt in read.tool_calls]
-        failed = [self._written(attempt, ids) for attempt, call in zip(read.tool_calls, calls, strict=True) if not call]
+        failed = [self._spelled(attempt, ids) for attempt, call in zip(read.tool_calls, calls, strict=True) if not call]
         content = "\n".join(part for part in (read.content, *failed) if part)
         parsed = Parsed(content, read.reasoning_content or "", tuple(call for call in calls if call))
         return Reading(parsed, tried_to_call=bool(read.tool_calls))
@@ -163,7 +205,7 @@ class FamilyRenderer:
                 return place + len(longest)
         return None
 
-    def _written(self, attempt: Any, ids: Sequence[int]) -> str:
+    def _spelled(self, attempt: Any, ids: Sequence[int]) -> str:
         """The text of a malformed call, as it was written."""
         if attempt.token_span is None:
             return str(attempt.raw)

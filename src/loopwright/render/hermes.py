@@ -6,9 +6,11 @@ complete and is JSON. Text that is no call is content, unchanged. White space ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from loopwright.render.call_json import BLANK, OpenTextError, read_call
+from loopwright.render.grammar import CallSyntax
 from loopwright.types import (
     ContentDelta,
     Delta,
@@ -22,6 +24,11 @@ from loopwright.types import (
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 THINK, THINK_END = "<think>", "</think>"
+
+
+def hermes_calls(mark: Callable[[str], str | int]) -> CallSyntax:
+    """How calls are written, where `mark` is the id of a mark that is a token of its own."""
+    return CallSyntax((mark(CALL), '\n{"name": "'), ('", "arguments": ',), ("}\n", mark(CALL_END)), ("\n",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, Protocol
 
 from loopwright.render.bytes import ByteTokens, byte_level, is_byte_token
@@ -51,6 +52,16 @@ class Vocabulary:
         # Siblings get the same prompt, so it is encoded once.
         self.encode = lru_cache(maxsize=128)(self._encode)
         self._is_byte = lru_cache(maxsize=None)(self._looks_like_a_byte)
+
+    def mark(self, text: str) -> str | int:
+        """The id of the added token that is spelled so. The text itself if there is none."""
+        return next((token for token, one in self._tokenizer.added_tokens_decoder.items() if str(one) == text), text)
+
+    def marked(self, ids: Sequence[int]) -> tuple[str | int, ...]:
+        """The text of ids, and in between the ids of added tokens."""
+        added = self._tokenizer.added_tokens_decoder
+        runs = ((is_mark, list(run)) for is_mark, run in groupby(ids, key=lambda token: token in added))
+        return tuple(part for is_mark, run in runs for part in (run if is_mark else [self.spelling(run)]))
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._piece(int(token)) for token in ids)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loopwright.render.detokenize import Detokenizer
-from loopwright.render.hermes import Syntax
+from loopwright.render.grammar import answer_grammar
+from loopwright.render.hermes import Syntax, hermes_calls
 from loopwright.render.hermes_stream import HermesStream
 from loopwright.render.plain_tools import plain_messages
-from loopwright.types import Message, Parsed, Tool, parsed_of
+from loopwright.types import AnswerForm, Constraint, Message, Parsed, Tool, parsed_of
 
 END = 0
 """The token that ends a turn."""
@@ -59,6 +60,9 @@ class CharRenderer:
     def parser(self, tools: Sequence[Tool] | None = None, prompt: Sequence[int] | None = None) -> HermesStream:
         calls = tools is None or len(tools) > 0
         return HermesStream(Detokenizer(self.text, lambda token: False), Syntax(calls=calls))
+
+    def constraint(self, form: AnswerForm, prompt: Sequence[int]) -> Constraint:
+        return answer_grammar(form, hermes_calls(lambda text: text), None)
 
     def text(self, ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in ids if token != END)

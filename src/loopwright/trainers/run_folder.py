@@ -79,6 +79,11 @@ class RunFolder:
         return self.path / "engine.log"
 
     @property
+    def follower_log(self) -> Path:
+        """What the processes write that send metrics to W&B and MLflow."""
+        return self.path / "followers.log"
+
+    @property
     def actors(self) -> Path:
         """The logs of actors, one file for each."""
         return self.path / "actors"
@@ -117,6 +122,11 @@ class RunFolder:
     def samples(self) -> Path:
         """The rollouts of `loopwright rollout`. Each call has a folder like this one."""
         return self.path / "samples"
+
+    @property
+    def rejudged(self) -> Path:
+        """What other judgers say of the rollouts. Each has a folder of its name."""
+        return self.path / "rejudged"
 
     @property
     def report(self) -> Path:

@@ -25,6 +25,7 @@ from loopwright.types.choices import (
     ToolScope,
     TrainerKind,
 )
+from loopwright.types.constraint import AnswerForm, Constraint, GrammarKind
 from loopwright.types.drift import EpisodeDrift, TokenDiff
 from loopwright.types.evaluation import TaskResult
 from loopwright.types.group import Group, GroupStatus
@@ -70,10 +71,12 @@ __all__ = [
     "NOTHING_YET",
     "UNKNOWN_CAPACITY",
     "Aggregate",
+    "AnswerForm",
     "ApiFormat",
     "BroadcastBackend",
     "BufferKind",
     "ChainStart",
+    "Constraint",
     "ContentDelta",
     "Delta",
     "EngineCapacity",
@@ -85,6 +88,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "Generation",
+    "GrammarKind",
     "Group",
     "GroupStatus",
     "ImportanceKind",

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from loopwright.errors import ConfigError, EngineError
+from loopwright.types.constraint import Constraint
+from loopwright.types.spans import Spans, fits, shifted_spans
 
 
 class FinishReason(StrEnum):
@@ -62,7 +64,8 @@ class GenerateRequest:
     tokens are reported at a time while the answer is sampled. `seconds`: the caller's remaining time; None means no
     limit. The side that holds the engines counts it, but not while the call is held, and ends the call with
     OutOfTimeError. `affinity`: requests with the same text begin with the same tokens, as those of a group do, so one
-    engine should answer them all. Empty means that nothing is known.
+    engine should answer them all. Empty means that nothing is known. `constraint`: the grammar that the answer keeps,
+    beginning with the tokens that were sampled before.
     """
 
     id: str
@@ -73,6 +76,7 @@ class GenerateRequest:
     part_tokens: int = PART_TOKENS
     seconds: float | None = None
     affinity: str = ""
+    constraint: Constraint | None = None
 
     def within(self, seconds: float) -> GenerateRequest:
         """The request with so many seconds left for it; infinitely many are no limit."""
@@ -86,6 +90,7 @@ class GenerateRequest:
             self.part_tokens,
             limit,
             self.affinity,
+            self.constraint,
         )
 
     def after(self, part: Generation) -> GenerateRequest:
@@ -107,6 +112,8 @@ class Generation:
 
     `held` tells how long the call was held, as while weights are exchanged: two readings of the clock that counts held
     seconds, when the call began and when it ended. It is None where nobody counts, and no part of the value.
+    `constrained` are the spans of tokens that do not train: the request's constraint left no choice, or their logprobs
+    are those of what it left.
     """
 
     ids: tuple[int, ...]
@@ -114,6 +121,7 @@ class Generation:
     versions: tuple[int, ...]
     finish: FinishReason
     held: tuple[float, float] | None = field(default=None, compare=False)
+    constrained: Spans = ()
 
     def __post_init__(self) -> None:
         tokens = len(self.ids)
@@ -122,10 +130,18 @@ class Generation:
                 f"an engine gave {tokens} tokens, {len(self.logprobs)} logprobs and {len(self.versions)} versions",
                 remedy="see its log: each token needs its own logprob and version (T3)",
             )
+        if self.constrained and not fits(self.constrained, tokens):
+            raise EngineError(
+                f"an engine gave {tokens} tokens and says that those at {self.constrained} were constrained",
+                remedy="see its log: spans come in order, and lie within the answer",
+            )
 
     def since(self, count: int) -> Generation:
         """The part after the first `count` tokens."""
-        return Generation(self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish, self.held)
+        constrained = shifted_spans(self.constrained, -count) if self.constrained else ()
+        return Generation(
+            self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish, self.held, constrained
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loopwright.errors import ChainError
 from loopwright.types.sampling import FinishReason
+from loopwright.types.spans import Spans, fits
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -68,7 +69,9 @@ class TokenChain:
     """One linear training sequence (T2, T3).
 
     `mask` is 1 exactly where the token was sampled; elsewhere `logprobs` is 0.0 and `versions` is -1. A chain that is
-    not `trained` is only recorded. Chains are equal if all of that is equal; like an array, a chain has no hash.
+    not `trained` is only recorded. `constrained` are spans of sampled tokens that are not trained, because a constraint
+    on the answer left no choice (see `Generation`). Chains are equal if all of that is equal; like an array, a chain
+    has no hash.
     """
 
     ids: IntArray
@@ -77,10 +80,11 @@ class TokenChain:
     versions: IntArray
     start: ChainStart = ChainStart.FIRST
     trained: bool = True
+    constrained: Spans = ()
     sampled: int = field(init=False)
     """How many of its tokens were sampled."""
     oldest_version: int | None = field(init=False)
-    """The version of the oldest sampled token, or None when nothing was sampled."""
+    """The version of the oldest sampled token that is not constrained, or None if there is none."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32)):
@@ -99,10 +103,28 @@ class TokenChain:
                 remedy="let the engine stamp each token with the version of its weights when it samples it",
             )
         object.__setattr__(self, "sampled", len(sampled))
-        object.__setattr__(self, "oldest_version", oldest)
+        object.__setattr__(self, "oldest_version", self._oldest_trainable() if self.constrained else oldest)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def constrained_mask(self) -> BoolArray:
+        """True where a sampled token is constrained."""
+        found = np.zeros(len(self), np.bool_)
+        for begin, end in self.constrained:
+            found[begin:end] = True
+        return found
+
+    def _oldest_trainable(self) -> int | None:
+        constrained = self.constrained_mask
+        if not fits(self.constrained, len(self)) or (constrained & ~self.mask).any():
+            raise ChainError(
+                f"the spans {self.constrained} are not spans of sampled tokens",
+                remedy="say of sampled tokens only that they were constrained",
+            )
+        left = self.versions[self.mask & ~constrained]
+        return int(np.minimum.reduce(left)) if len(left) else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenChain):
@@ -110,6 +132,7 @@ class TokenChain:
         return self is other or (
             self.start is other.start
             and self.trained == other.trained
+            and self.constrained == other.constrained
             and np.array_equal(self.ids, other.ids)
             and np.array_equal(self.mask, other.mask)
             and np.array_equal(self.logprobs, other.logprobs)
@@ -118,7 +141,8 @@ class TokenChain:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # numpy restores arrays as writeable ones; the constructor makes them read-only and checks them again.
-        return type(self), (self.ids, self.mask, self.logprobs, self.versions, self.start, self.trained)
+        streams = self.ids, self.mask, self.logprobs, self.versions
+        return type(self), (*streams, self.start, self.trained, self.constrained)
 
 
 def _same_length(**streams: Sequence[object] | npt.NDArray[np.generic]) -> None:

@@ -11,6 +11,7 @@ from loopwright.buffer.auditing.findings import Finding, FindingKind, group_name
 from loopwright.buffer.auditing.lives import Life
 from loopwright.buffer.codec import decode_task
 from loopwright.buffer.storage import ledger
+from loopwright.core.constrained import without_constrained
 from loopwright.core.staleness import is_too_old
 from loopwright.errors import LoopwrightError
 from loopwright.ports import StalePolicy
@@ -33,7 +34,9 @@ def check_trained(
         except LoopwrightError as error:
             yield Finding(FindingKind.DAMAGED, group_name(group), error.message)
             continue
-        scored = Group(*group[:2], task, tuple(one for one in members if isinstance(one.reward, Scored)))
+        scored, _ = without_constrained(
+            Group(*group[:2], task, tuple(one for one in members if isinstance(one.reward, Scored)))
+        )
         yield from (
             Finding(kind, group_name(group), what) for kind, what in _aged(scored, step, policy, row.expiries, life)
         )

@@ -29,6 +29,8 @@ KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3",
 SOURCE_KINDS = {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl"}
 TRUTH = "reward_model.ground_truth"
 TRACKERS = {"console": "track.console", "tensorboard": "track.tensorboard"}
+SERVICES = {"wandb": ("track.wandb.online", True), "mlflow": ("track.mlflow.experiment", "loopwright")}
+"""What switches each service on, as verl has it: W&B is sent to at once."""
 
 
 def mini_batch_size(value: Any, old: Old) -> Outcome:
@@ -172,13 +174,14 @@ def prompt_column(value: Any, old: Old) -> Outcome:
 
 def trackers(value: Any, old: Old) -> Outcome:
     names = value if isinstance(value, list) else [value]
-    unknown = [name for name in names if name not in TRACKERS]
+    unknown = [name for name in names if name not in TRACKERS and name not in SERVICES]
     if unknown:
         return Lost(
             f"names {', '.join(map(str, unknown))}",
             "leave it out: every metric is in metrics.jsonl of the run's folder",
         )
-    return tuple(Moved(ours, theirs in names) for theirs, ours in TRACKERS.items())
+    services = [Moved(*switch) for theirs, switch in SERVICES.items() if theirs in names]
+    return (*(Moved(ours, theirs in names) for theirs, ours in TRACKERS.items()), *services)
 
 
 def sampled_evaluation(value: Any, old: Old) -> Outcome:

@@ -16,6 +16,7 @@ import orjson
 from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
 from loopwright.engines.http.wire import HELD, held_from_json
 from loopwright.errors import (
+    ConstraintError,
     EngineError,
     EngineLostError,
     LeaseError,
@@ -41,6 +42,7 @@ KINDS: Mapping[str, type[LoopwrightError]] = {
     "WeightsError": WeightsError,
     "OutOfTimeError": OutOfTimeError,
     "UnanswerableError": UnanswerableError,
+    "ConstraintError": ConstraintError,
 }
 
 

@@ -99,9 +99,10 @@ class HttpEngine:
         streams = on_part is not None or self._held is not None
         body = {**request_to_json(request), "stream": streams}
         if streams:
-            return await self._streamed(body, on_part or (lambda part: None))
+            return await self._streamed(request, body, on_part or (lambda part: None))
+        said = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
-            return generation_from_json(await self._caller.asked("POST", GENERATE, body, self._caller.patience))[0]
+            return generation_from_json(said, request.constraint)[0]
 
     async def model(self) -> ModelCard:
         """Which model is served."""
@@ -150,7 +151,7 @@ class HttpEngine:
             with suppress(LoopwrightError):
                 self._hear(await self._caller.asked("GET", "/version", None, self._caller.little_patience))
 
-    async def _streamed(self, body: Mapping[str, Any], on_part: OnPart) -> Generation:
+    async def _streamed(self, request: GenerateRequest, body: Mapping[str, Any], on_part: OnPart) -> Generation:
         parts: list[Generation] = []
         async with self._caller.stream(GENERATE, body) as events:
             async for is_event, said in events:
@@ -158,7 +159,7 @@ class HttpEngine:
                     self._hear(said)
                     continue
                 with answer_read():
-                    part, ended = generation_from_json(said)
+                    part, ended = generation_from_json(said, request.constraint)
                 parts.append(part)
                 if ended:
                     return self._ended(joined(parts), part.held)
@@ -169,7 +170,7 @@ class HttpEngine:
         if held is None:
             return answer
         self._hear({HELD_SECONDS: held[1], "version": answer.versions[-1] if answer.versions else None})
-        return Generation(answer.ids, answer.logprobs, answer.versions, answer.finish, held)
+        return Generation(answer.ids, answer.logprobs, answer.versions, answer.finish, held, answer.constrained)
 
     def _hear(self, state: Mapping[str, Any]) -> None:
         """Take what the other side says of itself."""

@@ -37,7 +37,14 @@ from loopwright.engines.http.wire import (
     state_to_json,
     update_from_json,
 )
-from loopwright.errors import LoopwrightError, OutOfTimeError, RefusedError, UnanswerableError, WeightsError
+from loopwright.errors import (
+    ConstraintError,
+    LoopwrightError,
+    OutOfTimeError,
+    RefusedError,
+    UnanswerableError,
+    WeightsError,
+)
 from loopwright.ports import StreamingEngine
 from loopwright.serve.guard import App, Receive, Scope, Send, answer_error
 from loopwright.serve.lease import INSTANCE_HEADER, LEASE, Lease, LeaseHolder, lease_from_json, lease_to_json
@@ -45,7 +52,7 @@ from loopwright.types import PauseMode
 
 ABORT = "/abort_requests"
 MODES = {"wait": PauseMode.DRAIN, "abort": PauseMode.ABORT, "keep": PauseMode.KEEP}
-STATUSES = {WeightsError: 422, OutOfTimeError: 408, UnanswerableError: 400}
+STATUSES = {WeightsError: 422, OutOfTimeError: 408, UnanswerableError: 400, ConstraintError: 400}
 
 
 def engine_app(

@@ -19,9 +19,11 @@ from loopwright.serve.errors import error_body
 from loopwright.types import (
     IN_PLACE,
     BroadcastBackend,
+    Constraint,
     FinishReason,
     GenerateRequest,
     Generation,
+    GrammarKind,
     InPlace,
     ProbeAnswer,
     Sampling,
@@ -31,6 +33,7 @@ from loopwright.types import (
     WeightUpdate,
 )
 from loopwright.types.sampling import PART_TOKENS
+from loopwright.types.spans import Spans, fits
 
 GENERATE = "/inference/v1/generate"
 PROBE = "/probe"
@@ -61,6 +64,7 @@ def request_to_json(request: GenerateRequest) -> Json:
         "resumable": request.resumable,
         "seconds": request.seconds,
         "affinity": request.affinity,
+        "constraint": request.constraint and {"kind": request.constraint.kind, "text": request.constraint.text},
     }
 
 
@@ -96,8 +100,19 @@ def request_from_json(body: Any) -> GenerateRequest:
         sampled_before=before,
         part_tokens=part,
         affinity=fields.string("affinity", ""),
+        constraint=_constraint_from_json(body.get("constraint")),
     )
     return request.within(seconds)
+
+
+def _constraint_from_json(said: Any) -> Constraint | None:
+    if said is None:
+        return None
+    fields = Fields(said, "the constraint")
+    kind = fields.string("kind")
+    if kind not in tuple(GrammarKind):
+        raise malformed("the constraint", "kind", kind, "one of " + ", ".join(GrammarKind))
+    return Constraint(GrammarKind(kind), fields.string("text"))
 
 
 def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
@@ -112,6 +127,7 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
             ]
         },
         "weight_versions": spans_of(generation.versions),
+        "constrained": generation.constrained,
         "finish_reason": generation.finish if ended else None,
     }
     body = {"choices": [choice]}
@@ -121,12 +137,13 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One answer or a part of one, as vLLM's route and ours write it. `finish` is None if the answer goes on. `spans`
-    are the versions of its tokens, as each side names them."""
+    are the versions of its tokens, as each side names them. `constrained` is None if the other side does not say it."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason | None
     spans: Any
+    constrained: Spans | None = None
 
 
 def choice_from_json(body: Any) -> Choice:
@@ -142,15 +159,19 @@ def choice_from_json(body: Any) -> Choice:
     if finish is not None and finish not in FINISHES:
         raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
     ended = None if finish is None else FinishReason(finish)
-    return Choice(ids, _logprobs(content), ended, choices[0].get("weight_versions"))
+    spans = _spans(choices[0].get("constrained"), len(ids))
+    return Choice(ids, _logprobs(content), ended, choices[0].get("weight_versions"), spans)
 
 
-def generation_from_json(body: Any) -> tuple[Generation, bool]:
-    """The answer or part, and whether the answer has ended. A part has `finish = abort`."""
+def generation_from_json(body: Any, asked: Constraint | None = None) -> tuple[Generation, bool]:
+    """The answer or part, and whether the answer has ended. A part has `finish = abort`. `asked` is the constraint of
+    the request: a server that does not know constraints would ignore it."""
     choice = choice_from_json(body)
+    if asked is not None and choice.constrained is None:
+        raise malformed("the choice", "constrained", None, "spans: an older server ignores constraints, so update it")
     versions = _versions(choice.spans, len(choice.ids))
     finish = choice.finish or FinishReason.ABORT
-    sampled = Generation(choice.ids, choice.logprobs, versions, finish, held_from_json(body))
+    sampled = Generation(choice.ids, choice.logprobs, versions, finish, held_from_json(body), choice.constrained or ())
     return sampled, choice.finish is not None
 
 
@@ -268,6 +289,17 @@ def _broadcast_from_json(file: WeightFile, body: Json) -> WeightBroadcast:
         fields.number("seconds"),
         fields.integer("bucket_bytes"),
     )
+
+
+def _spans(said: Any, tokens: int) -> Spans | None:
+    if not said:
+        return None if said is None else ()
+    match said:
+        case [*pairs] if all(isinstance(pair, list) and [type(n) for n in pair] == [int, int] for pair in pairs):
+            spans = tuple((begin, end) for begin, end in pairs)
+            if fits(spans, tokens):
+                return spans
+    raise malformed("the choice", "constrained", said, f"spans within {tokens} tokens")
 
 
 def _versions(spans: Any, tokens: int) -> tuple[int, ...]:

@@ -37,7 +37,15 @@ from loopwright.engines.sglang.wire import (
 )
 from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
-from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, ModelError, WeightsError
+from loopwright.errors import (
+    ConstraintError,
+    EngineError,
+    EngineLostError,
+    LeaseError,
+    LoopwrightError,
+    ModelError,
+    WeightsError,
+)
 from loopwright.ports import OnPart
 from loopwright.serve.lease import LeaseHolder
 from loopwright.types import (
@@ -166,6 +174,11 @@ class SglangEngine:
         """Always streamed: if the server dies, the tokens that have arrived are kept."""
         if request.sampling.max_new_tokens == 0:
             return Generation((), (), (), FinishReason.LENGTH)
+        if request.constraint is not None:
+            raise ConstraintError(
+                "answers of an SGLang server cannot be constrained here",
+                remedy="ask without a schema and without a required tool, or serve with vLLM or `loopwright engine`",
+            )
         answer = PartialAnswer(request, on_part)
         while True:
             rest = answer.rest()

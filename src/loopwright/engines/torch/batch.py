@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from loopwright.engines.torch.forward import Forward
+from loopwright.engines.torch.grammar import GrammarState
 from loopwright.engines.torch.next_token import NextToken
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.engines.torch.stopping import Stopping
@@ -66,13 +67,14 @@ class EngineBatch:
         settings = f"rollout.engine.max_batch {self._max_batch}, cache_tokens {self._cache_tokens:,}"
         return f"{memory_of(self._loaded.model.device)} with {asked} requests ({settings})"
 
-    def submit(self, request: GenerateRequest) -> Sequence:
-        """Queue a request. If another request has the same prompt, they share it."""
+    def submit(self, request: GenerateRequest, grammar: GrammarState | None = None) -> Sequence:
+        """Queue a request. If another request has the same prompt, they share it. `grammar` is its own state of the
+        grammar that its answer keeps."""
         self._keep_ended()
         prefix = self._prefixes.setdefault(request.prompt_ids, Prefix(request.prompt_ids))
         prefix.users += 1
         room = self._max_context - len(request.prompt_ids)
-        sequence = Sequence(request, prefix, limit=min(request.sampling.max_new_tokens, room))
+        sequence = Sequence(request, prefix, limit=min(request.sampling.max_new_tokens, room), grammar=grammar)
         self.waiting.append(sequence)
         return sequence
 

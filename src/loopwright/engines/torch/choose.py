@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loopwright.engines.torch.grammar import Legal
 from loopwright.engines.torch.lists import tensor_of
 from loopwright.errors import EngineError
 from loopwright.types import Sampling
@@ -53,18 +54,26 @@ class Chooser:
             numbers.index_select(1, tensor_of(rows).to(numbers.device)) if len(numbers) else None,
         )
 
-    def choose(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8)."""
+    def choose(self, logits: torch.Tensor, legal: Legal | None = None) -> tuple[list[int], list[float]]:
+        """The next id of each row of `logits` [rows, vocabulary], and its logprob (T8). `legal` limits the choice in
+        some rows; nothing changes in the others."""
         scaled = logits.float()
         if self._temperature is not None:
             scaled = scaled / self._temperature
         # This is one kernel, which processes a row while it is in the cache.
         weights = scaled.softmax(dim=-1)
-        ids = scaled.argmax(dim=-1) if self._all_greedy else self._draw(weights)
+        peaks = scaled if legal is None else legal.peaks(scaled)
+        chances = weights if legal is None else legal.chances(weights, peaks)
+        ids = peaks.argmax(dim=-1) if self._all_greedy else self._draw(chances)
         if self._greedy is not None and not self._all_greedy:
-            ids = torch.where(self._greedy, scaled.argmax(dim=-1), ids)
+            ids = torch.where(self._greedy, peaks.argmax(dim=-1), ids)
+        if legal is not None:
+            ids = legal.sound(ids, peaks)
         self._chosen += 1
         logprobs: list[float] = weights.gather(1, ids[:, None]).log_().flatten().tolist()
+        if legal is not None:
+            for row, logprob in zip(legal.rows.tolist(), legal.logprobs(scaled, ids), strict=True):
+                logprobs[row] = logprob
         if math.isnan(sum(logprobs)):
             raise EngineError(
                 "the model's logits are not numbers",

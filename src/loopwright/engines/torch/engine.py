@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 
 from loopwright.engines.torch.batch import EngineBatch
+from loopwright.engines.torch.grammar import Grammars, GrammarState
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
@@ -45,11 +46,12 @@ SILENCE_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """The future of a request's caller, how many tokens `on_part` has received, and when."""
+    """The future of a request's caller, the grammar of its answer, how many tokens `on_part` has received, and when."""
 
     future: asyncio.Future[Generation]
     loop: asyncio.AbstractEventLoop
     on_part: OnPart | None
+    grammar: GrammarState | None = None
     told: int = 0
     told_at: float = field(default_factory=time.monotonic)
 
@@ -70,6 +72,7 @@ class TorchEngine:
         self._model = loaded.model
         self._max_batch = max_batch
         self._compute = compute
+        self._grammars = Grammars(loaded.tokenizer, loaded.model.config.vocab_size)
         self._batch = EngineBatch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
         self._callers: dict[Sequence, _Caller] = {}
         self._listeners: dict[Sequence, _Caller] = {}
@@ -101,7 +104,12 @@ class TorchEngine:
         self._check(request)
         loop = asyncio.get_running_loop()
         self._require_open()
-        caller = _Caller(loop.create_future(), loop, on_part)
+        grammar = None
+        if (constraint := request.constraint) is not None:
+            # In a thread: compiling a large grammar takes long, and it needs neither the loop nor torch.
+            grammar = await asyncio.to_thread(self._grammars.state, request, constraint)
+            self._require_open()
+        caller = _Caller(loop.create_future(), loop, on_part, grammar)
         if loop not in self._arrived:
             self._arrived[loop] = []
             loop.call_soon(self._send, loop)
@@ -204,7 +212,7 @@ class TorchEngine:
             self._fail_all(self._failed(error))
             return
         for sequence in finished:
-            self._resolve(sequence, sequence.generation())
+            self._resolve(sequence, sequence.failure or sequence.generation())
         now = time.monotonic()
         for sequence, caller in self._listeners.items():
             self._tell(sequence, caller, now)
@@ -234,7 +242,7 @@ class TorchEngine:
         for request, caller in arrived:
             if not caller.future.cancelled():
                 try:
-                    sequence = self._batch.submit(request)
+                    sequence = self._batch.submit(request, caller.grammar)
                 except Exception as error:
                     # Only this request fails; the others in the job have nothing to do with it.
                     self._settle(caller, self._failed(error))

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from loopwright.engines.torch.choose import Chooser
+from loopwright.engines.torch.grammar import Legal
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.engines.torch.stopping import Stopping
 from loopwright.types import FinishReason
@@ -26,6 +27,7 @@ class NextToken:
         self._chooser = chooser or Chooser(samplings, [s.position + 1 for s in sequences])
         self._stop_ids = {token for sampling in samplings for token in sampling.stop_token_ids}
         self._has_stop_strings = any(sampling.stop for sampling in samplings)
+        self._constrained = [(row, s.grammar, s) for row, s in enumerate(sequences) if s.grammar is not None]
         self._sure = min((s.limit - len(s.ids) for s in sequences), default=0)
         """How many more tokens every sequence has room for."""
 
@@ -40,17 +42,37 @@ class NextToken:
 
     def sample(self, logits: torch.Tensor, version: int) -> None:
         """Sample a token for each sequence from its row of `logits`, and stamp it with the version."""
-        ids, logprobs = self._chooser.choose(logits)
+        legal = self._legal(logits.shape[1]) if self._constrained else None
+        ids, logprobs = self._chooser.choose(logits, legal)
         for sequence, token, logprob in zip(self._sequences, ids, logprobs, strict=True):
             sequence.ids.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(version)
+        if legal is not None:
+            self._advance(legal.counts)
         self._sure -= 1
         if self._sure <= 0 or self._has_stop_strings or not self._stop_ids.isdisjoint(ids):
             self._end()
 
+    def _legal(self, vocabulary: int) -> Legal:
+        return Legal([(row, grammar) for row, grammar, _ in self._constrained], vocabulary)
+
+    def _advance(self, counts: Seq[int]) -> None:
+        """Let the grammars read the new tokens. `counts` says how many tokens were legal."""
+        for (_, grammar, sequence), count in zip(self._constrained, counts, strict=True):
+            if count == 1:
+                sequence.constrain_last()
+            if not count or grammar.error:
+                sequence.fail(grammar.error or "no token of the vocabulary goes on with it")
+                continue
+            grammar.read(sequence.ids[-1])
+            if grammar.has_ended:
+                sequence.finish = FinishReason.STOP
+
     def _end(self) -> None:
         for sequence in self._sequences:
+            if sequence.finish is not None:
+                continue
             if self._stopping.reached(sequence.request, sequence.ids):
                 sequence.finish = FinishReason.STOP
             elif len(sequence.ids) >= sequence.limit:

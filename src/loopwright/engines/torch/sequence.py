@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from loopwright.engines.torch.cache import Row
+from loopwright.engines.torch.grammar import GrammarState
+from loopwright.errors import ConstraintError
 from loopwright.types import FinishReason, GenerateRequest, Generation
 
 
@@ -26,7 +28,8 @@ class Prefix:
 class Sequence:
     """A request and what it has sampled.
 
-    The last sampled token was not fed to the model yet. `row` holds the keys of all the others.
+    The last sampled token was not fed to the model yet. `row` holds the keys of all the others. `grammar` is its place
+    in the grammar that it keeps, and `failure` says why it can keep it no longer.
     """
 
     request: GenerateRequest
@@ -37,12 +40,31 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    grammar: GrammarState | None = None
+    constrained: list[tuple[int, int]] = field(default_factory=list)
+    failure: ConstraintError | None = None
 
     @property
     def position(self) -> int:
         """The position of the last sampled token."""
         return len(self.prefix.ids) + len(self.ids) - 1
 
+    def constrain_last(self) -> None:
+        """The newest token was the only legal one."""
+        place = len(self.ids) - 1
+        if self.constrained and self.constrained[-1][1] == place:
+            self.constrained[-1] = self.constrained[-1][0], place + 1
+        else:
+            self.constrained.append((place, place + 1))
+
+    def fail(self, why: str) -> None:
+        """End it: its grammar allows nothing more."""
+        self.finish = FinishReason.ABORT
+        self.failure = ConstraintError(
+            f"the answer cannot go on within its grammar: {why}", remedy="ask for a simpler form of answer"
+        )
+
     def generation(self) -> Generation:
         finish = self.finish or FinishReason.ABORT
-        return Generation(tuple(self.ids), tuple(self.logprobs), tuple(self.versions), finish)
+        streams = tuple(self.ids), tuple(self.logprobs), tuple(self.versions)
+        return Generation(*streams, finish, constrained=tuple(self.constrained))

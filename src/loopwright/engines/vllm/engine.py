@@ -3,7 +3,8 @@
 The invariants. A token is stamped with the version of the weights that were loaded when its request was sent (T4), and
 the server's own label confirms it at the end. No request lives across an update: a pause ends all of them, and they go
 on from their tokens after the proof, so nothing is sampled with unproven weights. Cached keys are bound to a version by
-a salt that is never used again, also not by the resumed run, whose version 7 is another one.
+a salt that is never used again, also not by the resumed run, whose version 7 is another one. Tokens of a constrained
+answer do not train: vLLM tells their logprobs after its mask (T8).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
@@ -31,7 +33,16 @@ from loopwright.engines.vllm.wire import (
     score_request,
     versions_from_json,
 )
-from loopwright.errors import EngineError, EngineLostError, LeaseError, ModelError, ProofError, WeightsError
+from loopwright.errors import (
+    ConstraintError,
+    EngineError,
+    EngineLostError,
+    LeaseError,
+    ModelError,
+    ProofError,
+    UnanswerableError,
+    WeightsError,
+)
 from loopwright.ports import OnPart
 from loopwright.serve.lease import LeaseHolder, lease_to_json
 from loopwright.types import (
@@ -153,13 +164,37 @@ class VllmEngine:
         return EngineCapacity(cache_tokens_of(await self._caller.text("GET", "/metrics", None, self._caller.patience)))
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        """Always streamed: if the server dies, the tokens that have arrived are kept."""
+        """Always streamed: if the server dies, the tokens that have arrived are kept.
+
+        vLLM begins every request at the beginning of its grammar. So a constrained answer is told as a whole, and
+        begins again if it was cut.
+        """
         if request.sampling.max_new_tokens == 0:
             return Generation((), (), (), FinishReason.LENGTH)
+        if request.constraint is not None:
+            return await self._constrained(request)
         if not await self._gate.admit(request):
             return NOTHING_YET
         call = self._call(request)
         return await self._calls.answer(call, self._asked(call, on_part))
+
+    async def _constrained(self, request: GenerateRequest) -> Generation:
+        if request.sampled_before:
+            raise ConstraintError(
+                "vLLM cannot go on with an answer within its grammar", remedy="ask for the whole answer again"
+            )
+        if not await self._gate.admit(request):
+            return NOTHING_YET
+        call = self._call(request)
+        try:
+            answer = await self._calls.answer(call, self._asked(call, None))
+        except UnanswerableError as error:
+            raise ConstraintError(
+                error.message, remedy="correct the schema, or leave out what is not supported"
+            ) from error
+        if answer.finish is FinishReason.ABORT:
+            return NOTHING_YET
+        return replace(answer, constrained=((0, len(answer.ids)),) if answer.ids else ())
 
     async def abort(self, request_id: str) -> None:
         self._gate.abort(request_id)

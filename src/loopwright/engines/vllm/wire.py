@@ -23,6 +23,7 @@ class VllmPart:
 
 
 def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Mapping[str, Any]:
+    constraint = request.constraint
     # Without a seed: what vLLM samples depends on its batch even with one, and its CPU build dies of several.
     sampling = request.sampling
     return {
@@ -39,6 +40,7 @@ def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Ma
             # Only the request says where an answer ends: vLLM would also stop at the model's own end tokens.
             "ignore_eos": True,
             "logprobs": 1,
+            **({} if constraint is None else {"structured_outputs": {constraint.kind.value: constraint.text}}),
         },
         **_salted(salt),
     }

@@ -22,6 +22,7 @@ from loopwright.gateway.dialects.anthropic_words import (
     stop_reason,
 )
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing
+from loopwright.gateway.dialects.forms import ANTHROPIC_FORM, anthropic_form
 from loopwright.gateway.parts import content_text
 from loopwright.gateway.reading import (
     chosen,
@@ -35,7 +36,7 @@ from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.render.canonical import value_of
 from loopwright.types import Message
 
-UNGRANTED = ("tool_choice", "thinking", "output_config", "service_tier")
+UNGRANTED = ("thinking", "service_tier")
 
 
 class AnthropicMessages:
@@ -58,9 +59,11 @@ class AnthropicMessages:
             raise invalid("messages", "there are none", remedy="send at least one message")
         choice = body.get("tool_choice")
         no_tools = isinstance(choice, dict) and choice.get("type") == "none"
+        tools = () if no_tools else tuple(read_tools(body))
         return Call(
             messages=messages,
-            tools=() if no_tools else tuple(read_tools(body)),
+            tools=tools,
+            form=anthropic_form(body, tools),
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
@@ -94,7 +97,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         temperature=number(body, "temperature", least=0, most=1),
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
-        others=chosen(body, UNGRANTED),
+        others=chosen(body, (*ANTHROPIC_FORM, *UNGRANTED)),
     )
 
 

@@ -10,6 +10,7 @@ from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_stream import ChatStream
 from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, logprobs_body
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, ToolNames, nothing, tool
+from loopwright.gateway.dialects.forms import CHAT_FORM, chat_form
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.parts import PartReader, content_text
 from loopwright.gateway.reading import chosen, count, flag, json_text, model_name, number, objects, strings, text
@@ -18,8 +19,6 @@ from loopwright.types import Message, Tool
 
 MOST_SAMPLES = 128
 UNGRANTED = (
-    "tool_choice",
-    "response_format",
     "logit_bias",
     "frequency_penalty",
     "presence_penalty",
@@ -38,9 +37,11 @@ class ChatCompletions:
         if not messages:
             raise invalid("messages", "there are none", remedy="send at least one message")
         options = body.get("stream_options")
+        tools = () if body.get("tool_choice") == "none" else tuple(_tools(body))
         return Call(
             messages=messages,
-            tools=() if body.get("tool_choice") == "none" else tuple(_tools(body)),
+            tools=tools,
+            form=chat_form(body, tools),
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
@@ -74,7 +75,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, UNGRANTED),
+        others=chosen(body, (*CHAT_FORM, *UNGRANTED)),
     )
 
 

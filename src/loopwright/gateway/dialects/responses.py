@@ -8,6 +8,7 @@ from typing import Any
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing, tool
+from loopwright.gateway.dialects.forms import RESPONSES_FORM, responses_form
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_input import read_input
 from loopwright.gateway.dialects.responses_stream import ResponsesStream
@@ -16,7 +17,7 @@ from loopwright.gateway.reading import chosen, count, flag, model_name, number, 
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
 
-UNGRANTED = ("tool_choice", "text", "reasoning", "parallel_tool_calls", "truncation")
+UNGRANTED = ("reasoning", "parallel_tool_calls", "truncation")
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "store")
 KEPT_ELSEWHERE = ("conversation", "prompt")
 """Parts of a prompt that are stored at OpenAI. Without them the model would answer something else."""
@@ -37,9 +38,11 @@ class Responses:
         if not said and previous is None:
             raise invalid("input", "there is nothing to answer", remedy="send a text or at least one item")
         include = body.get("include")
+        tools = () if body.get("tool_choice") == "none" else tuple(_tools(body))
         return Call(
             messages=(*preamble, *said),
-            tools=() if body.get("tool_choice") == "none" else tuple(_tools(body)),
+            tools=tools,
+            form=responses_form(body, tools),
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
@@ -73,7 +76,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         max_tokens=count(body, "max_output_tokens"),
         temperature=number(body, "temperature", least=0, most=2),
         top_p=number(body, "top_p", least=0, most=1),
-        others=chosen(body, UNGRANTED),
+        others=chosen(body, (*RESPONSES_FORM, *UNGRANTED)),
     )
 
 

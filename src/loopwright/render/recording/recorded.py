@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loopwright.types import ChainStart, FinishReason, Message, Parsed, Tool, ToolCall
+from loopwright.types.spans import Spans
 from loopwright.types.tokens import FloatArray, IntArray
 
 
@@ -17,6 +18,7 @@ class Recorded:
     `start` says why the turn began a chain; None means that it continues its parent's chain. `added` are the messages
     between the parent's reply and this reply. `preamble`: the first message of the conversation was the instructions of
     this request only. `draws` is how many samples the session had requested by then, including failed ones.
+    `constrained` are the spans of `ids` that do not train.
     """
 
     number: int
@@ -36,6 +38,7 @@ class Recorded:
     preamble: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
     draws: int = 0
+    constrained: Spans = ()
 
     @property
     def omitted(self) -> list[str]:

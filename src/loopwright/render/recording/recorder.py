@@ -23,6 +23,7 @@ from loopwright.render.recording.matching import History, Index, quoted, why_new
 from loopwright.render.recording.prepared import Placed, Prepared
 from loopwright.render.recording.recorded import Recorded
 from loopwright.types import ChainStart, Generation, Message, TokenChain, Tool, Turn
+from loopwright.types.spans import joined_spans, shifted_spans
 
 RECENT = 8
 """How many of the latest replies are searched for the one that a compacted history quotes."""
@@ -159,6 +160,7 @@ class Recorder:
             preamble=prepared.preamble,
             wishes=said.wishes or {},
             draws=said.draws,
+            constrained=sampled.constrained,
         )
 
     def _why_now(self, prepared: Prepared) -> ChainStart:
@@ -280,6 +282,7 @@ class Recorder:
         versions = np.empty(len(ids), np.int32)
         versions.fill(-1)
         start, end = ChainStart.FIRST, 0
+        constrained: list[tuple[int, int]] = []
         for turn in turns:
             begin = end + len(turn.context)
             end = begin + len(turn.ids)
@@ -288,7 +291,8 @@ class Recorder:
                 mask[begin:end] = True
                 logprobs[begin:end] = turn.logprobs
                 versions[begin:end] = turn.versions
-        return TokenChain(ids, mask, logprobs, versions, start)
+                constrained += shifted_spans(turn.constrained, begin)
+        return TokenChain(ids, mask, logprobs, versions, start, constrained=joined_spans(constrained))
 
     def _path(self, number: int) -> Iterator[Recorded]:
         """The turns from the first of the conversation to this one."""

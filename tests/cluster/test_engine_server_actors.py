@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_nodes import OnNode, engine_role, simulated_nodes
+from ray_nodes import OnNode, engine_role
 
 import loopwright
 from loopwright.build.engine_actors import last_words
@@ -30,12 +30,10 @@ FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
 SECONDS = 60
 
 
-@pytest.fixture(scope="module")
-def elsewhere(shared_ray: Any) -> Iterator[str]:
+@pytest.fixture
+def elsewhere(two_nodes: Any) -> str:
     """The id of a node that is not the driver's."""
-    shared_ray.down()
-    with simulated_nodes(num_cpus=2) as simulated:
-        yield str(simulated.add().node_id)
+    return str(two_nodes.elsewhere)
 
 
 @pytest.fixture

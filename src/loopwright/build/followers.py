@@ -1,0 +1,37 @@
+"""The processes that send a run's metrics elsewhere, from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from loopwright.buffer.reader import StoredRun
+from loopwright.config import Loaded
+from loopwright.track.follower.settings import FollowerSettings, Service
+from loopwright.track.followers import following
+from loopwright.trainers.run_folder import RunFolder
+
+Follower = tuple[FollowerSettings, Mapping[str, str]]
+
+
+def open_followers(loaded: Loaded, folder: RunFolder, env: Mapping[str, str]) -> AbstractAsyncContextManager[None]:
+    """A context that keeps them running. `env` is the run's environment. Each sees the secrets of its own section."""
+    return following(list(_followers(loaded, folder)), env, folder.follower_log)
+
+
+def _followers(loaded: Loaded, folder: RunFolder) -> Iterator[Follower]:
+    track, secrets = loaded.config.track, loaded.secrets
+    if (wandb := track.wandb) is not None:
+        key = {"WANDB_API_KEY": secrets[wandb.key_env]} if wandb.online else {}
+        begun = _settings(folder, Service.WANDB, wandb.project, wandb.name)
+        yield replace(begun, owner=wandb.entity, online=wandb.online), key
+    if (mlflow := track.mlflow) is not None:
+        named = {name: secrets[name] for name in mlflow.env}
+        yield replace(_settings(folder, Service.MLFLOW, mlflow.experiment, mlflow.name), server=mlflow.uri), named
+
+
+def _settings(folder: RunFolder, service: Service, place: str, name: str | None) -> FollowerSettings:
+    path = folder.path.absolute()
+    lineage = StoredRun(folder.rollouts).lineage() if folder.rollouts.exists() else 0
+    return FollowerSettings(service, str(path), folder.stored_id(), lineage, name or path.name, place)
