@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,21 @@ GOOD: dict[str, Any] = {
     "grades_failures": False,
     "label": "run",
 }
+HARBOR = GOOD | {
+    "runner": {
+        "kind": "harbor",
+        "python": "python",
+        "agent": "oracle",
+        "root": "tasks",
+        "folder": "{config}/{task.id}",
+        "agent_args": {"a": [1]},
+        "environment_args": {"b": {}},
+        "timeout_multiplier": 2.0,
+        "pass_env": ["V"],
+    },
+    "reward": None,
+    "grades": False,
+}
 REFUSALS = {400, 401, 404, 405, 409, 410, 413, 415, 429, 503}
 
 json_values = st.recursive(
@@ -51,7 +66,7 @@ class NoProgram:
     async def prepared(self, request: RolloutRequest):
         yield self
 
-    async def run(self, endpoint: Endpoint) -> None:
+    async def run(self, endpoint: Endpoint, begun: Callable[[], None] = lambda: None) -> None:
         await asyncio.sleep(0)
 
     async def reward(self, *, out_of_time: bool = False) -> Scored:
@@ -66,7 +81,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
     """A good trial in which one or two places hold something else, or are gone; or no JSON at all."""
-    body: Any = copy.deepcopy(GOOD)
+    body: Any = copy.deepcopy(draw(st.sampled_from([GOOD, HARBOR])))
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=60))
     for _ in range(draw(st.integers(0, 2))):
@@ -150,8 +165,9 @@ def check(folder: Path, request: tuple[str, str, bytes, bytes, bytes | None]) ->
             status = await ask(guarded, method, path, query, body, with_key(KEY))
             assert status in REFUSALS | {200, 201}, (status, request)
             trials.draining = False
-            good = await ask(guarded, "POST", "/trials/trial-77", b"", json.dumps(GOOD).encode(), with_key(KEY) | {})
-            assert good in ((201,) if encoding is None else (400, 415)), good
+            for id, sound in (("trial-77", GOOD), ("trial-78", HARBOR)):
+                good = await ask(guarded, "POST", f"/trials/{id}", b"", json.dumps(sound).encode(), with_key(KEY))
+                assert good in ((201,) if encoding is None else (400, 415)), good
             await trials.close()
 
     asyncio.run(run())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.server import ServerRunner
 from loopwright.agents.trials.wire import TrialState
 from loopwright.config import ExitCodeReward, ServerRunnerConfig
-from loopwright.errors import AgentServerError, ProgramError
+from loopwright.errors import AgentServerError, ProgramError, SetupError
 from loopwright.ports import Endpoint
 from loopwright.types import RolloutKey, RolloutRequest, Sampling, Split
 
@@ -90,6 +91,43 @@ async def test_a_cancelled_rollout_leaves_nothing_on_the_server(tmp_path: Path) 
         assert running.cancelled()
         assert await here.client.list() == []
         assert left(tmp_path) == []
+
+
+@asynccontextmanager
+async def mute_server() -> AsyncIterator[str]:
+    """An agent server with much room, that takes trials and never says so."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        if asked.startswith(b"GET /load"):
+            body = b'{"slots": 99, "running": 0, "queued": 0, "room": 99, "draining": false}'
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_trial_that_a_server_may_have_is_given_to_no_other_one(tmp_path: Path) -> None:
+    """Two programs would talk to one session."""
+    async with mute_server() as mute, house(tmp_path) as here:
+        other = [here.client.url]
+        await here.submit("occupant", "sleep 1000")
+        async with runner(tmp_path, [mute, *other], "touch {config}/ran") as using, asyncio.timeout(60):
+            with pytest.raises(AgentServerError, match="cannot be reached"):
+                await run(using)
+        assert [one.id for one in await here.client.list(all=True)] == ["occupant"]
+        await here.client.cancel("occupant")
+
+
+async def test_a_trial_that_a_server_refuses_is_a_failed_set_up(tmp_path: Path) -> None:
+    async with house(tmp_path) as here, runner(tmp_path, [here.client.url], "true") as using:
+        using.runner = {**using.runner, "output_kb": 1 << 20}
+        with pytest.raises(SetupError, match="output_kb"):
+            await run(using)
+        assert await here.client.list(all=True) == []
 
 
 async def test_without_any_server_the_rollout_fails_as_infrastructure(tmp_path: Path) -> None:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server_house import EXIT, KEY, MODEL_KEY, TASK, house, left
 
 from loopwright import AgentServer, Scored
-from loopwright.agents.trials.wire import TrialState
-from loopwright.errors import AgentServerError, ConfigError, ProgramError, RefusedError, SetupError
+from loopwright.agent_server.store import TrialStore
+from loopwright.agents.runners import harbor
+from loopwright.agents.trials.wire import TrialState, TrialStatus
+from loopwright.errors import (
+    AgentServerError,
+    ConfigError,
+    ProgramError,
+    RefusedError,
+    RunError,
+    SetupError,
+    TrialLostError,
+)
 from loopwright.types import Failed
 
 RAN = "echo 1 >> {config}/ran-$1; "
@@ -219,3 +232,82 @@ async def test_old_results_are_forgotten_and_their_ids_are_not(tmp_path: Path) -
                     await asyncio.sleep(0.05)
         with pytest.raises(AgentServerError, match="not kept"):
             await here.submit("trial-01", "true", reward=EXIT)
+
+
+async def test_a_trial_whose_end_could_not_be_stored_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for it would wait for ever."""
+
+    def full(store: TrialStore, status: TrialStatus) -> None:
+        raise RunError("the disk is full", remedy="see to it")
+
+    async with house(tmp_path) as here:
+        await here.submit("trial-01", "touch {config}/began; sleep 1000")
+        await here.until("trial-01", TrialState.RUN)
+        monkeypatch.setattr(TrialStore, "change", full)
+        await here.client.cancel("trial-01")
+        monkeypatch.undo()
+        status = await here.client.result("trial-01", seconds=20)
+        assert status.state is TrialState.LOST
+        assert isinstance(status.error, AgentServerError)
+
+
+async def test_a_trial_whose_events_are_listened_to_is_not_abandoned(tmp_path: Path) -> None:
+    async with house(tmp_path, abandoned=0.5) as here:
+        await here.submit("trial-01", "sleep 3")
+        states = [event["state"] async for event in here.client.events("trial-01")]
+        assert states[-1] == "done"
+
+
+STAND_IN = """
+import json, os, pathlib, sys, time
+out = os.fdopen(int(sys.argv[2]), "w", buffering=1)
+for name in ("agent_started", "agent_ended", "ended"):
+    while not (said := pathlib.Path(BASE, name)).exists():
+        time.sleep(0.01)
+    out.write(json.dumps({"event": name, **json.loads(said.read_text())}) + "\\n")
+"""
+"""It tells of a trial of Harbor what the test says."""
+
+
+def harbor_trial(folder: Path) -> dict[str, Any]:
+    """How a trial of Harbor is submitted to the server of this folder."""
+    task = folder / "tasks" / "t1"
+    task.mkdir(parents=True)
+    (task / "task.toml").touch()
+    runner = {"kind": "harbor", "python": sys.executable, "agent": "oracle", "root": "tasks"}
+    return {"runner": runner, "base_url": "http://127.0.0.1:1/v1", "api_key": MODEL_KEY}
+
+
+async def test_the_stages_of_a_trial_are_those_of_harbor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(tmp_path) as here:
+        script, trial = tmp_path / "stand_in.py", harbor_trial(here.folder)
+        script.write_text(f"BASE = {str(here.folder)!r}\n{STAND_IN}")
+        monkeypatch.setattr(harbor, "SCRIPT", script)
+        await here.client.submit("trial-01", TASK, **trial)
+        for event, stage in (("agent_started", TrialState.SET_UP), ("agent_ended", TrialState.RUN)):
+            await here.until("trial-01", stage)
+            (here.folder / event).write_text('{"error": null}')
+        await here.until("trial-01", TrialState.GRADE)
+        (here.folder / "ended").write_text('{"rewards": {"reward": 0.5}, "reward_valid": true, "failure": null}')
+        assert (await here.client.result("trial-01", seconds=60)).reward == Scored(0.5)
+        lost = {"type": "E", "message": "gone", "cause": "sandbox_failed", "retry": True, "phase": "agent"}
+        (here.folder / "agent_ended").write_text(json.dumps({"error": lost}))
+        await here.client.submit("trial-02", TASK, **trial)
+        status = await here.client.result("trial-02", seconds=60)
+        assert (status.state, status.stage, status.reward) == (TrialState.DONE, TrialState.RUN, None)
+        assert isinstance(status.error, TrialLostError)
+    assert left(tmp_path) == []
+
+
+async def test_a_trial_of_harbor_without_harbor_is_a_failed_set_up(tmp_path: Path) -> None:
+    async with house(tmp_path) as here:
+        trial = harbor_trial(here.folder)
+        with pytest.raises(RefusedError, match="own verifier"):
+            await here.client.submit("trial-01", TASK, reward=EXIT, **trial)
+        await here.client.submit("trial-01", TASK, **trial)
+        status = await here.client.result("trial-01", seconds=60)
+        assert (status.state, status.stage) == (TrialState.DONE, TrialState.SET_UP)
+        assert isinstance(status.error, SetupError)
+        assert status.output is not None
+        assert "harbor" in status.output.text
+    assert left(tmp_path) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from loopwright.agents.runners import harbor
 from loopwright.agents.runners.harbor import HarborRunner
 from loopwright.agents.runners.harbor_paths import task_folder
 from loopwright.agents.runners.host import ProgramHost
-from loopwright.config import HarborRunnerConfig
+from loopwright.agents.runners.in_harbor.trial_process import WatchedTrial, numbers_of
+from loopwright.config import HarborRunnerConfig, ParquetData
+from loopwright.data import open_source
+from loopwright.data.harbor import read_tasks
+from loopwright.data.harbor_table import write_table
 from loopwright.errors import LoopwrightError, ProgramError, SetupError, TrialLostError
 from loopwright.ports import Endpoint
 from loopwright.types import Failed, FailureCause, RolloutKey, RolloutRequest, Sampling, Scored, Split, Task
@@ -94,7 +99,9 @@ async def test_a_reward_is_what_the_verifier_gave(played: Played) -> None:
     assert reward == Scored(0.5, {"style": 1.0})
 
 
-@pytest.mark.parametrize("rewards", [None, {}, {"other": 1.0}, {"reward": "NaN"}])
+@pytest.mark.parametrize(
+    "rewards", [None, {}, {"other": 1.0}, {"reward": "NaN"}, {"reward": 10**400}, {"reward": True}]
+)
 async def test_no_reward_is_a_failure_and_never_0(played: Played, rewards: Any) -> None:
     _, reward = await played(agent_ended(), ended(rewards, valid=bool(rewards)))
     assert isinstance(reward, Failed)
@@ -143,6 +150,19 @@ async def test_an_agent_whose_time_is_up_is_stopped_and_graded(played: Played) -
     assert reward == Scored(1.0)
 
 
+def test_a_trial_that_is_stopped_before_its_agent_has_begun_ends_at_once() -> None:
+    assert not WatchedTrial({}, print).stop()
+
+
+def test_of_many_numbers_of_a_verifier_the_reward_is_told() -> None:
+    many: dict[str, Any] = {f"n{number}": 1 for number in range(10_000)}
+    told = numbers_of({**many, "text": "x", "reward": 0.5})
+    assert told is not None
+    assert told["reward"] == 0.5
+    assert len(told) < 1000
+    assert (numbers_of(None), numbers_of(1)) == (None, {"reward": 1})
+
+
 async def test_a_judger_scores_a_trial_that_is_not_graded(played: Played) -> None:
     assert await played(agent_ended(), ended(), grades=False) == (None, None)
 
@@ -156,6 +176,33 @@ def test_a_task_is_found_at_its_path_else_under_the_root_else_by_the_template(tm
         (expected / "task.toml").unlink()
     with pytest.raises(SetupError, match="looked at"):
         task_folder(task, config, tmp_path)
+
+
+def test_an_edited_task_of_a_file_is_refused(tmp_path: Path) -> None:
+    """The file has the old instruction, and the folder the new verifier."""
+    place = made_task(tmp_path / "tasks")
+    (place / "instruction.md").write_text("Do it.")
+    (place / "environment").mkdir()
+    (place / "tests").mkdir()
+    (place / "tests" / "test.sh").write_text("echo 1")
+    write_table(read_tasks(tmp_path / "tasks"), tmp_path / "tasks.parquet")
+    config = HarborRunnerConfig(python="python", agent="nop", root="copies")
+
+    def from_file() -> Path:
+        return task_folder(open_source(ParquetData(path="tasks.parquet"), tmp_path)[0], config, tmp_path)
+
+    assert from_file() == place
+    (place / "tests" / "test.sh").write_text("echo 0")
+    with pytest.raises(SetupError, match="has changed since the task was read"):
+        from_file()
+    write_table(read_tasks(tmp_path / "tasks"), tmp_path / "tasks.parquet")
+    assert from_file() == place
+    # A copy elsewhere is as good, if it is the same.
+    shutil.move(place, tmp_path / "copies" / "one")
+    assert from_file() == tmp_path / "copies" / "one"
+    (tmp_path / "copies" / "one" / "instruction.md").write_text("Do that.")
+    with pytest.raises(SetupError, match="has changed"):
+        from_file()
 
 
 @pytest.mark.parametrize("name", ["../own", "/etc"])

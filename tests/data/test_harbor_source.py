@@ -13,6 +13,7 @@ from loopwright.cli.app import app
 from loopwright.config import HarborData, ParquetData
 from loopwright.data import open_source
 from loopwright.data.harbor import HarborSource, read_tasks, scan
+from loopwright.data.harbor_table import write_table
 from loopwright.errors import DataError
 
 CONFIG = """\
@@ -48,6 +49,14 @@ def edit(file: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
+def pipe(file: str) -> Callable[[Path], None]:
+    def change(task: Path) -> None:
+        (task / file).unlink()
+        os.mkfifo(task / file)
+
+    return change
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda task: (task / "task.toml").unlink(), "task.toml:1: is missing"),
     "no instruction": (lambda task: (task / "instruction.md").unlink(), "instruction.md:1: is missing"),
@@ -62,6 +71,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "bad name": (edit("task.toml", "org/one", "one"), "task.toml:11: task.name must be like"),
     "no environment": (lambda task: (task / "environment").rmdir(), "environment:1: is missing"),
     "step without a name": (edit("task.toml", "[task]", "[[steps]]\n[task]"), "task.toml:10: step 1 must have a name"),
+    "too deep": (
+        lambda task: (task / "task.toml").write_text(f"x = {'[' * 6000}{']' * 6000}"),
+        "task.toml:1: is nested too deeply",
+    ),
+    "time in a line": (
+        lambda task: (task / "task.toml").write_text("\nagent = {timeout_sec = 0}\n"),
+        "task.toml:2: agent.timeout_sec must be",
+    ),
+    "instruction that is no file": (
+        pipe("instruction.md"),
+        "instruction.md:1: is no file",
+    ),
     "step without instruction": (
         edit("task.toml", "[task]", "[[steps]]\nname = 's'\n[task]"),
         "steps/s/instruction.md:1: is missing",
@@ -87,6 +108,23 @@ def test_all_broken_tasks_are_reported_at_once(tmp_path: Path) -> None:
         read_tasks(tmp_path)
     for number, (_, words) in enumerate(BROKEN.values()):
         assert f"task-{number:02}/{words}" in caught.value.message
+
+
+def test_a_folder_whose_name_is_no_text_is_reported_too(tmp_path: Path) -> None:
+    os.rename(good(tmp_path / "one"), os.fsencode(tmp_path) + b"/\xff")
+    (flaw,) = scan(tmp_path, tmp_path / "cache").flaws
+    assert "its name is not UTF-8" in str(flaw)
+    str(flaw).encode()
+
+
+def test_metadata_that_no_table_can_hold_becomes_text(tmp_path: Path) -> None:
+    odd = f"big = {2**70}\nnever = inf\nday = 2026-01-01\n"
+    edit("task.toml", "tags =", f"{odd}tags =")(good(tmp_path / "tasks" / "one"))
+    records = read_tasks(tmp_path / "tasks")
+    assert (records[0]["big"], records[0]["never"], records[0]["day"]) == (str(2**70), "inf", "2026-01-01")
+    write_table(records, tmp_path / "tasks.parquet")
+    source = open_source(ParquetData(path="tasks.parquet"), tmp_path)
+    assert source[0] == HarborSource.open(tmp_path / "tasks")[0]
 
 
 def test_a_task_has_its_instruction_path_and_metadata(tmp_path: Path) -> None:
@@ -116,6 +154,34 @@ def test_an_edited_task_is_never_served_from_the_cache(tmp_path: Path, file: str
     found = scan(tmp_path / "tasks", cache)
     assert [one["digest"] for one in found.records] != [before["digest"]]
     assert (task / file).stat().st_size == status.st_size
+
+
+@pytest.mark.parametrize("linked", ["instruction.md", "tests", "steps/s"])
+def test_an_edit_behind_a_link_is_noticed(tmp_path: Path, linked: str) -> None:
+    cache, task = tmp_path / "cache", good(tmp_path / "tasks" / "one")
+    if linked == "steps/s":
+        edit("task.toml", "[task]", "[[steps]]\nname = 's'\n[task]")(task)
+        (task / "steps" / "s").mkdir(parents=True)
+        (task / "steps" / "s" / "instruction.md").write_text("Do it.\n")
+    elsewhere = (task / linked).rename(tmp_path / "shared")
+    (task / linked).symlink_to(elsewhere)
+    (before,) = scan(tmp_path / "tasks", cache).records
+    edited = {"tests": "shared/test.sh", "steps/s": "shared/instruction.md"}.get(linked, "shared")
+    edit(edited, "1" if linked == "tests" else "Do", "0" if linked == "tests" else "Be")(tmp_path)
+    (after,) = scan(tmp_path / "tasks", cache).records
+    assert after["digest"] != before["digest"]
+    assert (after["prompt"] == before["prompt"]) is (linked == "tests")
+
+
+def test_links_that_lead_in_a_circle_or_nowhere_do_no_harm(tmp_path: Path) -> None:
+    task = good(tmp_path / "tasks" / "one")
+    (task / "up").symlink_to("..")
+    (task / "tests" / "again").symlink_to(task)
+    (task / "tests" / "nothing").symlink_to("nowhere")
+    (task / "environment" / "etc").symlink_to("/etc")
+    (record,) = scan(tmp_path / "tasks").records
+    good(tmp_path / "tasks" / "two")
+    assert scan(tmp_path / "tasks").records[0] == record
 
 
 def test_the_cache_is_used(tmp_path: Path) -> None:

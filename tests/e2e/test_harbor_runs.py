@@ -1,7 +1,5 @@
-"""Runs whose agents are trials of the real Harbor, on the host environment: rewards, failures, and nothing left behind.
-
-They need Harbor in `.peers/harbor` (`make harbor`), namespaces and tmux. Elsewhere they are skipped.
-"""
+"""Runs whose agents are trials of the real Harbor, beside the run or on an agent server: rewards, failures, kills, and
+nothing left behind."""
 
 from __future__ import annotations
 
@@ -9,147 +7,45 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_kill import start
+from harbor_scene import (
+    AGENTS,
+    NAMES,
+    PATIENCE,
+    PYTHON,
+    TASKS,
+    Script,
+    attempts_of,
+    ended,
+    left,
+    needs_harbor,
+    needs_tmux,
+    processes,
+    scene,
+    trained,
+    training,
+    until,
+)
+from test_agent_servers import KEY, Server, servers
 
-from loopwright.agents.runners.marks import VARIABLE, Owner
+from loopwright import AgentServer, Task
+from loopwright.agents.trials.wire import TrialState
 from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
-from loopwright.engines.http.model_card import ModelCard
-from loopwright.models.tokenizer import load_tokenizer
-from loopwright.serve.marked_processes import ProcessTable
-from loopwright.testing.scripted_server import serve_scripted, text_engine
 from loopwright.testing.tiny import tiny_llama
 from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, FailureCause, Rollout, Scored, StopReason
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".peers" / "harbor" / "bin" / "python"
-TASKS = ROOT / "examples" / "harbor" / "tasks"
-CONTEXT = 1 << 15
-PATIENCE = 240
+pytestmark = [*needs_harbor, pytest.mark.timeout(900)]
 
 WriteConfig = Callable[..., Path]
-
-
-def _missing() -> str | None:
-    if not PYTHON.exists():
-        return "there is no Harbor in .peers/harbor: `make harbor` needs Python 3.12"
-    namespaces = ["--mount", "--pid", "--fork", *([] if os.geteuid() == 0 else ["--map-root-user"])]
-    if shutil.which("unshare") is None or subprocess.run(["unshare", *namespaces, "true"], check=False).returncode:
-        return "this machine has no mount and process namespaces for us"
-    return None
-
-
-pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(why := _missing()), reason=str(why))]
-
-AGENTS = '''
-import asyncio, json, os, urllib.request
-from pathlib import Path
-
-from harbor.agents.base import BaseAgent
-from harbor.agents.oracle import OracleAgent
-from harbor.models.trial.paths import TrialPaths
-from host_environment import HostEnvironment
-
-
-class Asking(BaseAgent):
-    """Asks the model once."""
-
-    @staticmethod
-    def name():
-        return "asking"
-
-    def version(self):
-        return "1"
-
-    async def setup(self, environment):
-        pass
-
-    async def run(self, instruction, environment, context):
-        await asyncio.to_thread(self.ask, instruction)
-
-    def ask(self, instruction):
-        env = self._extra_env
-        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": instruction}]}).encode()
-        headers = {"authorization": "Bearer " + env["OPENAI_API_KEY"], "content-type": "application/json"}
-        request = urllib.request.Request(env["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-        with urllib.request.urlopen(request, timeout=100) as reply:
-            return json.load(reply)["choices"][0]["message"]["content"]
-
-
-class Raising(Asking):
-    async def run(self, instruction, environment, context):
-        await super().run(instruction, environment, context)
-        raise KeyError("broken on purpose")
-
-
-class Oracle(Asking):
-    """Harbor's oracle, after a call of the model: without one there is nothing to train."""
-
-    async def run(self, instruction, environment, context):
-        await super().run(instruction, environment, context)
-        trial = self.logs_dir.parent
-        task = json.loads((trial / "config.json").read_text())["task"]["path"]
-        oracle = OracleAgent(self.logs_dir, Path(task), TrialPaths(trial))
-        await oracle.run(instruction, environment, context)
-'''
-
-FLAKY = '''
-
-class Flaky(HostEnvironment):
-    """The verifier's files do not arrive, so often."""
-
-    def __init__(self, *args, failures, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.failures = failures
-
-    async def upload_dir(self, source_dir, target_dir):
-        if target_dir == "/tests" and self.failures:
-            self.failures -= 1
-            raise ConnectionError("the sandbox does not answer")
-        await super().upload_dir(source_dir, target_dir)
-'''
-
-DONE = '{"analysis": "done", "plan": "none", "commands": [], "task_complete": true}'
-
-
-def commands(keys: str, seconds: float = 0.1) -> str:
-    said = '{"analysis": "first", "plan": "do it", "commands": [{"keystrokes": "%s\\n", "duration": %s}]}'
-    return said % (keys, seconds)
-
-
-class Script:
-    """What the model says to terminus-2. Of the rollouts of one task, every second one does it wrong."""
-
-    def __init__(self, *, hangs: bool = False) -> None:
-        self._begun = Counter[str]()
-        self._hangs = hangs
-
-    def __call__(self, prompt: str) -> str:
-        if '"analysis": "first"' in prompt:
-            return DONE
-        name, keys = next((name, keys) for name, keys in SOLUTIONS.items() if name in prompt)
-        self._begun[name] += 1
-        if self._hangs:
-            return commands(f"{keys}; sleep 1000", 60)
-        return commands(keys if self._begun[name] % 2 else "touch /app/wrong")
-
-
-SOLUTIONS = {
-    "words.txt": "wc -w < /app/words.txt > /app/answer.txt",
-    "greet.sh": "echo 'echo Hello, $1' > /app/greet.sh",
-    "names.txt": "sort -u /app/names.txt > /app/sorted.txt",
-}
+CONTEXT = 1 << 15
 
 
 @pytest.fixture(scope="module")
@@ -157,125 +53,253 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("wide") / "tiny", max_position_embeddings=CONTEXT)
 
 
-@asynccontextmanager
-async def scene(
-    write_config: WriteConfig, model: Path, script: Callable[[str], str], agent: str = "terminus-2", **more: Any
-) -> AsyncIterator[Path]:
-    """A config, while a scripted engine runs that it names."""
-    engine = text_engine(script, load_tokenizer(str(model)))
-    async with serve_scripted(engine, ModelCard(str(model), CONTEXT)) as url:
-        runner: dict[str, Any] = {"kind": "harbor", "python": str(PYTHON), "agent": agent}
-        if agent == "terminus-2":
-            info = {"max_input_tokens": CONTEXT, "max_output_tokens": 1024}
-            runner["agent_args"] = {"record_terminal_session": False, "model_info": info, "enable_summarize": False}
-        settings: dict[str, Any] = {
-            "model__path": str(model),
-            "data": {"kind": "harbor", "path": str(TASKS), "shuffle": False},
-            "agent": {"kind": "remote", "runner": {**runner, **more.pop("runner", {})}, **more.pop("program", {})},
-            "judgers": {},
-            "produce": {
-                "kind": "async",
-                "max_staleness": 0,
-                "max_attempts": 1,
-                "failure_budget": 1,
-                "agent_timeout_seconds": 200.0,
-            },
-            "rollout__samples_per_task": 2,
-            "rollout__concurrency": 8,
-            "rollout__max_new_tokens": 1024,
-            "rollout__engine": {"kind": "loopwright", "urls": [url], "proof": "off"},
-            "trainer__kind": "disaggregated",
-            "trainer__steps": 1,
-            "trainer__groups_per_step": 3,
-            "trainer__export": False,
-            "eval": None,
-        }
-        file = write_config(**{**settings, **more})
-        (file.parent / "agents.py").write_text(AGENTS + FLAKY)
-        yield file
+@pytest.fixture(params=["beside the run", "on a server"])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Server]]:
+    """The agent servers that have the trials: none or one."""
+    with ExitStack() as stack:
+        asked = [] if request.param == "beside the run" else [("--slots", "8")]
+        yield stack.enter_context(servers(tmp_path, *asked))
 
 
-async def trained(file: Path) -> list[Rollout]:
-    """Train in this process's loop, where the engine is served, and return all rollouts."""
-    async with open_run(load(file, [], {}), cache=file.parent, stop=asyncio.Event(), env=os.environ) as opened:
-        assert await opened.train()
-    return rollouts_of(opened.folder)
+def urls(used: list[Server]) -> list[str]:
+    return [one.url for one in used]
 
 
-def rollouts_of(folder: RunFolder) -> list[Rollout]:
-    return [attempt.rollout for attempt in StoredRun(folder.rollouts).attempts()]
+def nothing_is_left(folder: Path, used: list[Server]) -> bool:
+    assert left(folder / "run") == []
+    assert [one for server in used for one in left(server.store)] == []
+    return True
 
 
-def left(folder: Path) -> list[object]:
-    """Processes, folders and mounts of the run that are still there."""
-    owner = Owner.here(folder)
-    workspace = Path("/tmp") if "TMPDIR" not in os.environ else Path(os.environ["TMPDIR"])
-    workspace /= f"loopwright-{os.getuid()}"
-    processes = [one for one in ProcessTable(VARIABLE).marked() if one.mark.startswith(owner.run)]
-    folders = [path for path in workspace.iterdir() if path.name.startswith(owner.run)] if workspace.is_dir() else []
-    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if owner.run in line]
-    return [*processes, *folders, *mounts]
+def scores(rollouts: list[Rollout]) -> dict[str, list[float]]:
+    """By task."""
+    found: dict[str, list[float]] = {name: [] for name in NAMES}
+    for one in rollouts:
+        if isinstance(one.reward, Scored):
+            found[one.task.id].append(one.reward.value)
+    return {name: sorted(values) for name, values in found.items()}
 
 
+@needs_tmux
+@pytest.mark.parametrize(
+    "elsewhere", ["beside the run", pytest.param("on a server", marks=pytest.mark.long)], indirect=True
+)
 async def test_terminus_is_trained_on_the_three_tasks(
+    write_config: WriteConfig, wide_model: Path, tmp_path: Path, elsewhere: list[Server]
+) -> None:
+    async with scene(write_config, wide_model, "terminus-2", Script(), servers=urls(elsewhere)) as file:
+        rollouts = await trained(file)
+    assert scores(rollouts) == {name: [0.0, 1.0] for name in NAMES}
+    assert len(rollouts) == 6
+    assert all(one.episode is not None and len(one.episode.chains) == 1 for one in rollouts)
+    assert nothing_is_left(tmp_path, elsewhere)
+
+
+async def test_eight_at_once_are_solved_run_out_of_time_or_raise(
+    write_config: WriteConfig, wide_model: Path, tmp_path: Path, elsewhere: list[Server]
+) -> None:
+    """Eight agents wait for one another, so the test ends only if eight trials overlap."""
+    tasks = shutil.copytree(TASKS, tmp_path / "tasks")
+    limited = tasks / "fix-script" / "task.toml"
+    limited.write_text(limited.read_text().replace("60.0", "8.0", 1))
+    (tmp_path / "meeting").mkdir()
+    runner = {"agent_args": {"folder": str(tmp_path / "meeting")}, "timeout_multiplier": 1.0}
+    for name in ("count-words", "sort-lines"):
+        other = tasks / name / "task.toml"
+        other.write_text(other.read_text().replace("60.0", "200.0", 1))
+    async with scene(
+        write_config,
+        wide_model,
+        "agents:Mixed",
+        servers=urls(elsewhere),
+        runner=runner,
+        attempts=2,
+        rollout__samples_per_task=4,
+        data={"kind": "harbor", "path": str(tasks), "shuffle": False},
+    ) as file:
+        rollouts = await trained(file)
+    assert scores(rollouts) == {name: [1.0] * 4 for name in NAMES}
+    assert {one.reward.parts.get("exists") for one in rollouts if isinstance(one.reward, Scored)} == {None, 1.0}
+    failures = [one for one in rollouts if isinstance(one.reward, Failed)]
+    assert [one.task.id for one in failures] == ["sort-lines"] * 4
+    assert all(one.reward.cause is FailureCause.AGENT for one in failures if isinstance(one.reward, Failed))
+    assert all("broken on purpose" in one.reward.detail for one in failures if isinstance(one.reward, Failed))
+    assert nothing_is_left(tmp_path, elsewhere)
+
+
+async def test_a_run_is_interrupted_while_trials_are_in_each_stage(
+    write_config: WriteConfig, wide_model: Path, tmp_path: Path, elsewhere: list[Server]
+) -> None:
+    meeting = {"folder": str(tmp_path / "meeting")}
+    (tmp_path / "meeting").mkdir()
+    stuck = {"agent_args": meeting, "environment": "agents:Stuck", "environment_args": meeting}
+
+    def all_stages() -> bool:
+        stages = [file.name.rsplit("-", 1)[0] for file in (tmp_path / "meeting").iterdir()]
+        return all(stages.count(stage) == 2 for stage in ("set-up", "run", "grade"))
+
+    async with (
+        scene(write_config, wide_model, "agents:Hanging", servers=urls(elsewhere), runner=stuck) as file,
+        training(file) as process,
+    ):
+        await until(all_stages, file, process)
+        for server in elsewhere:
+            states = await asyncio.to_thread(server.states)
+            assert sorted(states) == sorted([TrialState.SET_UP, TrialState.RUN, TrialState.GRADE] * 2)
+        process.send_signal(signal.SIGINT)
+        assert await ended(process) == 0, (tmp_path / "output.txt").read_text()
+    for server in elsewhere:
+        states = await asyncio.to_thread(server.states)
+        assert set(states) <= {TrialState.CANCELLED, TrialState.DONE}
+    assert nothing_is_left(tmp_path, elsewhere)
+    assert audit(RunFolder(tmp_path / "run").rollouts).is_clean
+
+
+async def test_servers_die_in_the_middle_and_no_session_has_two_programs(
     write_config: WriteConfig, wide_model: Path, tmp_path: Path
 ) -> None:
-    async with scene(write_config, wide_model, Script(), rollout__samples_per_task=4) as file:
-        rollouts = await trained(file)
-    by_task: dict[str, list[float]] = {one.task.id: [] for one in rollouts}
-    for one in rollouts:
-        assert isinstance(one.reward, Scored), one.reward
-        by_task[one.task.id].append(one.reward.value)
-    assert {name: sorted(rewards) for name, rewards in by_task.items()} == {
-        name: [0.0, 0.0, 1.0, 1.0] for name in ("count-words", "fix-script", "sort-lines")
-    }
-    assert all(one.episode is not None and len(one.episode.chains) == 1 for one in rollouts)
+    """Two servers with too little room for the run. One is killed for good, the other one is started again."""
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    small = ("--slots", "2", "--queue", "0")
+    with servers(tmp_path, small, small) as (first, second):
+
+        def began() -> int:
+            return len(list(meeting.glob("began-*")))
+
+        gated = {"agent_args": {"folder": str(meeting)}}
+        async with (
+            scene(
+                write_config, wide_model, "agents:Gated", servers=urls([first, second]), runner=gated, attempts=20
+            ) as file,
+            training(file) as process,
+        ):
+            await until(lambda: began() == 4, file, process)
+            first.end(signal.SIGKILL)
+            # Its trials end although nobody tells them to.
+            await until(lambda: processes(first.store) == [], file, process)
+            assert len(processes(second.store)) > 0
+            second.end(signal.SIGKILL)
+            second.start()
+            await until(lambda: began() >= 6, file, process)
+            (meeting / "go").touch()
+            assert await ended(process) == 0, (tmp_path / "output.txt").read_text()
+        rollouts = attempts_of(RunFolder(tmp_path / "run"))
+        assert scores(rollouts) == {name: [1.0, 1.0] for name in NAMES}
+        failures = [one.reward for one in rollouts if isinstance(one.reward, Failed)]
+        assert len(failures) >= 4
+        assert {(one.cause, one.error) for one in failures} == {(FailureCause.INFRA, "AgentServerError")}
+        sessions = [file.name.split("-", 1)[1].rsplit("-", 1)[0] for file in meeting.glob("began-*")]
+        assert len(sessions) == len(set(sessions))
+        assert (await asyncio.to_thread(second.states)).count(TrialState.LOST) == 2
+        first.start()
+        assert nothing_is_left(tmp_path, [first, second])
     assert audit(RunFolder(tmp_path / "run").rollouts).is_clean
-    assert left(tmp_path / "run") == []
 
 
-async def test_the_oracle_solves_the_three_tasks(write_config: WriteConfig, wide_model: Path, tmp_path: Path) -> None:
-    async with scene(write_config, wide_model, lambda prompt: "yes", "agents:Oracle") as file:
-        rollouts = await trained(file)
-    assert [one.reward.value for one in rollouts if isinstance(one.reward, Scored)] == [1.0] * 6
-    assert {one.reward.parts.get("exists") for one in rollouts if isinstance(one.reward, Scored)} == {None, 1.0}
-    assert left(tmp_path / "run") == []
-
-
-@pytest.mark.parametrize("limit", ["ours", "the task's"])
-async def test_an_agent_that_runs_out_of_time_is_graded(
-    write_config: WriteConfig, wide_model: Path, tmp_path: Path, limit: str
-) -> None:
-    ours: dict[str, Any] = (
-        {"program": {"max_seconds": 5.0}} if limit == "ours" else {"runner": {"timeout_multiplier": 0.1}}
+async def test_what_a_killed_server_had_in_any_stage_is_lost_and_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "meeting").mkdir()
+    (tmp_path / "agents.py").write_text(AGENTS)
+    runner = {
+        "kind": "harbor",
+        "python": str(PYTHON),
+        "agent": "agents:Idle",
+        "root": str(TASKS),
+        "environment": "agents:Stuck",
+        "environment_args": {"folder": str(tmp_path / "meeting")},
+    }
+    stages = dict(
+        zip((*NAMES, "waits"), (TrialState.SET_UP, TrialState.RUN, TrialState.GRADE, TrialState.QUEUED), strict=True)
     )
-    async with scene(write_config, wide_model, Script(hangs=True), **ours) as file:
-        rollouts = await trained(file)
-    assert [one.reward.value for one in rollouts if isinstance(one.reward, Scored)] == [1.0] * 6
-    if limit == "ours":
-        assert {one.episode.stop for one in rollouts if one.episode} == {StopReason.BUDGET}
-    assert left(tmp_path / "run") == []
+
+    async def submit(client: AgentServer, name: str) -> None:
+        task = Task.ask(name, "Do it.")
+        await client.submit(f"trial-{name}", task, runner=runner, base_url="http://127.0.0.1:1/v1", api_key="key")
+
+    with servers(tmp_path, ("--slots", "3")) as (server,):
+        async with AgentServer(server.url, KEY) as client:
+            for name in NAMES:
+                await submit(client, name)
+            await submit(client, "waits")
+            async with asyncio.timeout(PATIENCE):
+                while {one.id: one.state for one in await client.list()} != {
+                    f"trial-{name}": stage for name, stage in stages.items()
+                }:
+                    await asyncio.sleep(0.2)
+            began = len(list((tmp_path / "meeting").iterdir()))
+            server.end(signal.SIGKILL)
+            server.start()
+            assert left(server.store) == []
+            for name, stage in stages.items():
+                for _ in range(2):
+                    status = await client.status(f"trial-{name}")
+                    assert (status.state, status.stage) == (TrialState.LOST, stage)
+                    await submit(client, name)
+            assert await client.list() == []
+            assert len(list((tmp_path / "meeting").iterdir())) == began
+            assert left(server.store) == []
 
 
-@pytest.mark.parametrize("on_error", ["fail", "grade"])
-async def test_an_agent_that_raises_fails_with_its_cause(
-    write_config: WriteConfig, wide_model: Path, tmp_path: Path, on_error: str
+async def test_a_killed_run_leaves_nothing_behind(write_config: WriteConfig, wide_model: Path, tmp_path: Path) -> None:
+    """Not even until it is resumed: a trial whose run is gone ends by itself. Only its folder waits."""
+    (tmp_path / "meeting").mkdir()
+    hanging = {"agent_args": {"folder": str(tmp_path / "meeting")}}
+    async with scene(write_config, wide_model, "agents:Hanging", runner=hanging) as file, training(file) as process:
+        await until(lambda: len(list((tmp_path / "meeting").iterdir())) == 4, file, process)
+        process.kill()
+        process.wait()
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(processes, tmp_path / "run"):
+                await asyncio.sleep(0.1)
+    for folder in left(tmp_path / "run"):
+        assert isinstance(folder, Path)
+        shutil.rmtree(folder)
+
+
+async def opened_and_trained(file: Path) -> list[Rollout]:
+    """Train in this process, which starts sooner than `loopwright train`, and return all attempts at rollouts."""
+    async with open_run(load(file, [], {}), cache=file.parent, stop=asyncio.Event(), env=os.environ) as opened:
+        assert await opened.train()
+    return attempts_of(opened.folder)
+
+
+async def failed(file: Path) -> list[Failed]:
+    """The failures of a run that is given up because of them."""
+    with pytest.raises(Exception, match="failed"):
+        await opened_and_trained(file)
+    rewards = [one.reward for one in attempts_of(RunFolder(file.parent / "run"))]
+    assert rewards
+    assert all(isinstance(one, Failed) for one in rewards)
+    return [one for one in rewards if isinstance(one, Failed)]
+
+
+async def test_an_agent_that_runs_out_of_the_runs_time_is_graded(
+    write_config: WriteConfig, wide_model: Path, tmp_path: Path
 ) -> None:
-    program = {"program": {"on_agent_error": on_error}}
+    (tmp_path / "meeting").mkdir()
+    hanging = {"agent_args": {"folder": str(tmp_path / "meeting")}}
     async with scene(
-        write_config, wide_model, lambda prompt: "yes", "agents:Raising", trainer__groups_per_step=1, **program
+        write_config,
+        wide_model,
+        "agents:Hanging",
+        runner=hanging,
+        program={"max_seconds": 6.0},
+        trainer__groups_per_step=1,
     ) as file:
-        if on_error == "grade":
-            rollouts = await trained(file)
-            assert [one.reward.value for one in rollouts if isinstance(one.reward, Scored)] == [0.0, 0.0]
-        else:
-            with pytest.raises(Exception, match="failed"):
-                await trained(file)
-            failures = [one.reward for one in rollouts_of(RunFolder(tmp_path / "run"))]
-            assert failures
-            assert all(isinstance(one, Failed) and one.cause is FailureCause.AGENT for one in failures), failures
-            assert all(isinstance(one, Failed) and "broken on purpose" in one.detail for one in failures)
-    assert left(tmp_path / "run") == []
+        rollouts = await opened_and_trained(file)
+    assert scores(rollouts)["count-words"] == [1.0, 1.0]
+    assert {one.episode.stop for one in rollouts if one.episode} == {StopReason.BUDGET}
+    assert nothing_is_left(tmp_path, [])
+
+
+async def test_an_agent_that_raises_is_graded_if_the_config_says_so(
+    write_config: WriteConfig, wide_model: Path, tmp_path: Path
+) -> None:
+    graded: dict[str, Any] = {"program": {"on_agent_error": "grade"}, "trainer__groups_per_step": 1}
+    async with scene(write_config, wide_model, "agents:Raising", **graded) as file:
+        rollouts = await opened_and_trained(file)
+    assert scores(rollouts)["count-words"] == [0.0, 0.0]
+    assert nothing_is_left(tmp_path, [])
 
 
 @pytest.mark.parametrize("failures", [1, 9])
@@ -283,86 +307,18 @@ async def test_a_grader_that_cannot_be_reached_is_tried_again_and_never_worth_0(
     write_config: WriteConfig, wide_model: Path, tmp_path: Path, failures: int
 ) -> None:
     flaky = {"environment": "agents:Flaky", "environment_args": {"failures": failures}}
-    async with scene(
-        write_config, wide_model, lambda prompt: "yes", "agents:Oracle", runner=flaky, trainer__groups_per_step=1
-    ) as file:
+    async with scene(write_config, wide_model, "agents:Oracle", runner=flaky, trainer__groups_per_step=1) as file:
         if failures == 1:
-            rollouts = await trained(file)
-            assert [one.reward.value for one in rollouts if isinstance(one.reward, Scored)] == [1.0, 1.0]
+            assert scores(await opened_and_trained(file))["count-words"] == [1.0, 1.0]
         else:
-            with pytest.raises(Exception, match="failed"):
-                await trained(file)
-            told = [one.reward for one in rollouts_of(RunFolder(tmp_path / "run"))]
-            assert told
-            assert all(isinstance(one, Failed) and one.cause is FailureCause.VERIFIER for one in told), told
-    assert left(tmp_path / "run") == []
+            assert {one.cause for one in await failed(file)} == {FailureCause.VERIFIER}
+    assert nothing_is_left(tmp_path, [])
 
 
 async def test_an_environment_that_cannot_be_made_is_a_failed_set_up(
     write_config: WriteConfig, wide_model: Path, tmp_path: Path
 ) -> None:
-    nowhere = {"runner": {"environment": "agents:Nowhere"}, "trainer__groups_per_step": 1}
-    async with scene(write_config, wide_model, lambda prompt: "yes", "agents:Asking", **nowhere) as file:
-        with pytest.raises(Exception, match="failed"):
-            await trained(file)
-    failures = [one.reward for one in rollouts_of(RunFolder(tmp_path / "run"))]
-    assert all(isinstance(one, Failed) and one.cause is FailureCause.SETUP for one in failures), failures
-    assert left(tmp_path / "run") == []
-
-
-async def test_a_killed_run_leaves_nothing_behind(write_config: WriteConfig, wide_model: Path, tmp_path: Path) -> None:
-    """Not even until it is resumed: a trial whose run is gone ends by itself. Only its folder waits."""
-
-    async with scene(write_config, wide_model, Script(hangs=True)) as file:
-        process = start(file)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not await asyncio.to_thread(_sandboxes, tmp_path / "run"):
-                    assert process.poll() is None, (tmp_path / "output.txt").read_text()
-                    await asyncio.sleep(0.1)
-                os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-                while await asyncio.to_thread(_processes, tmp_path / "run"):
-                    await asyncio.sleep(0.1)
-        finally:
-            process.kill()
-            process.wait()
-    for folder in left(tmp_path / "run"):
-        assert isinstance(folder, Path)
-        shutil.rmtree(folder)
-
-
-async def test_an_interrupted_run_leaves_nothing_behind(
-    write_config: WriteConfig, wide_model: Path, tmp_path: Path
-) -> None:
-
-    async with scene(write_config, wide_model, Script(hangs=True)) as file:
-        process = start(file)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not await asyncio.to_thread(_sandboxes, tmp_path / "run"):
-                    assert process.poll() is None, (tmp_path / "output.txt").read_text()
-                    await asyncio.sleep(0.1)
-                process.send_signal(signal.SIGINT)
-                while process.poll() is None:
-                    await asyncio.sleep(0.1)
-        finally:
-            process.kill()
-            process.wait()
-    assert left(tmp_path / "run") == []
-
-
-def _processes(folder: Path) -> list[Any]:
-    return [one for one in left(folder) if not isinstance(one, Path | str)]
-
-
-def _sandboxes(folder: Path) -> list[Any]:
-    """Processes that run a command in a sandbox."""
-
-    def words(pid: int) -> bytes:
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            return b""
-
-    return [one for one in _processes(folder) if b"tmux" in words(one.pid)]
+    nowhere = {"environment": "agents:Nowhere"}
+    async with scene(write_config, wide_model, "agents:Asking", runner=nowhere, trainer__groups_per_step=1) as file:
+        assert {one.cause for one in await failed(file)} == {FailureCause.SETUP}
+    assert nothing_is_left(tmp_path, [])

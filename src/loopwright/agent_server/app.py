@@ -10,7 +10,8 @@ import asyncio
 import base64
 import hashlib
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -140,27 +141,27 @@ class AgentServerApp:
 
     async def _stream(self, request: Request, id: str | None) -> None:
         first = True
-        async for chunk in self._events(id):
-            if first:
-                await request.begin(200, EVENTS)
-            first = False
-            await request.write(chunk)
+        async with aclosing(self._events(id)) as events:
+            async for chunk in events:
+                if first:
+                    await request.begin(200, EVENTS)
+                first = False
+                await request.write(chunk)
         await request.write(b"", more=False)
 
-    async def _events(self, id: str | None) -> AsyncIterator[bytes]:
+    async def _events(self, id: str | None) -> AsyncGenerator[bytes, None]:
         """The events of one trial until its end, or of all, as bytes. Silence is filled with comments."""
         trials = self._trials
-        with trials.announcements.listening(id) as listener:
+        with trials.announcements.listening(id) as listener, ExitStack() as watching:
             yield BEAT
             if id is not None:
                 status = await trials.status(id, None, 0.0)
                 yield _event(trials.announcements.event(status))
                 if status.state.is_over:
                     return
+                if (live := trials.watch(id)) is not None:
+                    watching.enter_context(live.watched())
             while True:
-                if id is not None and (live := trials.watch(id)) is not None:
-                    with live.watched():
-                        pass
                 try:
                     async with asyncio.timeout(BEAT_SECONDS):
                         news = await listener.news.get()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from loopwright.agent_server.reading import Submission
 from loopwright.agents.trials.wire import TrialState, TrialStatus
 from loopwright.core.redaction import Redactor
-from loopwright.errors import AgentServerError, LoopwrightError, ProgramError, SetupError
+from loopwright.errors import AgentServerError, LoopwrightError, ProgramError, SetupError, TrialLostError
 from loopwright.ports import PreparedProgram, ProgramRunner
 from loopwright.types import Failed, ProgramOutput, Scored
 
@@ -50,11 +50,10 @@ class LiveTrial:
             self._outcome = replace(self._outcome, error=self._clean(error))
 
     async def _run_and_grade(self, program: PreparedProgram) -> None:
-        self._enter(TrialState.RUN)
-        error: ProgramError | None = None
+        error: LoopwrightError | None = None
         try:
             await self._run(program)
-        except ProgramError as raised:
+        except (ProgramError, SetupError, TrialLostError) as raised:
             error = raised
         told = replace(
             self._outcome,
@@ -62,6 +61,9 @@ class LiveTrial:
             out_of_time=self._stopped and program.output.exit_code is None,
             output=self._clean_output(program.output),
         )
+        if not (error is None or isinstance(error, ProgramError)):
+            self._outcome = told
+            return
         self._enter(TrialState.GRADE, told)
         reward: Scored | Failed | None = None
         if error is None or self.submission.grades_failures:
@@ -70,7 +72,7 @@ class LiveTrial:
 
     async def _run(self, program: PreparedProgram) -> None:
         """Run the program. `stop` ends it, and that is no cancellation of the trial."""
-        self._running = asyncio.create_task(program.run(self.submission.endpoint))
+        self._running = asyncio.create_task(program.run(self.submission.endpoint, self._begun))
         try:
             await asyncio.wait({self._running})
         except asyncio.CancelledError:
@@ -81,6 +83,10 @@ class LiveTrial:
             raise
         if not self._running.cancelled():
             self._running.result()
+
+    def _begun(self) -> None:
+        if self.status.state is TrialState.SET_UP:
+            self._enter(TrialState.RUN)
 
     def stop(self) -> None:
         """The trial's time is up. A program that has not started yet will not."""

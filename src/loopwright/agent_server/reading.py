@@ -6,14 +6,15 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from loopwright.config import CommandRunnerConfig, ProgramReward
+from loopwright.config import CommandRunnerConfig, HarborRunnerConfig, ProgramReward
 from loopwright.config.base import Section
 from loopwright.config.problems import Problem, dotted
+from loopwright.config.programs import command_if_unsaid
 from loopwright.gateway.reading import text
 from loopwright.gateway.refusals import invalid
 from loopwright.ports import Endpoint
@@ -23,6 +24,11 @@ MOST_OUTPUT_KB = 1024
 LONGEST_TEXT = 4096
 LONGEST_LABEL = 200
 
+ServedRunner = Annotated[
+    CommandRunnerConfig | HarborRunnerConfig, Field(discriminator="kind"), BeforeValidator(command_if_unsaid)
+]
+
+_RUNNER: TypeAdapter[CommandRunnerConfig | HarborRunnerConfig] = TypeAdapter(ServedRunner)
 _REWARD: TypeAdapter[ProgramReward] = TypeAdapter(ProgramReward)
 
 
@@ -30,11 +36,12 @@ _REWARD: TypeAdapter[ProgramReward] = TypeAdapter(ProgramReward)
 class Submission:
     """A trial as it was submitted. `digest` is the same if the same is submitted again."""
 
-    runner: CommandRunnerConfig
+    runner: CommandRunnerConfig | HarborRunnerConfig
     reward: ProgramReward | None
     request: RolloutRequest
     endpoint: Endpoint
     variables: Mapping[str, str]
+    grades: bool
     grades_failures: bool
     label: str
     digest: str
@@ -42,25 +49,32 @@ class Submission:
 
 def submission_from(body: Mapping[str, Any]) -> Submission:
     reward = body.get("reward")
-    runner = _validated("runner", CommandRunnerConfig.model_validate, body.get("runner"))
+    runner = _validated("runner", _RUNNER.validate_python, body.get("runner"))
     if runner.output_kb > MOST_OUTPUT_KB:
         raise invalid("runner.output_kb", f"may be {MOST_OUTPUT_KB} at most", remedy="keep less of its output")
     how = None if reward is None else _validated("reward", _REWARD.validate_python, reward)
+    if how is not None and runner.brings_reward:
+        raise invalid("reward", f"the task of a runner of kind {runner.kind} has its own verifier", remedy="omit it")
     for problem in (*_problems("runner", runner), *_problems("reward", how)):
         raise invalid(dotted(problem.path), problem.text, remedy=problem.remedy)
-    grades = body.get("grades_failures", False)
-    if not isinstance(grades, bool):
-        raise invalid("grades_failures", "expected true or false", remedy="correct or omit it")
     return Submission(
         runner,
         how,
         _request(_task(body.get("task"))),
         _endpoint(body.get("endpoint")),
         _texts(body.get("variables") or {}, "variables"),
-        grades,
+        _flag(body, "grades", True),
+        _flag(body, "grades_failures", False),
         text(body.get("label"), "label")[:LONGEST_LABEL],
         _digest(body),
     )
+
+
+def _flag(body: Mapping[str, Any], name: str, usual: bool) -> bool:
+    value = body.get(name, usual)
+    if not isinstance(value, bool):
+        raise invalid(name, "expected true or false", remedy="correct or omit it")
+    return value
 
 
 def _digest(body: Mapping[str, Any]) -> str:

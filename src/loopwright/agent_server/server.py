@@ -16,8 +16,10 @@ from loopwright.agent_server.reading import Submission
 from loopwright.agent_server.store import TrialStore
 from loopwright.agent_server.trials import ServerLimits, Trials
 from loopwright.agents.runners.command import CommandRunner
+from loopwright.agents.runners.harbor import HarborRunner
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.marks import VARIABLE, Owner
+from loopwright.config import CommandRunnerConfig, HarborRunnerConfig
 from loopwright.core.environment import child_environment
 from loopwright.errors import ConfigError, LoopwrightError, SetupError
 from loopwright.ports import ProgramRunner
@@ -88,7 +90,12 @@ async def open_agent_server(
 
 def trial_runner(submission: Submission, host: ProgramHost) -> ProgramRunner:
     """The runner of a submitted trial. It sees the variables that came with the trial, and none of the server's."""
+    seen = replace(host, named=submission.variables)
     try:
-        return CommandRunner(submission.runner, submission.reward, replace(host, named=submission.variables))
+        match submission.runner:
+            case HarborRunnerConfig() as runner:
+                return HarborRunner(runner, seen, grades=submission.grades, grades_failures=submission.grades_failures)
+            case CommandRunnerConfig() as runner:
+                return CommandRunner(runner, submission.reward, seen)
     except LoopwrightError as error:
         raise SetupError(error.message, remedy=error.remedy) from error

@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS trials (
     changed REAL NOT NULL, status BLOB
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_change ON trials (changed);
+CREATE INDEX IF NOT EXISTS kept ON trials (changed) WHERE status IS NOT NULL;
 """
 MOST_LISTED = 1000
 
@@ -66,13 +67,9 @@ class TrialStore:
         """Mark what an earlier server had not finished as lost, and return how many these are."""
         over = ", ".join(f"'{state.value}'" for state in OVER)
         with self._transaction() as db:
-            rows = db.execute(f"SELECT id, stage, label FROM trials WHERE state NOT IN ({over})").fetchall()
-        for id, stage, label in rows:
-            error = AgentServerError(
-                f"the agent server was ended while it had the trial {id} (stage {stage})",
-                remedy="nothing to do: a run makes the rollout again",
-            )
-            self.change(TrialStatus(id, TrialState.LOST, TrialState(stage), label, error=error))
+            rows = db.execute(f"SELECT id, state, stage, label FROM trials WHERE state NOT IN ({over})").fetchall()
+        for id, state, stage, label in rows:
+            self.change(lost(TrialStatus(id, TrialState(state), TrialState(stage), label)))
         return len(rows)
 
     def add(self, status: TrialStatus, digest: str | None) -> None:
@@ -121,6 +118,15 @@ class TrialStore:
             # Clients get this error, so it must not name the file. The log does.
             log.error("%s cannot be used: %s", self._path, error)
             raise unusable_store("the store of trials", error) from error
+
+
+def lost(status: TrialStatus) -> TrialStatus:
+    """What is told of a trial whose end is not known."""
+    error = AgentServerError(
+        f"the agent server did not end the trial {status.id} (stage {status.stage}), and will not run it again",
+        remedy="nothing to do: a run makes the rollout again",
+    )
+    return TrialStatus(status.id, TrialState.LOST, status.stage, status.label, error=error)
 
 
 def _text(status: TrialStatus) -> bytes:

@@ -20,7 +20,7 @@ from loopwright.agent_server.events import Announcements
 from loopwright.agent_server.live_trial import LiveTrial
 from loopwright.agent_server.metrics import TrialMetrics
 from loopwright.agent_server.reading import Submission
-from loopwright.agent_server.store import TrialStore
+from loopwright.agent_server.store import TrialStore, lost
 from loopwright.agents.trials.client import ServerLoad
 from loopwright.agents.trials.wire import TrialState, TrialStatus
 from loopwright.core.together import GRACE_SECONDS
@@ -68,7 +68,7 @@ class Trials:
                 raise _refused(f"the id {id} was used for another trial", "choose an id of its own", 409)
             if known is None:
                 raise _forgotten(id)
-            return self._live[id].status if id in self._live else known
+            return self._live[id].status if id in self._live else self._kept(id)
         if self.draining:
             raise _refused("this server takes no more trials", "use another one", 503)
         if len(self._live) >= self._limits.slots + self._limits.queue:
@@ -154,8 +154,9 @@ class Trials:
             await trial.run(self._runner)
 
     def _runner(self, submission: Submission) -> ProgramRunner:
-        about = (submission.runner.model_dump(), submission.reward and submission.reward.model_dump())
-        key = orjson.dumps((*about, dict(submission.variables)), option=orjson.OPT_NON_STR_KEYS, default=str)
+        sections = (submission.runner.model_dump(), submission.reward and submission.reward.model_dump())
+        how = (dict(submission.variables), submission.grades, submission.grades_failures)
+        key = orjson.dumps((*sections, *how), option=orjson.OPT_NON_STR_KEYS, default=str)
         if key not in self._runners:
             self._runners[key] = self._make(submission)
             if len(self._runners) > KEPT_RUNNERS:
@@ -170,7 +171,7 @@ class Trials:
         try:
             status = trial.over(broken, task.cancelled())
         except RunError:
-            # Its row stays as it is: the next server calls it lost.
+            # Its row stays as it is, and so it is lost.
             status = trial.status
         self._live.pop(trial.status.id, None)
         self.metrics.over(status.state, None if status.error is None else type(status.error).__name__, status.seconds)
@@ -182,7 +183,7 @@ class Trials:
     def _kept(self, id: str) -> TrialStatus:
         status, _, used = self._store.find(id)
         if status is not None:
-            return status
+            return status if status.state.is_over else lost(status)
         if used:
             raise _forgotten(id)
         raise _refused(f"there is no trial {id}", "submit it first", 404)

@@ -9,6 +9,7 @@ from loopwright.agents.custom import load_agent
 from loopwright.agents.remote import RemoteLoop, WeightedRunner
 from loopwright.agents.runners.command import CommandRunner
 from loopwright.agents.runners.harbor import HarborRunner
+from loopwright.agents.runners.harbor_paths import task_folder
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.server import ServerRunner
 from loopwright.agents.single_turn import SingleTurn
@@ -73,6 +74,9 @@ async def try_agent(config: AgentConfig, host: ProgramHost, task: Task) -> str |
         async with loop, loop.open(task) as belt:
             return f"the model is offered {', '.join(str(tool['name']) for tool in belt.offered)}"
     if isinstance(config, RemoteAgent):
+        for runner in config.all_runners:
+            if isinstance(runner, HarborRunnerConfig):
+                task_folder(task, runner, host.base)
         return f"each rollout starts {' or '.join(one.what_starts for one in config.all_runners)}"
     return None if config.own_code is None else f"agent {config.own_code} can be made"
 
@@ -95,7 +99,7 @@ def _runner(runner: RunnerConfig, agent: RemoteAgent, reward: ProgramReward | No
         case HarborRunnerConfig():
             return HarborRunner(runner, host, grades=agent.brings_reward, grades_failures=grades_failures)
         case ServerRunnerConfig():
-            return ServerRunner(runner, reward, host, grades_failures=grades_failures)
+            return ServerRunner(runner, reward, host, grades=agent.brings_reward, grades_failures=grades_failures)
 
 
 def _tool_loop(config: ToolAgent, base: Path) -> ToolLoop:

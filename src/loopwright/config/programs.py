@@ -248,19 +248,38 @@ class CommandElsewhere(CommandRunnerConfig):
         yield from (problem for problem in super().problems() if problem.path != ("isolate",))
 
 
+class HarborElsewhere(HarborRunnerConfig):
+    """A trial of Harbor that an agent server runs. Harbor and the tasks' folders are on that server's machine."""
+
+    def needs(self) -> Iterator[Need]:
+        yield from (need for need in super().needs() if need.what is Outside.VARIABLE)
+
+
+def command_if_unsaid(value: object) -> object:
+    """A runner without a kind is a command."""
+    return {"kind": "command", **value} if isinstance(value, dict) and "kind" not in value else value
+
+
+RunnerElsewhere = Annotated[
+    CommandElsewhere | HarborElsewhere, Field(discriminator="kind"), BeforeValidator(command_if_unsaid)
+]
+
+
 class ServerRunnerConfig(Section):
     """Agent servers (`loopwright agent-server`) at `urls`, one of which runs the program of `runner` for each rollout.
     `key_env` names the variable with their key. One that cannot be reached is waited for, up to `wait_seconds`."""
 
-    brings_reward: ClassVar[bool] = False
-
     kind: Literal["server"] = "server"
     urls: Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1)]
     key_env: Text
-    runner: CommandElsewhere
+    runner: RunnerElsewhere
     name: Text | None = None
     weight: Positive = 1.0
     wait_seconds: Positive = 60.0
+
+    @property
+    def brings_reward(self) -> bool:
+        return self.runner.brings_reward
 
     @property
     def shown_name(self) -> str:
@@ -285,15 +304,10 @@ class ServerRunnerConfig(Section):
         yield ("runner", "weight"), "the weight of the server's section counts"
 
 
-def _command_if_unsaid(value: object) -> object:
-    """A runner without a kind is a command."""
-    return {"kind": "command", **value} if isinstance(value, dict) and "kind" not in value else value
-
-
 RunnerConfig = Annotated[
     CommandRunnerConfig | HarborRunnerConfig | ServerRunnerConfig,
     Field(discriminator="kind"),
-    BeforeValidator(_command_if_unsaid),
+    BeforeValidator(command_if_unsaid),
 ]
 """The kinds of runners. Everything that is known of a kind is on its class here; its runner is made in
 `agents/from_config.py`."""

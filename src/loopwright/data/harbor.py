@@ -11,11 +11,13 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from loopwright.config.harbor_digest import task_digest
 from loopwright.data.records import KNOWN_KEYS, task_from
 from loopwright.errors import DataError
 from loopwright.types import Task
@@ -24,8 +26,11 @@ CONFIG, INSTRUCTION = "task.toml", "instruction.md"
 TABLES = ("metadata", "verifier", "agent", "environment", "solution", "task")
 SECONDS = (("agent", "timeout_sec"), ("verifier", "timeout_sec"), ("environment", "build_timeout_sec"))
 CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
-NAME = re.compile(r"^[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+NAME = re.compile(r"^[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")
 SHOWN_PROBLEMS = 50
+READER = 1
+"""Raised when the same files are read as another record, so that none of an earlier reader is served."""
+LARGEST_NUMBER = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Flaw:
 class _FlawError(Exception):
     def __init__(self, file: Path, words: str, line: int = 1) -> None:
         super().__init__(words)
-        self.flaw = Flaw(str(file), line, words)
+        self.flaw = Flaw(os.fsencode(file).decode("utf-8", "replace"), line, words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +101,18 @@ def scan(folder: Path, cache: Path | None = None) -> HarborScan:
     flaws: list[Flaw] = []
     for place in _task_folders(folder):
         try:
-            digest = task_digest(place)
+            digest = _digest(place)
             records.append({**_known(place, digest, cache), "path": str(place.resolve())})
         except _FlawError as error:
             flaws.append(error.flaw)
     return HarborScan(tuple(records), tuple(flaws))
 
 
-def task_digest(folder: Path) -> str:
-    """A hash of the names, the kinds and the contents of all that is in a folder."""
-    told = hashlib.blake2b(digest_size=16)
-    for path in sorted(_files(folder)):
-        told.update(f"{path.relative_to(folder)}\0".encode("utf-8", "surrogateescape"))
-        try:
-            if path.is_symlink():
-                told.update(b"link\0" + os.readlink(path).encode("utf-8", "surrogateescape"))
-            elif path.is_file():
-                told.update(b"program\0" if os.access(path, os.X_OK) else b"file\0")
-                with path.open("rb") as file:
-                    told.update(hashlib.file_digest(file, "blake2b").digest())
-        except OSError as error:
-            raise _FlawError(path, f"cannot be read: {error.strerror}") from error
-    return told.hexdigest()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        yield from (Path(place, name) for name in (*names, *folders))
+def _digest(place: Path) -> str:
+    try:
+        return task_digest(place)
+    except OSError as error:
+        raise _FlawError(Path(error.filename or place), f"cannot be read: {error.strerror}") from error
 
 
 def _task_folders(folder: Path) -> list[Path]:
@@ -137,23 +127,31 @@ def _task_folders(folder: Path) -> list[Path]:
 
 def _known(place: Path, digest: str, cache: Path | None) -> dict[str, Any]:
     """The task's record, from the cache if it is there. The name of the folder is not part of its contents."""
-    if cache is None:
-        return _record(place, digest)
-    key = hashlib.blake2b(f"{place.name}\0{digest}".encode(), digest_size=16).hexdigest()
-    file = cache / f"{key}.json"
-    try:
-        known: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        return known
-    except (OSError, ValueError):
-        record = _record(place, digest)
-    cache.mkdir(parents=True, exist_ok=True)
-    written = file.with_suffix(f".{os.getpid()}")
-    written.write_text(json.dumps(record), "utf-8")
-    written.replace(file)
+    told = f"{READER}\0{place.name}\0{digest}".encode("utf-8", "surrogateescape")
+    key = hashlib.blake2b(told, digest_size=16).hexdigest()
+    if cache is not None:
+        with suppress(OSError, ValueError):
+            known: dict[str, Any] = json.loads((cache / f"{key}.json").read_text("utf-8"))
+            return known
+    record = _record(place, digest)
+    if (now := _digest(place)) != digest:
+        # It was edited while it was read.
+        return _known(place, now, cache)
+    if cache is not None:
+        # Without a cache, tasks are only read again.
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+            written = cache / f"{key}.{os.getpid()}"
+            written.write_text(json.dumps(record), "utf-8")
+            written.replace(cache / f"{key}.json")
     return record
 
 
 def _record(place: Path, digest: str) -> dict[str, Any]:
+    try:
+        place.name.encode()
+    except UnicodeEncodeError as error:
+        raise _FlawError(place, "its name is not UTF-8") from error
     config, text = _config(place / CONFIG)
     _check(place / CONFIG, config, text)
     instruction = _instruction(place, config, text)
@@ -162,7 +160,10 @@ def _record(place: Path, digest: str) -> dict[str, Any]:
     has_verifier = any((place / "tests" / f"test.{kind}").is_file() for kind in ("sh", "bat"))
     if not has_verifier and not config.get("steps") and "environment" not in _table(config, "verifier"):
         raise _FlawError(place / "tests" / "test.sh", "is missing, so the task has no verifier")
-    told = {_free(key): _plain(value) for key, value in _table(config, "metadata").items()}
+    try:
+        told = {_free(key): _plain(value) for key, value in _table(config, "metadata").items()}
+    except RecursionError as error:
+        raise _FlawError(place / CONFIG, "metadata is nested too deeply", _line(text, "metadata")) from error
     return {**told, "id": place.name, "prompt": instruction, "instance_id": place.name, "digest": digest, "path": ""}
 
 
@@ -170,6 +171,8 @@ def _config(file: Path) -> tuple[dict[str, Any], str]:
     text = _text(file)
     try:
         return tomllib.loads(text), text
+    except RecursionError as error:
+        raise _FlawError(file, "is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
         raise _FlawError(
@@ -178,6 +181,8 @@ def _config(file: Path) -> tuple[dict[str, Any], str]:
 
 
 def _text(file: Path) -> str:
+    if file.exists() and not file.is_file():
+        raise _FlawError(file, "is no file")
     try:
         raw = file.read_bytes()
         return raw.decode("utf-8")
@@ -236,9 +241,13 @@ def _line(text: str, key: str, table: str | None = None, nth: int = 0) -> int:
     """The line that sets a key, or the first one."""
     lines, start = text.splitlines(), 0
     if table is not None:
-        start = next((number for number, line in enumerate(lines) if line.strip() == f"[{table}]"), 0)
+        header = re.compile(rf"\s*\[\s*{re.escape(table)}\s*\]")
+        start = next((number for number, line in enumerate(lines) if header.match(line)), 0)
     pattern = re.compile(rf"\s*({re.escape(key)}\b|\[+{re.escape(key)}\]+|{re.escape(key)}$)")
     found = [number for number in range(start, len(lines)) if pattern.match(lines[number])]
+    if not found and table is not None:
+        # `agent.timeout_sec = 1`, or `agent = {timeout_sec = 1}`.
+        return _line(text, table)
     return found[min(nth, len(found) - 1)] + 1 if found else 1
 
 
@@ -253,9 +262,9 @@ def _free(key: str) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value as JSON and every table can hold it: tables become JSON text, dates text."""
-    if isinstance(value, bool | int | float | str):
+    """A value as JSON and every table can hold it: tables become JSON text, dates and numbers without end text."""
+    if isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < LARGEST_NUMBER):
         return value
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return value
-    return json.dumps(value, default=str)
+    return json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -17,8 +18,9 @@ class PreparedProgram(Protocol):
         """What the program has written so far."""
         ...
 
-    async def run(self, endpoint: Endpoint) -> None:
-        """Run the program to its end. Nothing that it started is left afterwards, also when this is cancelled.
+    async def run(self, endpoint: Endpoint, begun: Callable[[], None] = lambda: None) -> None:
+        """Run the program to its end. Nothing that it started is left afterwards, also when this is cancelled. `begun`
+        is called when the program itself begins: what comes before still sets it up.
 
         Raises ProgramError if the program failed.
         """

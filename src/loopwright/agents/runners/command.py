@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
@@ -123,7 +123,8 @@ class PreparedCommand:
     def output(self) -> ProgramOutput:
         return ProgramOutput(self.config.shown_name, self._text.text if self._text else "", self._code, self._verified)
 
-    async def run(self, endpoint: Endpoint) -> None:
+    async def run(self, endpoint: Endpoint, begun: Callable[[], None] = lambda: None) -> None:
+        begun()
         task = self.request.task
         values = self._values() | {
             "base_url": endpoint.base_url,

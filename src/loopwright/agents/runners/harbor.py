@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +23,8 @@ from loopwright.agents.runners.harbor_paths import task_folder
 from loopwright.agents.runners.host import ProgramHost
 from loopwright.agents.runners.marks import VARIABLE
 from loopwright.agents.runners.output import BoundedOutput
-from loopwright.agents.runners.process import Command, TrialProcesses
+from loopwright.agents.runners.process import Command, TrialProcesses, collected
+from loopwright.agents.runners.rewards import finite_numbers
 from loopwright.agents.runners.watch import ProgramLimits, TrialWatch
 from loopwright.config import HarborRunnerConfig
 from loopwright.config.programs import HOST_ENVIRONMENT
@@ -42,8 +42,6 @@ IGNORED_SECONDS = 1e9
 """The time of an agent whose task's own limit is ignored."""
 STOP_SECONDS = 30.0
 """How long an agent, or a whole trial, may take to end when it is told to."""
-LONGEST_LINE = 1 << 20
-DRAIN_SECONDS = 2.0
 
 
 class HarborRunner:
@@ -140,8 +138,10 @@ class PreparedTrial:
     grades: bool
     grades_failures: bool
     _text: BoundedOutput | None = None
-    _work: asyncio.Task[int] | None = None
+    _work: asyncio.Task[None] | None = None
     _control: int | None = None
+    _begun: Callable[[], None] = lambda: None
+    _heard: bytes = b""
     _agent_over: asyncio.Event = field(default_factory=asyncio.Event)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _agent_error: Mapping[str, Any] | None = None
@@ -153,7 +153,8 @@ class PreparedTrial:
         verified = str((self._ended or {}).get("verifier", ""))
         return ProgramOutput(self.config.shown_name, self._text.text if self._text else "", self._code, verified)
 
-    async def run(self, endpoint: Endpoint) -> None:
+    async def run(self, endpoint: Endpoint, begun: Callable[[], None] = lambda: None) -> None:
+        self._begun = begun
         self._text = BoundedOutput(self.config.output_kb * KB)
         request = {**self.asked, "model": self._model(endpoint)}
         self._work = asyncio.create_task(self._attended(json.dumps(request).encode(), model_variables(endpoint)))
@@ -196,59 +197,50 @@ class PreparedTrial:
             # Whoever waited for it has seen it.
             self._work.exception()
 
-    async def _attended(self, request: bytes, variables: Mapping[str, str]) -> int:
+    async def _attended(self, request: bytes, variables: Mapping[str, str]) -> None:
         """Run the process to its end, and hear what it tells."""
-        heard, telling = os.pipe()
-        obeyed, self._control = os.pipe()
         try:
-            python = self.host.found(self.config.python)
-            command = Command(
-                [python, "-u", str(SCRIPT), str(obeyed), str(telling)],
-                self.folders.work,
-                {**self._environment(), **variables},
-                request,
-                (obeyed, telling),
-            )
-            hearing = asyncio.create_task(self._hear(heard))
-            try:
-                self._code = await self.processes.run(command, self._text or BoundedOutput(KB))
-                os.close(telling)
-                telling = -1
-                await asyncio.wait({hearing}, timeout=DRAIN_SECONDS)
-                return self._code
-            finally:
-                hearing.cancel()
-                await asyncio.wait({hearing})
+            async with collected(self._hear) as telling:
+                with telling, self._told_what_to_do() as obeyed:
+                    command = Command(
+                        [self.host.found(self.config.python), "-u", str(SCRIPT), str(obeyed), str(telling.fileno())],
+                        self.folders.work,
+                        {**self._environment(), **variables},
+                        request,
+                        (obeyed, telling.fileno()),
+                    )
+                    self._code = await self.processes.run(command, self._text or BoundedOutput(KB))
         except OSError as error:
             words = f"Harbor's interpreter cannot be started: {error}"
             raise SetupError(words, remedy="see the runner's python") from error
         finally:
-            for descriptor in (telling, obeyed):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            control, self._control = self._control, None
-            if control is not None:
-                os.close(control)
             self._agent_over.set()
             self._over.set()
 
-    async def _hear(self, descriptor: int) -> None:
-        stream = asyncio.StreamReader(limit=LONGEST_LINE)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", buffering=0)
-        )
+    @contextmanager
+    def _told_what_to_do(self) -> Iterator[int]:
+        """The reading end of a pipe, to which `_tell` writes."""
+        reading, self._control = os.pipe()
         try:
-            while line := await stream.readline():
-                told = json.loads(line)
-                if told["event"] == "agent_ended":
+            yield reading
+        finally:
+            control, self._control = self._control, None
+            os.close(control)
+            os.close(reading)
+
+    def _hear(self, chunk: bytes) -> None:
+        *lines, self._heard = (self._heard + chunk).split(b"\n")
+        for told in map(json.loads, lines):
+            match told["event"]:
+                case "agent_started":
+                    self._begun()
+                case "agent_ended":
                     self._agent_error = told["error"]
                     self._agent_over.set()
-                elif told["event"] == "ended":
+                case "ended":
                     self._ended = told
                     self._agent_over.set()
                     self._over.set()
-        finally:
-            transport.close()
 
     def _tell(self, operation: str) -> None:
         if self._control is not None:
@@ -283,8 +275,7 @@ class PreparedTrial:
         return Failed(FailureCause.VERIFIER, "VerifierError", f"{self.asked['trial']['task']['path']}: {words}")
 
     def _scored(self, rewards: Mapping[str, Any]) -> Scored | Failed:
-        numbers = {name: float(value) for name, value in rewards.items() if isinstance(value, int | float)}
-        numbers = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        numbers = finite_numbers(rewards)
         if "reward" not in numbers:
             return self._failed(f"its verifier gave {dict(rewards)!r:.200}, and no finite number called reward")
         return Scored(numbers.pop("reward"), numbers)

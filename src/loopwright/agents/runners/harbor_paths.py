@@ -1,4 +1,6 @@
-"""Finds the folder of a task of Harbor: the task's own path, else its instance id under a root, else a template."""
+"""Finds the folder of a task of Harbor: the task's own path, else its instance id under a root, else a template.
+
+A folder that does not hold what the task was read from is refused: its verifier would judge another task."""
 
 from __future__ import annotations
 
@@ -7,21 +9,39 @@ from pathlib import Path, PurePath
 
 from loopwright.agents.runners.fields import filled
 from loopwright.config import HarborRunnerConfig
+from loopwright.config.harbor_digest import task_digest
 from loopwright.errors import SetupError
 from loopwright.types import Task
 
 
 def task_folder(task: Task, config: HarborRunnerConfig, base: Path) -> Path:
-    """The first of the three that is a folder with a task.toml. Raises SetupError."""
+    """The first of the three that is a folder with a task.toml. Raises SetupError, also if its files have changed."""
     tried = list(_candidates(task, config, base))
     for folder in tried:
         if (folder / "task.toml").is_file():
+            _check_unchanged(task, folder)
             return folder.resolve()
     looked = ", ".join(map(str, tried)) or "nowhere: it has no path, and the runner has neither root nor folder"
     raise SetupError(
         f"task {task.id!r}: there is no task of Harbor; looked at {looked}",
         remedy="use data of kind harbor, or set the runner's root or folder",
     )
+
+
+def _check_unchanged(task: Task, folder: Path) -> None:
+    known = task.metadata.get("digest")
+    if not isinstance(known, str):
+        return
+    try:
+        now = task_digest(folder)
+    except OSError as error:
+        words = f"task {task.id!r}: {error.filename} cannot be read: {error.strerror}"
+        raise SetupError(words, remedy="see who may read the task's folder") from error
+    if now != known:
+        raise SetupError(
+            f"task {task.id!r}: {folder} has changed since the task was read",
+            remedy="start the run again, or, if its tasks are in a file, write it again with `loopwright data harbor`",
+        )
 
 
 def _candidates(task: Task, config: HarborRunnerConfig, base: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ class TrialProcesses:
     async def run(self, command: Command, output: BoundedOutput) -> int:
         """The exit code; negative if a signal ended the command. Raises ProgramLimitError if it used too much, and
         OSError if it cannot be started."""
-        async with _collected(output) as pipe:
+        async with collected(output.add) as pipe:
             process = self._start(command, pipe)
             try:
                 async with self._watch.over(self._mark):
@@ -138,15 +138,15 @@ async def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 @asynccontextmanager
-async def _collected(output: BoundedOutput) -> AsyncIterator[IO[bytes]]:
-    """The writing end of a pipe, which the caller closes. What comes out of the pipe goes to `output`."""
+async def collected(add: Callable[[bytes], None]) -> AsyncIterator[IO[bytes]]:
+    """The writing end of a pipe, which the caller closes. What comes out of the pipe goes to `add`."""
     reading, writing = os.pipe()
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def read() -> None:
         with suppress(BlockingIOError):
             if chunk := os.read(reading, CHUNK):
-                output.add(chunk)
+                add(chunk)
                 return
             loop.remove_reader(reading)
             ended.set()

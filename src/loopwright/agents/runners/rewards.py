@@ -75,15 +75,19 @@ def _parsed(text: str, name: str) -> Scored:
             remedy="write a number, or a JSON object with `reward`",
         ) from error
     parts = told if isinstance(told, dict) else {"reward": told}
-    # The names become names of metrics.
-    named = {key: value for key, value in parts.items() if key.isprintable()}
-    numbers = {key: number for key, value in named.items() if (number := _finite(value)) is not None}
+    numbers = finite_numbers(parts)
     if "reward" not in numbers:
         raise VerifierError(
             f"the reward file {name} holds {text.strip()!r:.80}, and no finite reward",
             remedy="write a finite number, or a JSON object with `reward`",
         )
     return Scored(numbers.pop("reward"), numbers)
+
+
+def finite_numbers(told: Mapping[str, object]) -> dict[str, float]:
+    """The finite numbers under names that can be names of metrics."""
+    named = {key: value for key, value in told.items() if key.isprintable()}
+    return {key: number for key, value in named.items() if (number := _finite(value)) is not None}
 
 
 def _finite(value: object) -> float | None:

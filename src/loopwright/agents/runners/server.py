@@ -22,7 +22,7 @@ from loopwright.agents.trials.pool import PooledServer, ServerPool
 from loopwright.agents.trials.wire import TrialState, TrialStatus
 from loopwright.config import ProgramReward, ServerRunnerConfig
 from loopwright.core.together import to_its_end
-from loopwright.errors import AgentServerError, ConfigError, LoopwrightError
+from loopwright.errors import AgentServerError, ConfigError, LoopwrightError, RefusedError, SetupError
 from loopwright.ports import Endpoint
 from loopwright.types import Failed, ProgramOutput, RolloutRequest, Scored
 
@@ -35,8 +35,8 @@ LONGEST_PAUSE_SECONDS = 1.0
 
 
 class ServerRunner:
-    """A `ProgramRunner` over one or several agent servers. Use it as `async with`. With `grades_failures` a program
-    that failed is graded too."""
+    """A `ProgramRunner` over one or several agent servers. Use it as `async with`. Without `grades` a judger scores its
+    programs. With `grades_failures` a program that failed is graded too."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class ServerRunner:
         reward: ProgramReward | None,
         host: ProgramHost,
         *,
+        grades: bool = True,
         grades_failures: bool = False,
     ) -> None:
         self.name = config.shown_name
@@ -54,7 +55,9 @@ class ServerRunner:
             )
         self.wait_seconds = config.wait_seconds
         self.runner = config.runner.model_dump(mode="json")
-        self.reward = None if reward is None else reward.model_dump(mode="json")
+        by_program = None if config.brings_reward else reward
+        self.reward = None if by_program is None else by_program.model_dump(mode="json")
+        self.grades = grades
         self.variables = {name: host.named[name] for name in config.runner.pass_env if name in host.named}
         self.grades_failures = grades_failures
         self.label = host.owner.run
@@ -98,9 +101,11 @@ class ServerProgram:
         told = self._status.output if self._status is not None else None
         return told or ProgramOutput(self._runner.name)
 
-    async def run(self, endpoint: Endpoint) -> None:
+    async def run(self, endpoint: Endpoint, begun: Callable[[], None] = lambda: None) -> None:
         try:
             await self._submit(endpoint)
+            await self._until(lambda state: state is TrialState.RUN or state.has_run)
+            begun()
             status = await self._until(lambda state: state.has_run)
         except asyncio.CancelledError:
             # Its time is up, or nobody wants it any more. In both cases its program ends now.
@@ -136,6 +141,9 @@ class ServerProgram:
                     runner.pool.remember(rollout, server)
                     return
             except AgentServerError:
+                if self._server is not None:
+                    # It may have the trial, so no other one gets it.
+                    raise
                 unreachable_since = unreachable_since or now()
                 if now() - unreachable_since > runner.wait_seconds:
                     raise
@@ -159,9 +167,13 @@ class ServerProgram:
                     anthropic_url=endpoint.anthropic_url,
                     reward=runner.reward,
                     variables=runner.variables,
+                    grades=runner.grades,
                     grades_failures=runner.grades_failures,
                     label=runner.label,
                 )
+            except RefusedError as error:
+                self._server = None
+                raise SetupError(error.message, remedy=error.remedy) from error
             except AgentServerError as error:
                 refused = error.facts.get("status") in (FULL, DRAINING)
                 if refused or (not sent and not error.facts.get("sent")):

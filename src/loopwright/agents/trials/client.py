@@ -75,6 +75,7 @@ class AgentServer:
         anthropic_url: str | None = None,
         reward: Mapping[str, Any] | None = None,
         variables: Mapping[str, str] | None = None,
+        grades: bool = True,
         grades_failures: bool = False,
         label: str = "",
     ) -> str:
@@ -82,9 +83,10 @@ class AgentServer:
         again: it is run once.
 
         `runner` and `reward` are sections as in a config file. `base_url` and `api_key` lead the program to its model.
+        Without `grades`, a runner that brings a reward of its own does not grade.
         """
         endpoint = Endpoint(base_url, api_key, anthropic_url or base_url.removesuffix("/v1"), model)
-        trial = Trial(runner, task, endpoint, reward, variables or {}, grades_failures, label)
+        trial = Trial(runner, task, endpoint, reward, variables or {}, grades, grades_failures, label)
         said = await self._ask("POST", f"/trials/{id}", trial_to_json(trial))
         return str(said.get("key", ""))
 

@@ -14,6 +14,7 @@ from loopwright.errors import (
     ProgramError,
     ProgramLimitError,
     SetupError,
+    TrialLostError,
 )
 from loopwright.ports import Endpoint
 from loopwright.serve.errors import error_body, read_error
@@ -21,7 +22,7 @@ from loopwright.types import Failed, FailureCause, ProgramOutput, Scored, Task
 
 TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 ERRORS: Mapping[str, type[LoopwrightError]] = {
-    kind.__name__: kind for kind in (SetupError, ProgramError, ProgramLimitError, AgentServerError)
+    kind.__name__: kind for kind in (SetupError, ProgramError, ProgramLimitError, TrialLostError, AgentServerError)
 }
 SEE_SERVER = "see the agent server's log"
 
@@ -59,8 +60,9 @@ OVER = frozenset({TrialState.DONE, TrialState.CANCELLED, TrialState.ABANDONED, T
 class Trial:
     """What is run: a runner's config and the reward's, as the config file has them; the task; and the model's address.
 
-    `variables` are the values of the variables that the runner's `pass_env` names. With `grades_failures`, a program
-    that failed is graded too. `label` says whose trial it is.
+    `variables` are the values of the variables that the runner's `pass_env` names. Without `grades`, a runner that
+    brings a reward of its own does not grade: a judger scores the trial. With `grades_failures`, a program that failed
+    is graded too. `label` says whose trial it is.
     """
 
     runner: Mapping[str, Any]
@@ -68,6 +70,7 @@ class Trial:
     endpoint: Endpoint
     reward: Mapping[str, Any] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    grades: bool = True
     grades_failures: bool = False
     label: str = ""
 

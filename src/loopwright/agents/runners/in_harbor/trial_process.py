@@ -6,9 +6,11 @@ CONTROL and EVENTS are numbers of inherited pipes, with one JSON object per line
 
     {"trial": TrialConfig, "folders": [...], "model": {...} or null, "grade_failures": bool, "attempts": int}
 
-We read {"op": "stop"} (the agent's time is up: end it, and grade what it has done) and {"op": "cancel"} (end
-everything). The end of the pipe is a cancel too, so a trial does not outlive a run that was killed. We write
-{"event": "agent_started"}, {"event": "agent_ended", "error": ...} and at last {"event": "ended", ...}.
+We read {"op": "stop"} (the agent's time is up: end it, and grade what it has done; before it has begun, this is a
+cancel) and {"op": "cancel"} (end everything). The end of the pipe is a cancel too, so a trial does not outlive a run
+that was killed.
+
+We write {"event": "agent_started"}, {"event": "agent_ended", "error": ...} and at last {"event": "ended", ...}.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 LONGEST_MESSAGE = 4000
+LONGEST_NAME = 200
+MOST_NUMBERS = 100
 RETRY_SECONDS = 0.5
 FORMATS = ("openai_chat_completions", "anthropic_messages", "openai_responses")
 """How an agent may talk to the model, the best first."""
@@ -42,8 +46,10 @@ class WatchedTrial:
         self._agent_error: dict[str, Any] | None = None
         self._ran_out = False
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
+        """End the agent. False: it has not begun, so there is nothing to grade."""
         self._stop.set()
+        return self._phase != "setup"
 
     async def run(self) -> None:
         """Run it to its end, and tell how it ended. Raises nothing but CancelledError."""
@@ -61,7 +67,7 @@ class WatchedTrial:
         rewards = result.verifier_result.rewards if result.verifier_result is not None else None
         self._emit(
             "ended",
-            rewards=rewards if isinstance(rewards, dict) or rewards is None else {"reward": rewards},
+            rewards=numbers_of(rewards),
             reward_valid=result.reward_valid or (self._ran_out and bool(rewards)),
             failure=None if self._ran_out and rewards else self._agent_error or failure,
             verifier=_tail(trial.paths.test_stdout_path),
@@ -146,6 +152,16 @@ class WatchedTrial:
         return {**told, "phase": self._phase}
 
 
+def numbers_of(rewards: Any) -> dict[str, float] | None:
+    """The numbers that a verifier gave, and not more than anybody looks at."""
+    if rewards is None:
+        return None
+    named = rewards if isinstance(rewards, dict) else {"reward": rewards}
+    numbers = [(str(name)[:LONGEST_NAME], value) for name, value in named.items() if isinstance(value, int | float)]
+    # The one that counts comes first.
+    return dict(sorted(numbers, key=lambda number: number[0] != "reward")[:MOST_NUMBERS])
+
+
 def connection(kind: Any, agent: Any, model: Mapping[str, Any]) -> dict[str, Any]:
     """The settings by which an agent of this kind finds the model. An agent that takes none has its environment."""
     spec = kind.MODEL_CONNECTION
@@ -200,9 +216,8 @@ async def attended(request: Mapping[str, Any], control: int, emit: Emit) -> None
 
     async def listen() -> None:
         while line := await stream.readline():
-            if json.loads(line)["op"] != "stop":
+            if json.loads(line)["op"] != "stop" or not trial.stop():
                 break
-            trial.stop()
         work.cancel()
 
     listening = asyncio.ensure_future(listen())
