@@ -7,6 +7,7 @@ from benchmarks.cluster import ClusterCalls
 from benchmarks.decode import Decode
 from benchmarks.gateway import GatewayCalls
 from benchmarks.grpo import Grpo
+from benchmarks.learn import Learn
 from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
 from benchmarks.models import Model
@@ -56,6 +57,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         samples=8,
         beside_vllm=True,
     ),
+    Learn("learn", "a train step of SmolLM2-135M on one group of 1,024 to 8,192 tokens: time, and memory per token"),
+    Learn("learn-checkpointed", "the same with learner.checkpoint_activations", checkpointed=True),
     Makespan(
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",

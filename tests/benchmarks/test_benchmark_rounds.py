@@ -88,7 +88,15 @@ ON_ACTORS = {
     "door_us": 580.0,
 }
 RELAYED = {**STEP, "direct": [0.002] * 100, "relay": [0.0035] * 100, "direct_rate": 900.0, "relay_rate": 500.0}
+LEARNED = {
+    **STEP,
+    "steps": [{"tokens": n, "bytes": 500_000 * n, "seconds": n / 1000} for n in (1024, 2048, 4096, 8192)],
+    "resident": 2_000_000_000,
+}
+
 ANSWERS = {
+    "learn": (LEARNED, None),
+    "learn-checkpointed": (LEARNED, None),
     "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
     "buffer": (BUFFER, RATES),
@@ -148,6 +156,12 @@ def test_a_decode_round():
 def test_every_figure_that_is_shown_is_in_a_round(benchmark):
     answer, pace = ANSWERS.get(benchmark.name, ({**STEP, "first_token_seconds": 1.0}, PACE))
     assert {figure.key for figure in benchmark.figures} <= set(benchmark.round(answer, pace))
+
+
+def test_a_learn_round():
+    figures = find("learn").round(LEARNED, None)
+    assert figures["growth"] == 1.0, "memory grows with the row"
+    assert (figures["mb_8192"], figures["seconds_2048"], figures["resident_mb"]) == (4096.0, 2.048, 2000.0)
 
 
 def test_a_buffer_round():

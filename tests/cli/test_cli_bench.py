@@ -40,6 +40,8 @@ def test_without_a_name_all_are_listed(run):
         "remote",
         "decode",
         "decode-groups",
+        "learn",
+        "learn-checkpointed",
         "makespan",
         "weights",
         "manager",

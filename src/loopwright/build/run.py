@@ -115,6 +115,7 @@ async def _open(
         concurrency = sampling.concurrency(engines.engine.capacities)
         if console is not None:
             stack.enter_context(console)
+            console.say(f"training in {learner.describes}")
             if config.rollout.concurrency == "auto":
                 console.say(
                     f"rollout.concurrency: {concurrency} rollouts at a time, which is what the engines can hold"
