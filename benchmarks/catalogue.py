@@ -7,11 +7,13 @@ from benchmarks.cluster import ClusterCalls
 from benchmarks.decode import Decode
 from benchmarks.gateway import GatewayCalls
 from benchmarks.grpo import Grpo
+from benchmarks.learn import Learn
 from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
 from benchmarks.models import Model
 from benchmarks.neighbour import BesideBusy
 from benchmarks.pool import PoolRequests
+from benchmarks.relay import RelayCalls
 from benchmarks.remote import Remote
 from benchmarks.setting import Benchmark
 from benchmarks.weights import Weights
@@ -55,6 +57,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         samples=8,
         beside_vllm=True,
     ),
+    Learn("learn", "a train step of SmolLM2-135M on one group of 1,024 to 8,192 tokens: time, and memory per token"),
+    Learn("learn-checkpointed", "the same with learner.checkpoint_activations", checkpointed=True),
     Makespan(
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",
@@ -65,6 +69,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ),
     Manager("manager", "production: what a group costs the manager with 1,000 and 10,000 rollouts in flight"),
     PoolRequests("pool", "what a request costs the controller with 1, 8 and 64 scripted engines, 256 in flight"),
+    RelayCalls(
+        "relay",
+        "a call through a worker of a relay: 512-token prompts, 128-token answers; beside its engine, asked directly",
+    ),
     ClusterCalls("cluster", "what actors of Ray cost: a call, rollouts with 1 to 16 of them, calls through the door"),
 )
 

@@ -207,7 +207,7 @@ async def world(
         if cluster is not None:
             card = ModelCard("tiny", MAX_CONTEXT)
             door = await stack.enter_async_context(open_door(DoorConfig(host=cluster.address), controller, card))
-            reached = run_model_of(loaded.config, spec, door)
+            reached = run_model_of(loaded.config, spec, door.address)
             opening = RunSessions(
                 loaded, reached, LeaseHolder("a" * 16, 0), NOTHING, controller.held_seconds, Redactor()
             )

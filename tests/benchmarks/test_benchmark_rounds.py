@@ -87,7 +87,16 @@ ON_ACTORS = {
     "door_rate": 1700.0,
     "door_us": 580.0,
 }
+RELAYED = {**STEP, "direct": [0.002] * 100, "relay": [0.0035] * 100, "direct_rate": 900.0, "relay_rate": 500.0}
+LEARNED = {
+    **STEP,
+    "steps": [{"tokens": n, "bytes": 500_000 * n, "seconds": n / 1000} for n in (1024, 2048, 4096, 8192)],
+    "resident": 2_000_000_000,
+}
+
 ANSWERS = {
+    "learn": (LEARNED, None),
+    "learn-checkpointed": (LEARNED, None),
     "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
     "buffer": (BUFFER, RATES),
@@ -96,6 +105,7 @@ ANSWERS = {
     "remote": (PROGRAMS, BARE_PROGRAMS),
     "manager": ({**STEP, "cases": [1.0, 1.0]}, None),
     "cluster": (ON_ACTORS, None),
+    "relay": (RELAYED, None),
     "pool": ({**STEP, "cases": [1.0, 1.0, 1.0]}, {"us_1": 10.0, "us_8": 10.0, "us_64": 10.0}),
 }
 
@@ -124,6 +134,12 @@ def test_a_round_of_calls_to_actors():
     assert figures["growth"] == pytest.approx(1.1)
 
 
+def test_a_round_of_calls_through_a_relay():
+    figures = find("relay").round(RELAYED, None)
+    assert figures["added_p50_ms"] == pytest.approx(1.5)
+    assert figures["direct_p50_ms"] == pytest.approx(2.0)
+
+
 def test_a_decode_round():
     answer = {"seconds": 5.0, "cpu_seconds": 10.0, "first_token_seconds": 1.0, "peak_memory": 0}
     figures = find("decode").round(answer, Pace(dict.fromkeys(Phase, 0.001), dict.fromkeys(Phase, 0.0)))
@@ -140,6 +156,12 @@ def test_a_decode_round():
 def test_every_figure_that_is_shown_is_in_a_round(benchmark):
     answer, pace = ANSWERS.get(benchmark.name, ({**STEP, "first_token_seconds": 1.0}, PACE))
     assert {figure.key for figure in benchmark.figures} <= set(benchmark.round(answer, pace))
+
+
+def test_a_learn_round():
+    figures = find("learn").round(LEARNED, None)
+    assert figures["growth"] == 1.0, "memory grows with the row"
+    assert (figures["mb_8192"], figures["seconds_2048"], figures["resident_mb"]) == (4096.0, 2.048, 2000.0)
 
 
 def test_a_buffer_round():

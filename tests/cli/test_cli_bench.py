@@ -40,10 +40,13 @@ def test_without_a_name_all_are_listed(run):
         "remote",
         "decode",
         "decode-groups",
+        "learn",
+        "learn-checkpointed",
         "makespan",
         "weights",
         "manager",
         "pool",
+        "relay",
         "cluster",
     ]
 

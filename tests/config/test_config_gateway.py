@@ -59,6 +59,8 @@ def test_thinking_and_urls_without_a_port_or_with_a_path_are_fine(load_text, min
 def test_a_door_that_the_gateway_may_not_reach_is_a_warning(load_text, minimal):
     (warning,) = load_text(minimal, SERVED, "gateway={url: 'http://gateway.example', key_env: GATEWAY_KEY}").warnings
     assert "the run's door is at the loopback" in warning
+    relay = "gateway={url: 'http://gateway.example', key_env: GATEWAY_KEY, relay: true}"
+    assert load_text(minimal, SERVED, relay).warnings == (), "the run dials the gateway"
 
 
 def test_without_agents_that_talk_to_it_or_without_a_url_it_has_no_effect(load_text, minimal):
@@ -66,3 +68,8 @@ def test_without_agents_that_talk_to_it_or_without_a_url_it_has_no_effect(load_t
     assert warning.startswith("gateway.url: has no effect: no agent talks to the gateway")
     (warning,) = load_text(minimal, SERVED, "gateway.key_env=GATEWAY_KEY").warnings
     assert warning.startswith("gateway.key_env: has no effect")
+
+
+def test_a_run_that_dials_needs_a_gateway_to_dial(minimal, problems_of):
+    (problem,) = problems_of(minimal, SERVED, "gateway.relay=true")
+    assert problem.startswith("gateway.relay: true, and there is no gateway that the run could dial")

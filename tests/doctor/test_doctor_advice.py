@@ -38,7 +38,12 @@ def test_a_good_machine_gets_no_advice():
     [
         ({"torch": Torch(bf16=Bf16.KILLED)}, "bfloat16 kills the process", "float32"),
         ({"torch": Torch(bf16=Bf16.KILLED_UNLESS_CAPPED)}, "AMX", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
-        ({"torch": Torch(gpus=("H100", "H100"))}, "H100, H100 will not be used", "a CPU can train"),
+        (
+            {"torch": Torch(gpus=("H100", "H100"))},
+            "H100, H100: training and the embedded engine compute there",
+            "--gpu",
+        ),
+        ({"gpus": 1}, "this machine has a GPU, and torch 2.13 cannot use it", "a build of torch for GPUs"),
         ({"cores": Cores(64, 64, 2.0)}, "8 threads on 2 usable cores", "model.threads: 2"),
         ({"cores": Cores(64, 4, None)}, "8 threads on 4 usable cores", "model.threads: 4"),
         ({"cores": Cores(64, 64, 0.5)}, "8 threads on 0.5 usable cores", "model.threads: 1"),

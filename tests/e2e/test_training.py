@@ -152,8 +152,14 @@ async def test_an_evaluation_that_was_stopped_is_made_when_the_run_goes_on(
     class StopInTheLastEvaluation:
         """Sets `stop` when the evaluation after step 3 begins."""
 
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
         def __enter__(self) -> None: ...
         def __exit__(self, *_: object) -> None: ...
+        def say(self, line: str) -> None:
+            self.said.append(line)
+
         def log(self, step: int, metrics: Any) -> None: ...
         def on_rollout(self, rollout: Any) -> None: ...
 
@@ -162,7 +168,9 @@ async def test_an_evaluation_that_was_stopped_is_made_when_the_run_goes_on(
                 stop.set()
             return nullcontext()
 
-    folder = await run(file, stop=stop, console=StopInTheLastEvaluation())
+    console = StopInTheLastEvaluation()
+    folder = await run(file, stop=stop, console=console)
+    assert console.said == ["training in float32 on cpu, by layers by hand"]
     assert set(metrics(folder, "eval/eval/greedy/reward")) == {0}
     assert (folder.checkpoints / "step-000003").exists()
     for _ in range(2):

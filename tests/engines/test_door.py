@@ -251,7 +251,7 @@ async def test_a_gateway_does_not_tell_a_new_session_what_was_held_before_it(
         monkeypatch.setattr(build_gateway, name, lambda *given: None)
     monkeypatch.setattr(build_gateway, "HEARING_SECONDS", 0.01)
     async with open_door(DoorConfig(), controller, CARD) as door:
-        model = RunModel(door.url, door.key, "tiny", "tiny", None, 100, "auto", Thinking.KEEP)
+        model = RunModel(door.address, "tiny", "tiny", None, 100, "auto", Thinking.KEEP)
         async with build_gateway.run_model(model) as (served, held):
             await controller.pause(PauseMode.KEEP)
             await until(lambda: controller.held_seconds() > 0.3)

@@ -19,6 +19,7 @@ from counting import CountingEngine
 from served_engine import KEY, served
 
 from loopwright.engines.http.client import HttpEngine
+from loopwright.engines.http.connection import Connections
 from loopwright.engines.http.server import engine_app
 from loopwright.engines.http.wire import GENERATE
 from loopwright.engines.torch.engine import TorchEngine
@@ -371,6 +372,7 @@ async def test_a_server_that_is_gone_is_a_lost_engine(engine: CountingEngine) ->
 def test_the_system_watches_whether_a_connection_has_another_end(factory: Callable[[], Any]) -> None:
     async def look() -> None:
         async with served(CountingEngine()) as client:
+            assert isinstance(client._connections, Connections)
             (connection,) = client._connections._free
             assert connection._transport is not None
             end = connection._transport.get_extra_info("socket")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -23,17 +22,17 @@ class Scene:
     """A router over engines that finish no call."""
 
     def __init__(self, *busy: int) -> None:
-        self.router = Router()
+        self.router: Router[Place] = Router()
         self.places = [Place(calls) for calls in busy]
 
     def send(self, id: str, group: str = "", *, avoid: Sequence[int] = ()) -> int:
         """The number of the engine that gets the request."""
         request = GenerateRequest(id, (1,), Sampling(), affinity=group)
-        avoided: list[Any] = [self.places[number] for number in avoid]
-        running: list[Any] = [one for one in self.places if one.engine is not None and one not in avoided]
+        avoided = [self.places[number] for number in avoid]
+        running = [one for one in self.places if one.engine is not None and one not in avoided]
         chosen = self.router.choose(request, running, avoided)
         chosen.busy += 1
-        return self.places.index(chosen)  # type: ignore[arg-type]
+        return self.places.index(chosen)
 
 
 def test_the_least_busy_gets_it_and_the_first_of_those() -> None:

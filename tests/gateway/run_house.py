@@ -16,6 +16,7 @@ from loopwright.agents.worker import AgentSetup, LocalWorker
 from loopwright.gateway.client import GatewayAddress
 from loopwright.gateway.offer import Served
 from loopwright.gateway.registration import (
+    DoorAddress,
     Registration,
     RunModel,
 )
@@ -44,7 +45,8 @@ ASK = {"model": "policy", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def registration(run: str = RUN, lineage: int = 0, opening: str = "0" * 8) -> Registration:
-    model = RunModel("http://127.0.0.1:1", DOOR_KEY, "models/tiny", "tiny", None, MAX_CONTEXT, "auto", Thinking.KEEP)
+    door = DoorAddress("http://127.0.0.1:1", DOOR_KEY)
+    model = RunModel(door, "models/tiny", "tiny", None, MAX_CONTEXT, "auto", Thinking.KEEP)
     return Registration(LeaseHolder(run, lineage), opening, model)
 
 

@@ -33,6 +33,7 @@ class Config:
 
 class Model:
     config = Config()
+    device = torch.device("cpu")
 
 
 def asked(*layers: Any) -> set[int]:

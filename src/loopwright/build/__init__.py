@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
     from loopwright.build.plain_rollouts import Made, roll_out
     from loopwright.build.rehearsal import rehearse
     from loopwright.build.rejudge import rejudge_run
+    from loopwright.build.relay import Relayed, WorkerPlace, serve_worker
     from loopwright.build.remote import RemoteEngine
     from loopwright.build.replay import replay_step
     from loopwright.build.run import open_run
@@ -25,10 +26,12 @@ __all__ = [
     "ChatModel",
     "ForRuns",
     "Made",
+    "Relayed",
     "RemoteEngine",
     "Run",
     "RunOpening",
     "ServedModel",
+    "WorkerPlace",
     "evaluate_weights",
     "open_chat",
     "open_run",
@@ -39,6 +42,7 @@ __all__ = [
     "run_renderer",
     "serve_engine",
     "serve_gateway",
+    "serve_worker",
 ]
 
 _MODULES = {
@@ -47,6 +51,7 @@ _MODULES = {
     "gateway": ("ForRuns", "serve_gateway"),
     "plain_rollouts": ("Made", "roll_out"),
     "rehearsal": ("rehearse",),
+    "relay": ("Relayed", "WorkerPlace", "serve_worker"),
     "rejudge": ("rejudge_run",),
     "remote": ("RemoteEngine",),
     "replay": ("replay_step",),

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from loopwright.config import DoorConfig
@@ -15,6 +16,9 @@ from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.trainers.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from loopwright.gateway.registration import DoorAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,12 @@ class Door:
     url: str
     key: str
     port: int
+
+    @property
+    def address(self) -> DoorAddress:
+        from loopwright.gateway.registration import DoorAddress
+
+        return DoorAddress(self.url, self.key)
 
 
 @asynccontextmanager

@@ -79,6 +79,7 @@ def torch_actors(sampling: LocalSamplingParts, engine: TorchEngineConfig, actors
         max_batch=engine.max_batch,
         cache_tokens=engine.cache_tokens,
         native=engine.native,
+        device=parts.engine_device(sampling.config),
     )
     return [
         partial(torch_actor, actors, number, served, weights, sampling.capacity) for number in range(actors.role.count)

@@ -136,4 +136,5 @@ def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[st
         max_batch=engine.max_batch,
         cache_tokens=engine.cache_tokens,
         native=engine.native,
+        device=parts.engine_device(sampling.config),
     )

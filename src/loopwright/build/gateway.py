@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopwright.build.relay import Relayed, relay_of
 from loopwright.build.remote import RemoteEngine, connected
 from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.config import GatewayConfig, Loaded, RunConfig
 from loopwright.config.addresses import is_loopback
 from loopwright.core.redaction import Redactor
-from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
+from loopwright.engines.restartable import FIRST_PAUSE_SECONDS, WAIT_SECONDS, RestartableEngine
 from loopwright.errors import ConfigError, EngineLostError
 from loopwright.models.tokenizer import ModelSpec, TokenizerSource, load_tokenizer
 from loopwright.ports import PolicyMaker, StreamingEngine
@@ -26,10 +27,10 @@ from loopwright.track.redacting import redacting
 from loopwright.types import Thinking
 
 if TYPE_CHECKING:
-    from loopwright.build.door import Door
     from loopwright.engines.http.client import HttpEngine
     from loopwright.gateway.offer import Served
-    from loopwright.gateway.registration import RunModel
+    from loopwright.gateway.registration import DoorAddress, RelayedDoor, RunModel
+    from loopwright.gateway.relay.workers import RelayedWorkers
     from loopwright.gateway.remote_policy import RemoteSessionPolicies
     from loopwright.gateway.server import Address, Gateway
     from loopwright.gateway.takeover import Unfinished
@@ -85,11 +86,7 @@ class RunSessions:
 
     def elsewhere(self) -> AbstractAsyncContextManager[RemoteSessionPolicies]:
         """Sessions at the gateway that the config names."""
-        settings = self.loaded.config.gateway
-        name = settings.key_env or ""
-        if not (key := self.loaded.secrets.get(name)):
-            raise ConfigError(f"the environment variable {name} is not set", remedy=f"export {name}: the gateway's key")
-        return self.open(settings.url or "", key)
+        return self.open(*gateway_elsewhere(self.loaded))
 
     @asynccontextmanager
     async def here(
@@ -119,6 +116,15 @@ class RunSessions:
             yield sessions
 
 
+def gateway_elsewhere(loaded: Loaded) -> tuple[str, str]:
+    """The URL and the key of the gateway that the config names."""
+    settings = loaded.config.gateway
+    name = settings.key_env or ""
+    if not (key := loaded.secrets.get(name)):
+        raise ConfigError(f"the environment variable {name} is not set", remedy=f"export {name}: the gateway's key")
+    return settings.url or "", key
+
+
 def gateway_address(settings: GatewayConfig, address: str) -> Address:
     """Where a gateway listens that processes on other machines reach at `address`. A `host` that only this machine
     reaches is not used."""
@@ -127,14 +133,13 @@ def gateway_address(settings: GatewayConfig, address: str) -> Address:
     return Address(address if is_loopback(settings.host) else settings.host, settings.port, settings.advertise_url)
 
 
-def run_model_of(config: RunConfig, model: ModelSpec, door: Door) -> RunModel:
+def run_model_of(config: RunConfig, model: ModelSpec, door: DoorAddress | RelayedDoor) -> RunModel:
     """The run's model, as processes without its weights use it: the door, and what messages are written with."""
     from loopwright.gateway.registration import RunModel
 
     tokenizer = TokenizerSource.of(model.tokenizer)
     return RunModel(
-        door_url=door.url,
-        door_key=door.key,
+        door=door,
         source=config.model.path,
         tokenizer=tokenizer.path,
         tokenizer_kind=tokenizer.kind,
@@ -153,7 +158,7 @@ class ForRuns:
 
 @asynccontextmanager
 async def serve_gateway(
-    behind: ServedModel | RemoteEngine | ForRuns,
+    behind: ServedModel | RemoteEngine | ForRuns | Relayed,
     address: Address,
     *,
     store: Path,
@@ -161,8 +166,8 @@ async def serve_gateway(
     renderer: str,
     thinking: Thinking,
 ) -> AsyncIterator[Gateway]:
-    """A gateway without a run, in front of a model in this process or an engine elsewhere, or for runs that come.
-    `store` keeps its sessions."""
+    """A gateway without a run, in front of a model in this process or an engine elsewhere, or for runs and workers that
+    come. `store` keeps its sessions."""
     from loopwright.gateway.server import open_gateway, open_gateway_for_runs
     from loopwright.gateway.session import never_held
     from loopwright.gateway.store import SqliteStore
@@ -171,10 +176,14 @@ async def serve_gateway(
     async with AsyncExitStack() as stack:
         stack.enter_context(redacting(redact))
         match behind:
-            case ForRuns(wait_seconds):
+            case ForRuns() | Relayed():
+                relay = relay_of(behind, renderer, thinking) if isinstance(behind, Relayed) else None
                 sessions = await stack.enter_async_context(SqliteStore(store, redact))
-                connect = partial(run_model, wait_seconds=wait_seconds)
-                opening = open_gateway_for_runs(connect, sessions, key=key, address=address, wait_seconds=wait_seconds)
+                seconds, workers = behind.wait_seconds, None if relay is None else relay.workers
+                connect = partial(run_model, wait_seconds=seconds, workers=workers)
+                opening = open_gateway_for_runs(
+                    connect, sessions, key=key, address=address, wait_seconds=seconds, relay=relay
+                )
                 yield await stack.enter_async_context(opening)
                 return
             case RemoteEngine():
@@ -187,35 +196,58 @@ async def serve_gateway(
 
 @asynccontextmanager
 async def run_model(
-    model: RunModel, *, wait_seconds: float = WAIT_SECONDS
+    model: RunModel, *, wait_seconds: float = WAIT_SECONDS, workers: RelayedWorkers | None = None
 ) -> AsyncIterator[tuple[Served, Callable[[], float]]]:
     """The model of a run, whose engines are behind its door, and the clock of held seconds: the engines are held, or
-    calls wait for a door that cannot be reached."""
+    calls wait for a door that cannot be reached. `workers` are those of the gateway's relay, if it has one."""
     from loopwright.gateway.offer import Served
 
-    async with model_behind_door(model) as (door, tokenizer):
-        engine = RestartableEngine(door, wait_seconds)
+    async with model_behind_door(model, workers) as (door, tokenizer):
+        engine = RestartableEngine(door, wait_seconds, keeps_all=True)
         renderer = make_renderer(tokenizer, model.renderer, model.thinking)
         served = Served(engine, renderer, model.max_context, model.source)
         yield served, lambda: door.held_seconds() + engine.held_seconds()
 
 
 @asynccontextmanager
-async def model_behind_door(model: RunModel) -> AsyncIterator[tuple[HttpEngine, Any]]:
+async def model_behind_door(
+    model: RunModel, workers: RelayedWorkers | None = None
+) -> AsyncIterator[tuple[HttpEngine, Any]]:
     """The engines behind a run's door, which tell how long they were held, and the tokenizer. Without torch."""
-    from loopwright.engines.http.client import HttpEngine
-
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(DOOR_SECONDS):
-                door = await stack.enter_async_context(HttpEngine.connect(model.door_url, model.door_key))
+                door = await _reached(model.door, workers, stack)
                 await stack.enter_async_context(door.hearing(HEARING_SECONDS))
         except TimeoutError:
             raise EngineLostError(
-                f"the run's door at {model.door_url} does not answer",
-                remedy="set rollout.door so that the machine of the gateway or of the agents can reach it",
+                f"the run's door ({model.door}) does not answer",
+                remedy="let the run dial this gateway's relay (gateway.relay), or set rollout.door so that the machine "
+                "of the gateway or of the agents can reach it",
             ) from None
         yield door, await asyncio.to_thread(load_tokenizer, model.tokenizer, model.tokenizer_kind)
+
+
+async def _reached(
+    door: DoorAddress | RelayedDoor, workers: RelayedWorkers | None, stack: AsyncExitStack
+) -> HttpEngine:
+    from loopwright.engines.http.client import HttpEngine
+    from loopwright.gateway.registration import DoorAddress
+
+    if isinstance(door, DoorAddress):
+        return await stack.enter_async_context(HttpEngine.connect(door.url, door.key))
+    if workers is None:
+        raise ConfigError(
+            "the run dials the gateway (gateway.relay), and this gateway has no relay", remedy="start it with --relay"
+        )
+    worker = workers.named(door.worker)
+    while True:
+        await worker.connected()
+        try:
+            return await HttpEngine.over(worker)
+        except EngineLostError:
+            # The connection broke off, and the run dials again.
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
 from loopwright.data import EpochSampler, open_source
 from loopwright.engines.timed import TimedClient
+from loopwright.models.device import chosen_device
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.models.runtime import configure, half_of_the_threads
 from loopwright.models.tokenizer import ModelSpec
@@ -87,10 +88,22 @@ def _threads(config: RunConfig, wanted: int | None) -> int | None:
 
 
 def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
-    """The model at `path`, with the dtype and the context length of the config."""
+    """The model at `path`, with the dtype, the context length and the device of the config."""
     model, native = loaded.config.model, loaded.config.rollout.engine.embedded.native
     source = model_source(loaded, path)
-    return load_model(source, cache=cache, dtype=model.dtype, max_context=model.max_context, native=native)
+    return load_model(
+        source,
+        cache=cache,
+        dtype=model.dtype,
+        max_context=model.max_context,
+        device=chosen_device(model.device, repeatable=loaded.config.trainer.deterministic),
+        native=native,
+    )
+
+
+def engine_device(config: RunConfig) -> str:
+    """The device of an engine in a process of its own, which finds out there what `auto` is."""
+    return config.rollout.engine.embedded.device or config.model.device
 
 
 def model_source(loaded: Loaded, path: str) -> str:

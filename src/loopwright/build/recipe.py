@@ -104,6 +104,7 @@ def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, ca
         max_grad_norm=learner.max_grad_norm,
         mini_batches=learner.mini_batches,
         micro_batch_tokens=learner.micro_batch_tokens,
+        checkpoint_activations=learner.checkpoint_activations,
     )
 
 

@@ -46,14 +46,19 @@ class RemoteModel:
 @asynccontextmanager
 async def connected(remote: RemoteEngine) -> AsyncIterator[tuple[RestartableEngine, RemoteModel]]:
     """Connect to the engine. Gives it with the tokenizer and context length of its model."""
-    async with _client(remote) as engine:
+    async with remote_client(remote) as engine:
         card = await engine.model()
-        source = remote.model or card.source
-        tokenizer = load_tokenizer(str(smollm2_folder(remote.cache)) if source == SMOLLM2 else source)
+        tokenizer = tokenizer_of(remote.model or card.source, remote.cache)
         yield RestartableEngine(engine, remote.wait_seconds), RemoteModel(tokenizer, card.max_context, card.source)
 
 
-def _client(remote: RemoteEngine) -> AbstractAsyncContextManager[HttpEngine | VllmEngine | SglangEngine]:
+def tokenizer_of(source: str, cache: Path) -> Any:
+    """The tokenizer of a model that is somewhere else. `source` is a folder here, or a name."""
+    return load_tokenizer(str(smollm2_folder(cache)) if source == SMOLLM2 else source)
+
+
+def remote_client(remote: RemoteEngine) -> AbstractAsyncContextManager[HttpEngine | VllmEngine | SglangEngine]:
+    """The engine as it is: a call that loses it fails."""
     from loopwright.engines.http.client import HttpEngine
     from loopwright.engines.sglang.engine import SglangEngine
     from loopwright.engines.vllm.engine import VllmEngine

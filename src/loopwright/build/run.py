@@ -18,9 +18,10 @@ from loopwright.build.cluster import open_run_cluster
 from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.followers import open_followers
-from loopwright.build.gateway import RunSessions, run_model_of
+from loopwright.build.gateway import RunSessions, gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
 from loopwright.build.recipe import load_ingredients, make_recipe
+from loopwright.build.relay import dialled_door
 from loopwright.build.running import Run, RunOpening
 from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
 from loopwright.build.training import ResumeState, RunParts, make_trainer
@@ -97,18 +98,24 @@ async def _open(
         await stack.enter_async_context(open_followers(loaded, folder, env))
         run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env))
-        elsewhere = reached = None
+        elsewhere = reached = brought = None
+        card = ModelCard(parts.model_source(loaded, config.model.path), sampling.model.max_context)
         if (wanted := _door_config(sampling)) is not None:
-            card = ModelCard(parts.model_source(loaded, config.model.path), sampling.model.max_context)
             door = await stack.enter_async_context(open_door(wanted, engines.engine, card))
             stack.enter_context(told_in(folder, door))
-            reached = run_model_of(config, sampling.model, door)
+            reached = brought = run_model_of(config, sampling.model, door.address)
+        if sampling.is_served and config.gateway.relay:
+            url, key = gateway_elsewhere(loaded)
+            dialled = dialled_door(url, key, engines.engine, card, lease_holder(folder))
+            brought = run_model_of(config, sampling.model, await stack.enter_async_context(dialled))
+        if brought is not None:
             unfinished, held = unfinished_groups(folder, resume_state.plans), engines.engine.held_seconds
-            sessions = RunSessions(loaded, reached, lease_holder(folder), unfinished, held, redact)
+            sessions = RunSessions(loaded, brought, lease_holder(folder), unfinished, held, redact)
             elsewhere = _sessions_over_http(sampling, sessions, engines.engine)
         concurrency = sampling.concurrency(engines.engine.capacities)
         if console is not None:
             stack.enter_context(console)
+            console.say(f"training in {learner.describes}")
             if config.rollout.concurrency == "auto":
                 console.say(
                     f"rollout.concurrency: {concurrency} rollouts at a time, which is what the engines can hold"
@@ -162,13 +169,15 @@ def _sessions_over_http(
 
 
 def _door_config(sampling: LocalSamplingParts) -> DoorConfig | None:
-    """Where the run has a door, if it has one. A gateway elsewhere needs one, and so do agents on actors."""
+    """Where the run has a door that listens, if it has one. Agents on actors need one, and so does a gateway elsewhere
+    that the run does not dial."""
     config, cluster = sampling.config, sampling.cluster
     if config.rollout.door is not None:
         return config.rollout.door
     if cluster is not None and (sampling.crews or (sampling.is_served and config.gateway.num_actors)):
         return DoorConfig(host=cluster.address)
-    return DoorConfig() if sampling.is_served and config.gateway.url is not None else None
+    has_gateway = config.gateway.url is not None and not config.gateway.relay
+    return DoorConfig() if sampling.is_served and has_gateway else None
 
 
 def _storage(config: RunConfig, folder: RunFolder) -> AbstractAsyncContextManager[Storage]:

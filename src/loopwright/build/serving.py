@@ -28,6 +28,7 @@ class ServedModel:
     max_batch: int
     cache_tokens: int
     native: bool = True
+    device: str = "auto"
 
     @property
     def found(self) -> str:
@@ -40,6 +41,7 @@ async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine,
     """The embedded engine in this process, with weights of version 0, and its model."""
     from loopwright.engines.torch.engine import TorchEngine
     from loopwright.models.compute import ComputeThread
+    from loopwright.models.device import chosen_device
     from loopwright.models.load import load_model
     from loopwright.models.runtime import configure
 
@@ -52,6 +54,7 @@ async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine,
             cache=served.cache,
             dtype=served.dtype,
             max_context=served.max_context,
+            device=chosen_device(served.device, setting="rollout.engine.device"),
             native=served.native,
         )
         engine = TorchEngine(loaded, compute, max_batch=served.max_batch, cache_tokens=served.cache_tokens)

@@ -24,6 +24,7 @@ from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
 from loopwright.cli.train import train
 from loopwright.cli.vllm_extension import vllm_extension
+from loopwright.cli.worker import worker
 
 app = typer.Typer(
     name="loopwright",
@@ -47,6 +48,7 @@ app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)
 app.command("gateway")(gateway)
+app.command("worker")(worker)
 app.command("agent-server")(agent_server)
 app.command("vllm-extension")(vllm_extension)
 app.command("bench")(bench)

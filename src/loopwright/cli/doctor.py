@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +15,7 @@ import typer
 
 from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import FAILED
+from loopwright.config.base import known_device
 from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,8 +32,18 @@ def doctor(
         str | None,
         typer.Option("--cluster", help="Also join this Ray cluster (auto or host:port), and list its nodes."),
     ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Only check what the GPU computes, against the CPU.")] = False,
+    device: Annotated[
+        str, typer.Option("--device", parser=known_device, metavar="DEVICE", help="Which one --gpu checks.")
+    ] = "cuda",
+    model: Annotated[
+        str | None, typer.Option("--model", help="What --gpu computes: as model.path. Default: a tiny random model.")
+    ] = None,
 ) -> None:
     """Say what is installed, what this machine can do, and what to install next."""
+    if gpu:
+        _check_device(device, model)
+        return
     from loopwright.doctor import Severity, advise, examine
     from loopwright.weights.folder import left_behind
 
@@ -48,6 +61,29 @@ def doctor(
         _show([*_rows(facts), *_cluster_rows(cluster)], findings)
     if any(finding.severity is Severity.BROKEN for finding in findings):
         raise typer.Exit(FAILED)
+
+
+def _check_device(device: str, model: str | None) -> None:
+    """Print each check when it is done. All must pass."""
+    from loopwright.models.device import chosen_device
+    from loopwright.models.runtime import configure
+    from loopwright.testing.device_check import DeviceCheck
+    from loopwright.testing.tiny import tiny_llama
+
+    async def check(path: str) -> bool:
+        passed = True
+        chosen = chosen_device(device, setting="--device")
+        async for one in DeviceCheck(chosen, path, models_folder()).run():
+            word, colour = ("ok", typer.colors.GREEN) if one.passed else ("WRONG", typer.colors.RED)
+            typer.echo(f"{typer.style(f'{word:<6}', fg=colour)} {one.name}: {one.found}")
+            passed = passed and one.passed
+        return passed
+
+    configure(threads=None, deterministic=False)
+    with tempfile.TemporaryDirectory() as folder:
+        if not asyncio.run(check(model or str(tiny_llama(Path(folder), max_position_embeddings=16_384)))):
+            typer.echo("\nplease open an issue with these lines, your GPU and your version of torch")
+            raise typer.Exit(FAILED)
 
 
 def _cluster(address: str | None) -> tuple[FoundCluster | None, list[Advice]]:

@@ -14,6 +14,7 @@ import typer
 
 from loopwright.cli.models import models_folder
 from loopwright.config import Dtype
+from loopwright.config.base import known_device
 from loopwright.config.extras import require
 from loopwright.engines.http.process import KEY_VARIABLE
 from loopwright.serve.keys import check_key, read_key
@@ -33,6 +34,9 @@ def engine(
         int, typer.Option("--cache-tokens", min=0, help="Tokens of earlier prompts and answers that are kept.")
     ] = 32_768,
     native: Annotated[bool, typer.Option("--native/--no-native", help="Decode by compiled steps where it can.")] = True,
+    device: Annotated[
+        str, typer.Option("--device", parser=known_device, metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+    ] = "auto",
     dtype: Annotated[Dtype, typer.Option("--dtype", help="The model's numbers.")] = Dtype.FLOAT32,
     max_context: Annotated[int | None, typer.Option("--max-context", min=1, help="Tokens; else the model's.")] = None,
     key_file: Annotated[
@@ -58,6 +62,7 @@ def engine(
         max_batch=max_batch,
         cache_tokens=cache_tokens,
         native=native,
+        device=device,
     )
     asyncio.run(_serve(served, host, port, key))
 

@@ -24,7 +24,7 @@ from loopwright.errors import ConfigError
 from loopwright.types import ServerKind, Thinking
 
 if TYPE_CHECKING:
-    from loopwright.build import ForRuns, RemoteEngine, ServedModel
+    from loopwright.build import ForRuns, Relayed, RemoteEngine, ServedModel
     from loopwright.gateway.server import Address
 
 KEY_VARIABLE = "LOOPWRIGHT_GATEWAY_KEY"
@@ -37,11 +37,17 @@ def gateway(
     engine_kind: EngineKindOption = ServerKind.LOOPWRIGHT,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A model to serve here; with --engine, the name of its tokenizer, if need be."),
+        typer.Option(
+            "--model", help="A model to serve here; with --engine or --relay, the name of that model, if need be."
+        ),
     ] = None,
     for_runs: Annotated[
         bool,
         typer.Option("--for-runs", help="Wait for training runs whose gateway.url leads here: they bring the model."),
+    ] = False,
+    relay: Annotated[
+        bool,
+        typer.Option("--relay", help="Wait for workers that dial in: `loopwright worker`, or runs with gateway.relay."),
     ] = False,
     host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 is any free one.")] = 0,
@@ -61,7 +67,9 @@ def gateway(
     ] = None,
     engine_wait: Annotated[
         float,
-        typer.Option("--engine-wait", min=0, help="Seconds that a call waits for an --engine or a run that went away."),
+        typer.Option(
+            "--engine-wait", min=0, help="Seconds that a call waits for an engine, worker or run that is away."
+        ),
     ] = WAIT_SECONDS,
     renderer: Annotated[
         str, typer.Option("--renderer", help="As model.renderer: auto, template or a family.")
@@ -80,12 +88,18 @@ def gateway(
     Prints one line of JSON with its URL when it is ready.
     """
     require("serve", "gateway")
-    from loopwright.build import ForRuns, RemoteEngine, ServedModel
+    from loopwright.build import ForRuns, Relayed, RemoteEngine, ServedModel
     from loopwright.gateway.server import Address
 
     address = Address(host, port, advertise_url)
-    behind: ServedModel | RemoteEngine | ForRuns
-    if for_runs:
+    behind: ServedModel | RemoteEngine | ForRuns | Relayed
+    if relay:
+        if engine is not None:
+            raise ConfigError(
+                "the workers of a relay bring the engines", remedy="remove --engine, or give it to `loopwright worker`"
+            )
+        behind = Relayed(models_folder(), model, engine_wait)
+    elif for_runs:
         if engine is not None or model is not None:
             raise ConfigError("--for-runs has no model of its own", remedy="remove --engine and --model, or --for-runs")
         behind = ForRuns(engine_wait)
@@ -104,23 +118,25 @@ def gateway(
             cache_tokens=cache_tokens,
         )
     else:
-        raise ConfigError("there is nothing to serve", remedy="name an --engine or a --model, or add --for-runs")
-    store = store or _own_store(engine, model)
+        raise ConfigError(
+            "there is nothing to serve", remedy="name an --engine or a --model, or add --for-runs or --relay"
+        )
+    store = store or _own_store(engine, model, "relay" if relay else "for-runs")
     key, made = own_key(key_file, KEY_VARIABLE, store)
     run_server(_serve(behind, address, store, key, made, renderer, thinking))
 
 
-def _own_store(engine: str | None, model: str | None) -> Path:
-    """The default store: one file per model or engine, because sessions are of no use to another one. A gateway for
-    runs has one for all of them."""
-    served = engine or model or "for-runs"
+def _own_store(engine: str | None, model: str | None, otherwise: str) -> Path:
+    """The default store: one file per model or engine, because sessions are of no use to another one. A gateway whose
+    model comes later has one for all of them."""
+    served = engine or model or otherwise
     if engine is None and model is not None and Path(served).exists():
         served = str(Path(served).resolve())
     return state_folder("gateway") / f"{file_name(served)}.sqlite"
 
 
 async def _serve(
-    behind: ServedModel | RemoteEngine | ForRuns,
+    behind: ServedModel | RemoteEngine | ForRuns | Relayed,
     address: Address,
     store: Path,
     key: str,

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from loopwright.cluster.nodes import ClusterNode, Resources
 from loopwright.models.control_groups import free_memory
+from loopwright.models.gpus import machine_gpus
 
 ADDRESS = "127.0.0.1"
-UNKNOWN_MEMORY, UNKNOWN_GPUS = 1 << 60, 1 << 10
+UNKNOWN_MEMORY = 1 << 60
 """Where nobody knows how much there is before Ray runs, nothing is refused for it."""
 
 
 def local_node(num_cpus: int | None) -> ClusterNode:
     """The only node. `num_cpus` is what the cluster declares, by default as many as there are cores."""
     cpus, memory = num_cpus or machine_cores(), free_memory() or UNKNOWN_MEMORY
-    total = Resources(float(cpus), float(_gpus()), float(memory))
+    total = Resources(float(cpus), float(machine_gpus()), float(memory))
     return ClusterNode("", ADDRESS, total, total, is_driver=True)
 
 
 def machine_cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def _gpus() -> int:
-    devices = Path("/dev")
-    # Other makers' devices have no number in their name.
-    if any((devices / name).exists() for name in ("kfd", "dxg")):
-        return UNKNOWN_GPUS
-    return len(list(devices.glob("nvidia[0-9]*")))
 
 
 def declares_too_much(num_cpus: int | None) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from loopwright.config.needs import Need
 from loopwright.config.problems import KeyPath, Problem
@@ -28,6 +29,16 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def known_device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
+        raise ValueError("a device is auto, cpu, cuda, or cuda:N for the GPU with that number")
+    return value
+
+
+Device = Annotated[str, AfterValidator(known_device)]
+"""What computes: `auto` is the first GPU that torch can use, or else the CPU."""
 
 
 class Section(BaseModel):

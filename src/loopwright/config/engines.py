@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from loopwright.config.addresses import address_problems
-from loopwright.config.base import Count, CountOrZero, FromYaml, OnOrOff, Positive, Section, Text
+from loopwright.config.base import Count, CountOrZero, Device, FromYaml, OnOrOff, Positive, Section, Text
 from loopwright.config.listening import Listening
 from loopwright.config.needs import Need, Outside
 from loopwright.config.placement import PlacedSection
@@ -65,7 +65,8 @@ class EngineKind(Section):
 class TorchEngineConfig(EngineKind, PlacedSection):
     """The embedded engine. `num_engines` of them run in processes of their own; 0 means one in the learner's process,
     on its own parameters. `cache_tokens` limits how many tokens of earlier prompts and answers are cached. `threads`
-    is for an engine in its own process. `native` False decodes with torch only."""
+    and `device` are for an engine in its own process; `device` None is the model's. `native` False decodes with torch
+    only."""
 
     kind: Literal["torch"] = "torch"
     num_engines: CountOrZero | None = None
@@ -73,6 +74,7 @@ class TorchEngineConfig(EngineKind, PlacedSection):
     cache_tokens: CountOrZero = 32_768
     native: bool = True
     threads: Count | None = None
+    device: Device | None = None
 
     @property
     def embedded(self) -> TorchEngineConfig:

@@ -17,12 +17,14 @@ from loopwright.types import Thinking
 class GatewayConfig(Listening, PlacedSection):
     """`thinking`: whether the model sees its earlier thoughts as it sampled them, or as its chat template writes
     them. With `url`, the run serves no gateway of its own: it opens its sessions on the `loopwright gateway --for-runs`
-    there. With `num_actors` 1, it serves its own on an actor. `key_env` names the variable with that gateway's key."""
+    there. With `relay`, the run dials that gateway, which reaches the run's engines over this connection only. With
+    `num_actors` 1, it serves its own on an actor. `key_env` names the variable with that gateway's key."""
 
     num_actors: Literal[0, 1] = 0
     thinking: FromYaml[Thinking] = Thinking.KEEP
     url: Text | None = None
     key_env: Text | None = None
+    relay: bool = False
 
     def needs(self) -> Iterator[Need]:
         if self.key_env is not None:
@@ -33,6 +35,12 @@ class GatewayConfig(Listening, PlacedSection):
     def problems(self) -> Iterator[Problem]:
         if self.url is None:
             yield from super().problems()
+            if self.relay:
+                yield Problem(
+                    ("relay",),
+                    "true, and there is no gateway that the run could dial",
+                    "set gateway.url to that of `loopwright gateway --relay`, or leave relay out",
+                )
             return
         yield from advertised_problems(("url",), self.url, "gateway.key_env")
         if self.key_env is None:

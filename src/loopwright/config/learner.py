@@ -142,6 +142,7 @@ class LearnerConfig(Section):
     max_grad_norm: Positive | None = 1.0
     mini_batches: Count = 1
     micro_batch_tokens: Count = 4096
+    checkpoint_activations: bool = False
     advantage: AdvantageConfig = PlainAdvantage()
     loss: LossConfig = PpoClipConfig()
     importance: ImportanceConfig = ImportanceConfig()

@@ -11,6 +11,7 @@ from pydantic import Field
 from loopwright.config.base import (
     Count,
     CountOrZero,
+    Device,
     FromYaml,
     NotNegative,
     OffIsAWord,
@@ -42,10 +43,11 @@ class Dtype(StrEnum):
 
 class ModelConfig(Section):
     """`path` is `smollm2`, a folder, or a Hugging Face name. `renderer` is `auto`, `template` (the model's own chat
-    template) or a family of models."""
+    template) or a family of models. A deterministic run takes the CPU if `device` is `auto`."""
 
     path: Text
     renderer: Text = "auto"
+    device: Device = "auto"
     dtype: FromYaml[Dtype] = Dtype.FLOAT32
     threads: Count | None = None
     max_context: Count | None = None

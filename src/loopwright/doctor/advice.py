@@ -60,7 +60,11 @@ class Advice:
 
 def advise(facts: Facts) -> list[Advice]:
     """All advice, the most severe first."""
-    found = [*_torch(facts.torch), *_cores(facts.cores, facts.torch, facts.omp_threads), *_memory(facts.memory)]
+    found = [
+        *_torch(facts.torch, facts.gpus),
+        *_cores(facts.cores, facts.torch, facts.omp_threads),
+        *_memory(facts.memory),
+    ]
     found += _busy(facts.busy)
     found += [finding for disk in facts.disks for finding in _disk(disk)]
     found += _little_disk(facts.disks)
@@ -70,7 +74,7 @@ def advise(facts: Facts) -> list[Advice]:
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
 
 
-def _torch(torch: Torch | None) -> Iterator[Advice]:
+def _torch(torch: Torch | None, in_machine: int) -> Iterator[Advice]:
     if torch is None:
         return
     if torch.error is not None:
@@ -79,11 +83,18 @@ def _torch(torch: Torch | None) -> Iterator[Advice]:
             f"torch is installed but cannot be imported: {torch.error}",
             "reinstall it: pip install --force-reinstall torch",
         )
+    if torch.error is None and not torch.gpus and in_machine:
+        yield Advice(
+            Severity.CARE,
+            f"this machine has a GPU, and torch {torch.version} cannot use it",
+            "install a build of torch for GPUs (pytorch.org names the command) and a driver for it; or set "
+            "model.device: cpu",
+        )
     if torch.gpus:
         yield Advice(
             Severity.CARE,
-            f"{', '.join(torch.gpus)} will not be used: training and the embedded engine compute on the CPU",
-            "choose a model that a CPU can train; figures are in docs/benchmarks.md",
+            f"{', '.join(torch.gpus)}: training and the embedded engine compute there, which nobody has seen yet",
+            "run `loopwright doctor --gpu` first, which takes about ten minutes; model.device: cpu leaves it alone",
         )
     if torch.bf16 in (Bf16.KILLED, Bf16.KILLED_UNLESS_CAPPED):
         remedy = "leave model.dtype at float32"

@@ -91,7 +91,7 @@ class Facts:
 
     `not_native` says why the embedded engine decodes with torch instead of native steps, if it does. `left_behind` are
     folders in memory with the weights of dead runs, and their sizes in bytes. `busy` is the share of the cores that
-    other programs used during the probe.
+    other programs used during the probe. `gpus` are those of the machine, which torch may not know.
     """
 
     python: str
@@ -105,4 +105,5 @@ class Facts:
     not_native: str | None = None
     omp_threads: str | None = None
     busy: float | None = None
+    gpus: int = 0
     left_behind: Mapping[str, int] = field(default_factory=dict)

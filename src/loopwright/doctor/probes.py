@@ -11,6 +11,7 @@ from loopwright.doctor.facts import Facts, FolderPurpose
 from loopwright.doctor.machine import cores, disk, memory
 from loopwright.doctor.packages import extras, installed
 from loopwright.doctor.torch_probe import probe_torch
+from loopwright.models.gpus import machine_gpus
 from loopwright.models.native.library import Unavailable, library
 
 
@@ -33,6 +34,7 @@ def examine(env: Mapping[str, str], *, runs: Path, models: Path, left_behind: Ma
         not_native=compiled.reason if isinstance(compiled, Unavailable) else None,
         omp_threads=env.get("OMP_NUM_THREADS"),
         busy=busy,
+        gpus=machine_gpus(),
         left_behind={str(folder): size for folder, size in left_behind.items()},
     )
 

@@ -64,7 +64,7 @@ class RolloutController:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._router = Router()
+        self._router: Router[Supervised] = Router()
         self._calls: set[_Call] = set()
         self._paused: PauseMode | None = None
         self._updates = 0

@@ -8,6 +8,7 @@ engine at the same address, but not for long, because the caller has a deadline 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from loopwright.core.partial_answer import PartialAnswer
 from loopwright.engines.controller import MAX_BREAKS
@@ -15,6 +16,7 @@ from loopwright.engines.stopwatch import Stopwatch
 from loopwright.errors import EngineLostError
 from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import IN_PLACE, GenerateRequest, Generation, PauseMode, ProbeAnswer, WeightUpdate
+from loopwright.types.sampling import PART_TOKENS
 
 WAIT_SECONDS = 60.0
 """How long a call waits for a lost engine. Clients ask again after 120 s of silence."""
@@ -24,11 +26,12 @@ LONGEST_PAUSE_SECONDS = 1.0
 
 class RestartableEngine:
     """A `StreamingEngine` over one that may be lost and come back. A call waits for at most `wait_seconds` without a
-    token."""
+    token. With `keeps_all`, the answers that nobody hears while they are sampled are streamed too."""
 
-    def __init__(self, engine: StreamingEngine, wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(self, engine: StreamingEngine, wait_seconds: float = WAIT_SECONDS, *, keeps_all: bool = False) -> None:
         self._engine = engine
         self._wait_seconds = wait_seconds
+        self._keeps_all = keeps_all
         self._held = Stopwatch()
 
     @property
@@ -40,7 +43,10 @@ class RestartableEngine:
         return self._held.seconds()
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        """Without `on_part`, a lost answer is sampled again from its beginning."""
+        """Without `on_part`, and if it does not keep all, a lost answer is sampled again from its beginning."""
+        if on_part is None and self._keeps_all:
+            # Nobody waits for single tokens.
+            request, on_part = replace(request, part_tokens=PART_TOKENS), _unheard
         answer = None if on_part is None else PartialAnswer(request, on_part)
         try:
             # No token has arrived yet, so there is nothing to join. Most calls end here.
@@ -83,3 +89,7 @@ class RestartableEngine:
             if answer.tokens > before:
                 deadline, pause, breaks = loop.time() + self._wait_seconds, FIRST_PAUSE_SECONDS, breaks + 1
         return answer.cut_by_length()
+
+
+def _unheard(part: Generation) -> None:
+    """The answer keeps its parts by itself."""

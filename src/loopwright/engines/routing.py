@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
 
-from loopwright.engines.supervised import Supervised
 from loopwright.types import GenerateRequest
 
 REMEMBERED = 10_000
@@ -23,7 +23,20 @@ engine while others are idle."""
 _busy = attrgetter("busy")
 
 
-class Router:
+class RoutedPlace(Protocol):
+    """Where an engine of a pool is. `engine` is None while it is gone, and `busy` counts its calls."""
+
+    @property
+    def engine(self) -> object | None: ...
+
+    @property
+    def busy(self) -> int: ...
+
+
+P = TypeVar("P", bound=RoutedPlace)
+
+
+class Router(Generic[P]):
     """A session stays with the engine that has its conversation in its cache. A new session goes to the engine that has
     the prompt of its group, and else to the one with the fewest calls, the first of them. An engine that is gone or
     overloaded is left for another, which is the home from then on.
@@ -32,12 +45,10 @@ class Router:
     """
 
     def __init__(self) -> None:
-        self._sessions = _Homes(SESSION_SLACK)
-        self._groups = _Homes(GROUP_SLACK)
+        self._sessions: _Homes[P] = _Homes(SESSION_SLACK)
+        self._groups: _Homes[P] = _Homes(GROUP_SLACK)
 
-    def choose(
-        self, request: GenerateRequest, running: Sequence[Supervised], avoid: Sequence[Supervised] = ()
-    ) -> Supervised:
+    def choose(self, request: GenerateRequest, running: Sequence[P], avoid: Sequence[P] = ()) -> P:
         """One of `running`. A home that is in `avoid` counts as gone."""
         session, group = request.id.rpartition("/")[0], request.affinity
         chosen = self._sessions.home(session, running, avoid)
@@ -48,14 +59,14 @@ class Router:
         return chosen
 
 
-class _Homes:
+class _Homes(Generic[P]):
     """Which engine each name was sent to last. `slack` is how many calls more than others an engine may have."""
 
     def __init__(self, slack: int) -> None:
         self._slack = slack
-        self._homes: OrderedDict[str, Supervised] = OrderedDict()
+        self._homes: OrderedDict[str, P] = OrderedDict()
 
-    def home(self, name: str, running: Sequence[Supervised], avoid: Sequence[Supervised]) -> Supervised | None:
+    def home(self, name: str, running: Sequence[P], avoid: Sequence[P]) -> P | None:
         """The home of the name, if it is running and is not overloaded."""
         home = self._homes.get(name)
         if home is None or home.engine is None or home in avoid:
@@ -65,7 +76,7 @@ class _Homes:
             return None
         return home
 
-    def remember(self, name: str, home: Supervised) -> None:
+    def remember(self, name: str, home: P) -> None:
         if not name:
             return
         self._homes[name] = home

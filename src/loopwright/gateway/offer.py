@@ -68,7 +68,7 @@ class Offer:
     def current(self) -> Served:
         """The present model. Raises EngineLostError if there is none."""
         if self._served is None:
-            raise EngineLostError("no run is registered with the gateway", remedy="ask again when one is")
+            raise EngineLostError("nobody has brought a model to the gateway yet", remedy="ask again when somebody has")
         return self._served
 
     async def ready(self) -> Served:

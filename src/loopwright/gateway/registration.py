@@ -6,8 +6,8 @@ The invariant: what `registration_from_json` reads equals what `registration_to_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from loopwright.config.addresses import advertised_problems
@@ -25,12 +25,26 @@ TOKENIZER_KIND = re.compile(r"transformers(\.\w+)*:\w+")
 
 
 @dataclass(frozen=True, slots=True)
+class DoorAddress:
+    """A door that listens at `url`."""
+
+    url: str
+    key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedDoor:
+    """A door that listens nowhere: the run has dialled the gateway, as the worker of that name."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunModel:
     """The model of a run: the door to its engines, and what is needed to write and read its messages. `tokenizer` is a
     folder or a name, and `tokenizer_kind` its class, if that is known. `source` is what the run's config names."""
 
-    door_url: str
-    door_key: str = field(repr=False)
+    door: DoorAddress | RelayedDoor
     source: str
     tokenizer: str
     tokenizer_kind: str | None
@@ -59,7 +73,7 @@ def registration_to_json(registration: Registration, seconds: float) -> dict[str
     return {
         **lease_to_json(registration.holder, seconds),
         "opening": registration.opening,
-        "model": asdict(registration.model),
+        "model": _model_to_json(registration.model),
     }
 
 
@@ -74,19 +88,34 @@ def registration_from_json(body: Mapping[str, Any]) -> tuple[Registration, float
     return Registration(holder, opening, _model(model)), seconds
 
 
+def _model_to_json(model: RunModel) -> dict[str, Any]:
+    match model.door:
+        case DoorAddress(url, key):
+            door = {"door_url": url, "door_key": key}
+        case RelayedDoor(worker):
+            door = {"door_worker": worker}
+    return {**door, **{one.name: getattr(model, one.name) for one in fields(RunModel) if one.name != "door"}}
+
+
+def _door(said: Mapping[str, Any], named: Callable[[str], str]) -> DoorAddress | RelayedDoor:
+    if said.get("door_worker") is not None:
+        return RelayedDoor(named("door_worker"))
+    door_url = named("door_url")
+    for problem in advertised_problems(("model", "door_url"), door_url):
+        raise invalid("model.door_url", problem.text, remedy=problem.remedy)
+    try:
+        return DoorAddress(door_url, check_key(named("door_key"), "it"))
+    except ConfigError as error:
+        raise invalid("model.door_key", error.message, remedy=error.remedy) from error
+
+
 def _model(said: Mapping[str, Any]) -> RunModel:
     def named(name: str) -> str:
         if not (value := text(said.get(name), f"model.{name}")):
             raise invalid(f"model.{name}", "missing", remedy="use a run of the same version of Loopwright")
         return value
 
-    thinking, door_url = named("thinking"), named("door_url")
-    for problem in advertised_problems(("model", "door_url"), door_url):
-        raise invalid("model.door_url", problem.text, remedy=problem.remedy)
-    try:
-        door_key = check_key(named("door_key"), "it")
-    except ConfigError as error:
-        raise invalid("model.door_key", error.message, remedy=error.remedy) from error
+    thinking, door = named("thinking"), _door(said, named)
     if (most := count({"model.max_context": said.get("max_context")}, "model.max_context")) is None:
         raise invalid("model.max_context", "missing", remedy="use a run of the same version of Loopwright")
     kind = text(said.get("tokenizer_kind"), "model.tokenizer_kind") or None
@@ -96,8 +125,7 @@ def _model(said: Mapping[str, Any]) -> RunModel:
     if thinking not in list(Thinking):
         raise invalid("model.thinking", f"{thinking!r:.40} is unknown", remedy=f"send one of {', '.join(Thinking)}")
     return RunModel(
-        door_url=door_url,
-        door_key=door_key,
+        door=door,
         source=named("source"),
         tokenizer=named("tokenizer"),
         tokenizer_kind=kind,

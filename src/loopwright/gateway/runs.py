@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-from loopwright.errors import LoopwrightError
+from loopwright.errors import LoopwrightError, RefusedError
 from loopwright.gateway.offer import Offer, Served
 from loopwright.gateway.refusals import Code, refused
 from loopwright.gateway.registration import RUN_SESSION, Registration, RunModel
@@ -50,6 +50,7 @@ class Runs:
 
     async def register(self, registration: Registration, seconds: float) -> None:
         """Take or renew the lease. A run that is not registered yet brings its model with it."""
+        self._check_no_workers()
         self._lease.take(registration.holder, seconds)
         async with self._changing:
             if registration == self._present:
@@ -66,7 +67,7 @@ class Runs:
             if asking is not None and (other is None or other.holder.run != asking.run):
                 for session in self._opened_by(asking):
                     self._sessions.delete(session)
-            if other is not None:
+            if other is not None or self._present is None:
                 return
             self._present = None
             self._offer.change(None)
@@ -89,6 +90,10 @@ class Runs:
         async with AsyncExitStack() as connecting:
             try:
                 served, held = await connecting.enter_async_context(self._connect(registration.model))
+                self._check_no_workers()
+            except RefusedError:
+                self._release_if_new(registration)
+                raise
             except LoopwrightError as error:
                 self._release_if_new(registration)
                 raise refused(
@@ -108,6 +113,15 @@ class Runs:
             earlier, self._connection = self._connection, connecting.pop_all()
         log.info("%s is registered, with %s", registration.holder, served.name)
         await earlier.aclose()
+
+    def _check_no_workers(self) -> None:
+        """Workers of a relay may have brought a model before any run did."""
+        if self._present is None and self._offer.now is not None:
+            raise refused(
+                Code.CONFLICT,
+                f"workers serve {self._offer.now.name} at this gateway",
+                remedy="use another gateway, or start this one again without them",
+            )
 
     def _release_if_new(self, registration: Registration) -> None:
         """The run could not register. It does not keep others away, unless it was registered before."""

@@ -17,10 +17,13 @@ from loopwright.gateway.management import Management
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.offer import Offer, Served
 from loopwright.gateway.policy import SessionPolicies
+from loopwright.gateway.relay.admission import Admission, Relay
+from loopwright.gateway.relay.endpoint import RELAY_SOCKETS, RelayEndpoint
 from loopwright.gateway.runs import ConnectRun, Runs
 from loopwright.gateway.session import never_held
 from loopwright.gateway.sessions import Sessions
 from loopwright.gateway.store import SessionStore
+from loopwright.serve.guard import App
 from loopwright.serve.listen import listening
 
 
@@ -80,30 +83,52 @@ async def open_gateway(
 
 @asynccontextmanager
 async def open_gateway_for_runs(
-    connect: ConnectRun, store: SessionStore, *, key: str, address: Address | None = None, wait_seconds: float
+    connect: ConnectRun,
+    store: SessionStore,
+    *,
+    key: str,
+    address: Address | None = None,
+    wait_seconds: float,
+    relay: Relay | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Listen without a model, until a run registers and brings one; `connect` connects to it. Calls wait up to
-    `wait_seconds` for a run."""
+    """Listen without a model, until a run registers and brings one; `connect` connects to it. With `relay`, workers may
+    dial in, and bring a model too. Calls wait up to `wait_seconds` for a model."""
     offer = Offer(wait_seconds=wait_seconds)
     sessions = Sessions.restored(store, offer.held_seconds)
     async with (
         aclosing(Runs(connect, sessions, offer)) as runs,
-        _listening(offer, store, sessions, runs, key, address or Address()) as gateway,
+        _listening(offer, store, sessions, runs, key, address or Address(), relay) as gateway,
     ):
         yield gateway
 
 
 @asynccontextmanager
 async def _listening(
-    offer: Offer, store: SessionStore, sessions: Sessions, runs: Runs | None, key: str, address: Address
+    offer: Offer,
+    store: SessionStore,
+    sessions: Sessions,
+    runs: Runs | None,
+    key: str,
+    address: Address,
+    relay: Relay | None = None,
 ) -> AsyncIterator[Gateway]:
     metrics, advertised = Metrics(), address.advertise_url
     exchange = Exchange(offer, store, metrics)
     app = gateway_app(exchange, sessions, metrics, key=key, advertised=advertised, runs=runs)
+    front: App = app
+    if relay is not None and runs is not None:
+        front = RelayEndpoint(app, relay.workers, Admission(relay, offer, runs).admit, key=key)
     sweeping = asyncio.create_task(sessions.sweep())
     try:
         async with listening(
-            app, host=address.host, port=address.port, names=address.names, key=key, own_keys=True, refuse=app.refuse
+            front,
+            host=address.host,
+            port=address.port,
+            names=address.names,
+            key=key,
+            own_keys=True,
+            refuse=app.refuse,
+            websockets=None if relay is None else RELAY_SOCKETS,
         ) as port:
             own_url = _own_url(address.host, port)
             try:

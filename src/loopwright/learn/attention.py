@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from loopwright.core.packing import Packed
 from loopwright.learn import shared_prefix
+from loopwright.learn.kernels import Segment, concatenated, kernel, kernel_gradients
 from loopwright.learn.layout import Layout
-from loopwright.learn.shared_prefix import Segment, concatenated, kernel, kernel_gradients
-from loopwright.models.attention import BLOCKED, masked_attention, on_flash
+from loopwright.learn.shared_prefix import sees_all
+from loopwright.models.attention import BLOCKED
 
 
 class SharedPrefixPlan:
-    """The rows of a micro-batch, as `Layout` places them. The hand-written kernels are used on a CPU only."""
+    """The rows of a micro-batch, as `Layout` places them. Long rows are computed without a mask, so memory grows with
+    their length, and not with its square."""
 
     def __init__(self, rows: Sequence[Packed], device: torch.device) -> None:
         self._layout = Layout(rows)
@@ -27,12 +29,12 @@ class SharedPrefixPlan:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, window: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and log-sum-exp, without gradients. Tensors are [tokens, heads, dim]."""
-        long, short = self._in_parts(window)
-        (q, k, v), *rows = self._arranged((query, key, value), long)
-        results: list[Segment] = [shared_prefix.attend(q, k, v, long, scaling)] if long else []
-        for row, (q, k, v) in zip(short, rows, strict=True):
+        layout = self._layout
+        (q, k, v), *rows = self._in_parts((query, key, value))
+        results: list[Segment] = [shared_prefix.attend(q, k, v, layout.long, scaling, window)] if layout.long else []
+        for row, (q, k, v) in zip(layout.short, rows, strict=True):
             results.append(kernel(q, k, v, scaling, bias=self._bias(row, window, q.dtype)))
-        output, total = self._put_back(concatenated(results), long)
+        output, total = concatenated(results)
         return output, total
 
     def gradients(
@@ -48,12 +50,12 @@ class SharedPrefixPlan:
     ) -> list[torch.Tensor]:
         """The gradients of queries, keys and values. `grad` is the output's gradient; the other arguments are the
         inputs and results of `compute`."""
-        long, short = self._in_parts(window)
-        (*of, k, v), *rows = self._arranged((grad, query, output, total, key, value), long)
-        results: list[Segment] = [shared_prefix.gradients(of, k, v, long, scaling)] if long else []
-        for row, (*of, k, v) in zip(short, rows, strict=True):
+        long = self._layout.long
+        (*of, k, v), *rows = self._in_parts((grad, query, output, total, key, value))
+        results: list[Segment] = [shared_prefix.gradients(of, k, v, long, scaling, window)] if long else []
+        for row, (*of, k, v) in zip(self._layout.short, rows, strict=True):
             results.append(kernel_gradients(of, k, v, scaling, bias=self._bias(row, window, k.dtype)))
-        return self._put_back(concatenated(results), long)
+        return concatenated(results)
 
     def attend(
         self,
@@ -67,53 +69,20 @@ class SharedPrefixPlan:
     ) -> torch.Tensor:
         """The method of an `AttentionPlan`, for models that are trained through their own modules."""
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        if on_flash(query, value):
-            result: torch.Tensor = _Attend.apply(q, k, v, self, scaling, window)  # type: ignore[no-untyped-call]
-            return result[None]
-        outputs: list[Segment] = []
-        _, *rows = self._arranged((q, k, v), ())
-        for row, one in zip(self._layout.rows, rows, strict=True):
-            q, k, v = (x.transpose(0, 1)[None] for x in one)
-            outputs.append([masked_attention(q, k, v, self._bias(row, window, q.dtype), scaling)[0].transpose(0, 1)])
-        return self._put_back(concatenated(outputs), ())[0][None]
+        result: torch.Tensor = _Attend.apply(q, k, v, self, scaling, window)  # type: ignore[no-untyped-call]
+        return result[None]
 
-    def _in_parts(self, window: int | None) -> tuple[Sequence[Packed], Sequence[Packed]]:
-        """The rows that are computed without a mask, and the others. If a window hides a part of a long row, all rows
-        are among the others."""
-        long = self._layout.long
-        return (long, self._layout.short) if all(_sees_all(row, window) for row in long) else ((), self._layout.rows)
-
-    def _arranged(self, tensors: Sequence[torch.Tensor], long: Sequence[Packed]) -> list[tuple[torch.Tensor, ...]]:
-        """Reorder the tokens: those of all `long` rows together, then the other rows one by one."""
-        if len(long) < len(self._layout.long):
-            tensors = [x.index_select(0, self._row_by_row) for x in tensors]
-        sizes = [sum(row.tokens for row in long), *(row.tokens for row in self._layout.rows[len(long) :])]
+    def _in_parts(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        """The tokens of all long rows together, then those of each short row."""
+        sizes = [sum(row.tokens for row in self._layout.long), *(row.tokens for row in self._layout.short)]
         # Split instead of slicing: the gradient of a slice is a tensor of zeros as large as the whole.
         return list(zip(*(torch.split_with_sizes(x, sizes) for x in tensors), strict=True))
 
-    def _put_back(self, results: list[torch.Tensor], long: Sequence[Packed]) -> list[torch.Tensor]:
-        """Undo `_arranged`: restore the order of the layout."""
-        if len(long) == len(self._layout.long):
-            return results
-        return [x.index_select(0, self._back) for x in results]
-
-    @cached_property
-    def _row_by_row(self) -> torch.Tensor:
-        return torch.tensor(self._layout.row_by_row(), device=self._device)
-
-    @cached_property
-    def _back(self) -> torch.Tensor:
-        return self._row_by_row.argsort()
-
     def _bias(self, row: Packed, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        place = (row, None if _sees_all(row, window) else window)
+        place = (row, None if sees_all(row, window) else window)
         if place not in self._biases:
             self._biases[place] = _bias(row, place[1], dtype, self._device)
         return self._biases[place]
-
-
-def _sees_all(row: Packed, window: int | None) -> bool:
-    return window is None or window >= row.prefix + max(row.rests, default=0)
 
 
 class _Attend(torch.autograd.Function):
@@ -141,14 +110,14 @@ class _Attend(torch.autograd.Function):
 
 
 def _bias(row: Packed, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The mask [tokens, tokens] that is added to the scores. Segment 0 is the prefix, which all segments see."""
-    sizes = torch.tensor([row.prefix, *row.rests])
-    segment = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
-    position = torch.cat([torch.arange(row.prefix), *(row.prefix + torch.arange(rest) for rest in row.rests)]).to(
-        device
-    )
+    """The mask [tokens, tokens] of a short row, which is added to the scores. Segment 0 is the prefix, which all
+    segments see."""
+    numbers = [np.zeros(row.prefix, np.int64), *(np.full(rest, i) for i, rest in enumerate(row.rests, start=1))]
+    places = [np.arange(row.prefix), *(np.arange(row.prefix, row.prefix + rest) for rest in row.rests)]
+    segment, position = np.concatenate(numbers), np.concatenate(places)
     behind = position[:, None] - position
     seen = ((segment == 0) | (segment[:, None] == segment)) & (behind >= 0)
     if window is not None:
         seen &= behind < window
-    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, BLOCKED)
+    hidden = torch.from_numpy(~seen).to(device)
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, BLOCKED)

@@ -31,14 +31,6 @@ class Layout:
         """The first position of each row's prefix and of its rests, in the order in which the rows were given."""
         return [start for _, start in sorted(zip(self._order, self._starts(), strict=True))]
 
-    def row_by_row(self) -> list[int]:
-        """The positions of the tokens, ordered row by row."""
-        return [
-            place
-            for row, (prefix, rests) in zip(self.rows, self._starts(), strict=True)
-            for place in (*range(prefix, prefix + row.prefix), *range(rests, rests + row.tokens - row.prefix))
-        ]
-
     def _starts(self) -> list[tuple[int, int]]:
         sizes = [row.prefix for row in self.long] + [row.tokens - row.prefix for row in self.long]
         for row in self.short:

@@ -30,6 +30,7 @@ from loopwright.learn.meter import StepMeter
 from loopwright.learn.objective import rollout_loss
 from loopwright.learn.publishing import stream_weights
 from loopwright.learn.recipe import Recipe
+from loopwright.learn.room import Room
 from loopwright.learn.samples import Credit, Sample, Tensors, credit_of, samples_of, scores_of, tensors_of
 from loopwright.learn.sft import Example
 from loopwright.models.compute import ComputeThread
@@ -37,6 +38,8 @@ from loopwright.models.load import LoadedModel
 from loopwright.ports import WeightSink
 from loopwright.ports.learner import StepReport
 from loopwright.types import Group
+
+FUSED = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class TorchLearner:
     def __init__(self, loaded: LoadedModel, recipe: Recipe, compute: ComputeThread) -> None:
         self._loaded = loaded
         self._model: Any = loaded.model
-        self._body = body_of(loaded)
+        self._body = body_of(loaded, checkpointed=recipe.checkpoint_activations)
+        self._room = Room(loaded.model.device, recipe.micro_batch_tokens, recipe.checkpoint_activations)
         self._recipe = recipe
         self._compute = compute
         self._version = 0
@@ -69,12 +73,19 @@ class TorchLearner:
             betas=recipe.betas,
             eps=recipe.eps,
             weight_decay=recipe.weight_decay,
-            fused=True,
+            # Elsewhere torch has no fused kernel.
+            fused=loaded.model.device.type in FUSED,
         )
 
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def describes(self) -> str:
+        """Where and how it computes, for people."""
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        return f"{dtype} on {self._model.device}, by {self._body.name}"
 
     async def step(self, groups: Sequence[Group]) -> StepReport:
         return await self._compute.run(self._step, groups)
@@ -169,7 +180,8 @@ class TorchLearner:
 
     @torch.no_grad()
     def _frozen_logprobs(self, body: Body, rows: list[Packed], tensors: Tensors) -> torch.Tensor:
-        return packed_logprobs(body, rows, tensors, self._recipe.temperature)[0]
+        with self._room.for_rows(rows):
+            return packed_logprobs(body, rows, tensors, self._recipe.temperature)[0]
 
     def _examples(self, parts: int) -> list[list[Example]]:
         """The SFT examples of each mini-batch of the next step."""
@@ -179,20 +191,24 @@ class TorchLearner:
 
     def _learn_from(self, mini_batch: Sequence[_Micro], meter: StepMeter) -> None:
         for micro in mini_batch:
-            credit = micro.credit
-            logprobs, entropy = packed_logprobs(self._body, micro.rows, micro.tensors, self._recipe.temperature)
-            batch = TokenBatch(
-                logprobs=logprobs,
-                old_logprobs=logprobs.detach() if micro.old is None else micro.old,
-                sampled_logprobs=credit.sampled_logprobs,
-                advantages=credit.advantages,
-                sequence=credit.sequence,
-                reference_logprobs=micro.reference,
-            )
-            loss = rollout_loss(self._recipe, batch, credit.weights, entropy, meter)
-            meter.staleness(batch, self._version - credit.versions)
-            self._add_gradients(loss)
-            meter.loss(loss.item())
+            with self._room.for_rows(micro.rows):
+                self._learn_from_micro(micro, meter)
+
+    def _learn_from_micro(self, micro: _Micro, meter: StepMeter) -> None:
+        credit = micro.credit
+        logprobs, entropy = packed_logprobs(self._body, micro.rows, micro.tensors, self._recipe.temperature)
+        batch = TokenBatch(
+            logprobs=logprobs,
+            old_logprobs=logprobs.detach() if micro.old is None else micro.old,
+            sampled_logprobs=credit.sampled_logprobs,
+            advantages=credit.advantages,
+            sequence=credit.sequence,
+            reference_logprobs=micro.reference,
+        )
+        loss = rollout_loss(self._recipe, batch, credit.weights, entropy, meter)
+        meter.staleness(batch, self._version - credit.versions)
+        self._add_gradients(loss)
+        meter.loss(loss.item())
 
     def _imitate(self, examples: Sequence[Example], meter: StepMeter) -> None:
         """Add the gradients of the SFT loss: the mean negative log-likelihood of an answer's tokens, averaged over the
@@ -203,15 +219,20 @@ class TorchLearner:
         rows = [_row(index, example) for index, example in enumerate(examples)]
         total = 0.0
         for micro in micro_batches(rows, self._recipe.micro_batch_tokens):
-            tensors = tensors_of(micro, examples, self._model.device)
-            logprobs, _ = packed_logprobs(self._body, micro, tensors, temperature=1.0)
-            lengths = torch.tensor([int(examples[i].mask.sum()) for row in micro for i in row.chains])
-            weights = (1.0 / (lengths * len(examples))).repeat_interleave(lengths).to(logprobs.device)
-            loss = -(logprobs * weights).sum()
-            self._add_gradients(sft.coefficient * loss)
+            with self._room.for_rows(micro):
+                loss = self._likelihood_loss(micro, examples)
+                self._add_gradients(sft.coefficient * loss)
             total += loss.item()
         meter.sft_loss(total)
         meter.loss(sft.coefficient * total)
+
+    def _likelihood_loss(self, micro: list[Packed], examples: Sequence[Example]) -> torch.Tensor:
+        device = self._model.device
+        tensors = tensors_of(micro, examples, device)
+        logprobs, _ = packed_logprobs(self._body, micro, tensors, temperature=1.0)
+        lengths = torch.tensor([int(examples[i].mask.sum()) for row in micro for i in row.chains], device=device)
+        weights = (1.0 / (lengths * len(examples))).repeat_interleave(lengths)
+        return -(logprobs * weights).sum()
 
     def _add_gradients(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -234,9 +255,10 @@ class TorchLearner:
                 "happens again",
             )
         if limit is not None and norm > limit:
-            torch.nn.utils.clip_grads_with_norm_(weights, limit, torch.tensor(norm))
+            torch.nn.utils.clip_grads_with_norm_(weights, limit, torch.tensor(norm, device=self._model.device))
         meter.grad_norm(norm)
-        self._optimizer.step()
+        with self._room.for_update(sum(weight.numel() for weight in weights)):
+            self._optimizer.step()
         self._weights.update_copies()
 
 

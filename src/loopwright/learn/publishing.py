@@ -28,7 +28,8 @@ def _buckets(tensors: Mapping[str, torch.Tensor]) -> Iterator[Mapping[str, torch
         if bucket and size + tensor.nbytes > BUCKET_BYTES:
             yield bucket
             bucket, size = {}, 0
-        bucket[name] = tensor.detach()
+        # Whoever takes it is on the CPU; a copy from a GPU lives as long as its bucket.
+        bucket[name] = tensor.detach().cpu()
         size += tensor.nbytes
     if bucket:
         yield bucket

@@ -37,6 +37,7 @@ class Recipe:
     max_grad_norm: float | None = 1.0
     mini_batches: int = 1
     micro_batch_tokens: int = 4096
+    checkpoint_activations: bool = False
 
     @property
     def trains_idle_chains(self) -> bool:

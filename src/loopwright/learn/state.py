@@ -20,9 +20,9 @@ def save_state(
     folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int
 ) -> None:
     """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
-    save_file({name: weight.detach().contiguous() for name, weight in weights.items()}, folder / MODEL)
+    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / MODEL)
     moments = {
-        f"{name}/{moment}": optimizer.state[weight][moment]
+        f"{name}/{moment}": optimizer.state[weight][moment].cpu()
         for name, weight in weights.items()
         for moment in MOMENTS
         if weight in optimizer.state
@@ -49,7 +49,13 @@ def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: tor
     torch.set_rng_state(random_state)
     optimizer.state.clear()
     for name, weight in weights.items():
-        found = {moment: moments[key] for moment in MOMENTS if (key := f"{name}/{moment}") in moments}
+        # Only a fused optimiser counts its steps on the device.
+        counts = weight.device if optimizer.defaults["fused"] else torch.device("cpu")
+        found = {
+            moment: moments[key].to(counts if moment == "step" else weight.device)
+            for moment in MOMENTS
+            if (key := f"{name}/{moment}") in moments
+        }
         if found:
             optimizer.state[weight] = found
     return version

@@ -11,7 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from loopwright.errors import ModelError
 from loopwright.models.attention import NAME, unsupported
+from loopwright.models.device import CPU
 from loopwright.models.forward import PackedForward
+from loopwright.models.lean import LeanForward, LeanModel
 from loopwright.models.linear import replace_linears
 from loopwright.models.native.library import library
 from loopwright.models.norm import replace_norms
@@ -28,12 +30,14 @@ SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A causal language model, its tokenizer, and how many tokens its context can hold. Engine and learner share it.
-    `forward` computes logits from its parameters in the fastest way that is proven to be correct."""
+    `forward` computes logits from its parameters in the fastest way that is proven to be correct. `parts` are those of
+    a Llama-like model, if it was proven to be one; they are used on a CPU and in float32 only."""
 
     model: Any
     tokenizer: Any
     max_context: int
     forward: PackedForward
+    parts: LeanModel | None = None
 
 
 def load_model(
@@ -43,7 +47,7 @@ def load_model(
     dtype: str = "float32",
     max_context: int | None = None,
     trained_context: int | None = None,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     native: bool = True,
 ) -> LoadedModel:
     """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. With
@@ -55,15 +59,21 @@ def load_model(
     _check_architecture(config)
     model = _load_weights(source, dtype)
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
+    device = torch.device(device)
     model.to(device).eval()
+    if device.type != CPU:
+        # Where tensors of the device are of another class, the model got new parameters, one for each of their places.
+        model.tie_weights()
     replace_norms(model)
-    if device == "cpu":
+    if device.type == CPU:
         replace_linears(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
     longest = min(limit, max_context or limit)
     choose_angles(model, min(limit, trained_context or longest))
     find = (lambda: library(cache / "native")) if native else None
-    return LoadedModel(model, tokenizer, longest, fastest_forward(model, proven(model, longest), find))
+    forward = fastest_forward(model, proven(model, longest), find)
+    parts = forward.model if isinstance(forward, LeanForward) else None
+    return LoadedModel(model, tokenizer, longest, forward, parts)
 
 
 def _load_weights(source: str, dtype: str) -> Any:

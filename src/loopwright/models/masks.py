@@ -40,7 +40,7 @@ def windows_of(model: Any, plan: MaskedPlan, max_context: int) -> set[int]:
     for layer, (sees, window) in plan.layers.items():
         is_sliding = kinds is not None and kinds[layer] == "sliding_attention"
         if sees is not None:
-            _compare(name, layer, sees, window, max_context)
+            _compare(name, layer, sees, window, max_context, model.device)
         elif is_sliding and window is None:
             raise _no_window(name, layer)
         if window is not None:
@@ -48,14 +48,15 @@ def windows_of(model: Any, plan: MaskedPlan, max_context: int) -> set[int]:
     return windows
 
 
-def _compare(name: str, layer: int, sees: Sees, window: int | None, max_context: int) -> None:
+def _compare(name: str, layer: int, sees: Sees, window: int | None, max_context: int, device: torch.device) -> None:
     """Compare the mask with the window, for the last queries that a run may have and for one in the middle. Two
     neighbouring queries reveal chunked attention."""
     last = max_context - 1
-    keys = torch.arange(max_context + 1)
+    keys = torch.arange(max_context + 1, device=device)
     for query in {last, max(last - 1, 0), last // 2}:
         try:
-            seen = torch.as_tensor(sees(*torch.tensor([0, 0, query]), keys)).expand(keys.shape)
+            at = torch.tensor([0, 0, query], device=device)
+            seen = torch.as_tensor(sees(*at, keys), device=device).expand(keys.shape)
         except IndexError as error:
             raise unsupported(name, f"what layer {layer} sees depends on more than the distance of tokens") from error
         ours = (keys <= query) & (keys > query - (max_context if window is None else window))

@@ -39,12 +39,15 @@ class Probe:
         wanted = [TOKENS, TOKENS] if window is None else [TOKENS, window + TOKENS, TOKENS]
         lengths = [min(tokens, max_context) for tokens in wanted]
         starts = [*([0] * (len(lengths) - 1)), max_context - lengths[-1]]
-        positions = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        device = model.device
+        positions = [
+            torch.arange(start, start + length, device=device) for start, length in zip(starts, lengths, strict=True)
+        ]
         ends = list(accumulate(lengths))
         return Probe(
             # Every sequence has different tokens.
-            ids=torch.arange(1, ends[-1] + 1, device=model.device) * SPREAD % model.config.vocab_size,
-            positions=torch.cat(positions).to(model.device),
+            ids=torch.arange(1, ends[-1] + 1, device=device) * SPREAD % model.config.vocab_size,
+            positions=torch.cat(positions),
             chunks=tuple(Chunk(end - length, end) for end, length in zip(ends, lengths, strict=True)),
         )
 

@@ -3,6 +3,7 @@
 from loopwright.ports.agent_loop import AgentLoop, AgentResult, Policy, Reply
 from loopwright.ports.buffer import ReplayBuffer, StartedGroup
 from loopwright.ports.engine import Engine, Lockstep, ModelClient, OnPart, StreamingEngine
+from loopwright.ports.exchanges import Exchanges, ServerAnswer, Waiting
 from loopwright.ports.judger import Judger
 from loopwright.ports.learner import Learner, StepReport
 from loopwright.ports.policy import ChainChoice, PolicyMaker, RecordingPolicy
@@ -22,6 +23,7 @@ __all__ = [
     "ChainChoice",
     "Endpoint",
     "Engine",
+    "Exchanges",
     "GroupRow",
     "HeldGroup",
     "Judger",
@@ -43,6 +45,7 @@ __all__ = [
     "RolloutWorker",
     "Sampler",
     "ServedPolicy",
+    "ServerAnswer",
     "SessionTimes",
     "StalePolicy",
     "StartedGroup",
@@ -52,6 +55,7 @@ __all__ = [
     "StreamingEngine",
     "TaskSource",
     "Tracker",
+    "Waiting",
     "WeightPublisher",
     "WeightSink",
 ]

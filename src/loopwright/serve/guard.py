@@ -16,8 +16,9 @@ from loopwright.errors import RefusedError
 from loopwright.serve.errors import error_body
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refuse = Callable[[Scope, Send, RefusedError], Awaitable[None]]
 
@@ -29,7 +30,8 @@ class Guard:
     """An ASGI app in front of another. With `hosts` None it accepts every Host, for servers that are bound to all
     addresses.
 
-    `refuse` writes the answer to a refused request, for apps with their own error format.
+    `refuse` writes the answer to a refused request, for apps with their own error format. With `websockets`, the app
+    accepts WebSockets too, under the same rules; the server limits the size of their messages.
     """
 
     def __init__(
@@ -40,22 +42,25 @@ class Guard:
         hosts: Iterable[str] | None,
         max_body: int = MAX_BODY_BYTES,
         refuse: Refuse | None = None,
+        websockets: bool = False,
     ) -> None:
         self._app = app
+        self._kinds = ("http", "websocket") if websockets else ("http",)
         self._refuse = refuse or _refuse_plainly
         self._expected = None if key is None else f"Bearer {key}".encode()
         self._hosts = None if hosts is None else frozenset(hosts)
         self._max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"a guarded server speaks HTTP only, not {scope['type']}")
+        if scope["type"] not in self._kinds:
+            raise RuntimeError(f"this guarded server does not speak {scope['type']}")
+        is_http = scope["type"] == "http"
         try:
             self._check(scope["path"], dict(scope["headers"]))
         except RefusedError as refused:
-            await self._refuse(scope, send, refused)
+            await (self._refuse(scope, send, refused) if is_http else answer_error(denial(send), refused))
             return
-        await self._app(scope, self._limited(receive), send)
+        await self._app(scope, self._limited(receive) if is_http else receive, send)
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
         host = _host(headers.get(b"host", b"").decode("latin-1"))
@@ -82,7 +87,7 @@ class Guard:
     def _limited(self, receive: Receive) -> Receive:
         left = self._max_body
 
-        async def limited() -> MutableMapping[str, Any]:
+        async def limited() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -107,6 +112,15 @@ async def answer_error(send: Send, error: RefusedError) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.facts["status"], "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def denial(send: Send) -> Send:
+    """Sends an HTTP answer to somebody who asked for a WebSocket, and does not get it."""
+
+    async def deny(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    return deny
 
 
 def _host(header: str) -> str:

@@ -7,15 +7,27 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.utils import ClientDisconnected
 
 from loopwright.config.addresses import is_loopback
 from loopwright.errors import ConfigError
-from loopwright.serve.guard import App, Guard, Refuse
+from loopwright.serve.guard import App, Guard, Message, Receive, Refuse, Scope, Send
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 GRACE_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WebSockets:
+    """The largest message, how often the other side is pinged, and how long it may take to answer that."""
+
+    max_bytes: int
+    beat_seconds: float
+    silence_seconds: float
 
 
 class _Server(uvicorn.Server):
@@ -44,18 +56,23 @@ async def listening(
     key: str | None,
     own_keys: bool = False,
     refuse: Refuse | None = None,
+    websockets: WebSockets | None = None,
 ) -> AsyncIterator[int]:
     """Serve `app` behind a guard, and yield the port: the requested one, or a free one if it is 0.
 
     `names`: further names that clients use, for example through a proxy; on the loopback no other names are accepted.
-    `own_keys`: the app has several keys and checks them itself. `refuse`: writes the guard's refusals.
+    `own_keys`: the app has several keys and checks them itself. `refuse`: writes the guard's refusals. With
+    `websockets` the app accepts them too.
     """
     check_bind(host, key)
     hosts = (*LOOPBACK_NAMES, *names) if is_loopback(host) else None
+    guarded: App = Guard(
+        app, key=None if own_keys else key, hosts=hosts, refuse=refuse, websockets=websockets is not None
+    )
     config = uvicorn.Config(
-        Guard(app, key=None if own_keys else key, hosts=hosts, refuse=refuse),
+        guarded if websockets is None else _without_false_alarms(guarded),
         lifespan="off",
-        ws="none",
+        **_websocket_options(websockets),
         http="auto",
         log_level="warning",
         access_log=False,
@@ -74,6 +91,41 @@ async def listening(
         finally:
             server.should_exit = True
             await serving
+
+
+def _websocket_options(settings: WebSockets | None) -> dict[str, Any]:
+    if settings is None:
+        return {"ws": "none"}
+    return {
+        "ws": "websockets-sansio",
+        "ws_max_size": settings.max_bytes,
+        "ws_ping_interval": settings.beat_seconds,
+        "ws_ping_timeout": settings.silence_seconds,
+        # Compressed messages of a few bytes can be gigabytes.
+        "ws_per_message_deflate": False,
+    }
+
+
+def _without_false_alarms(app: App) -> App:
+    """uvicorn logs an error for every WebSocket that was refused with an HTTP answer, as if nobody had answered. About
+    a client that is gone it says nothing."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        was_refused = False
+
+        async def noticed(message: Message) -> None:
+            nonlocal was_refused
+            was_refused |= message["type"] == "websocket.http.response.start"
+            await send(message)
+
+        if scope["type"] != "websocket":
+            await app(scope, receive, send)
+            return
+        await app(scope, receive, noticed)
+        if was_refused:
+            raise ClientDisconnected
+
+    return served
 
 
 def check_bind(host: str, key: str | None) -> None:

@@ -75,14 +75,15 @@ def warnings(config: RunConfig) -> Iterator[Problem]:
 
 
 def _door_out_of_reach(config: RunConfig) -> Iterator[Problem]:
-    """A gateway elsewhere samples through the run's door."""
+    """A gateway elsewhere samples through the run's door, which it has to reach unless the run dials it."""
     url, door = config.gateway.url, config.rollout.door or DoorConfig()
-    away = url is not None and not is_loopback(host_of(url) or "localhost")
+    away = url is not None and not config.gateway.relay and not is_loopback(host_of(url) or "localhost")
     if away and door.advertise_url is None and is_loopback(door.host):
         yield Problem(
             ("gateway", "url"),
             "may be on another machine, and the run's door is at the loopback, where only this machine reaches it",
-            "set rollout.door.host and rollout.door.advertise_url",
+            "set gateway.relay, and start that gateway with --relay; or set rollout.door.host and "
+            "rollout.door.advertise_url",
             also=(("rollout", "door"),),
         )
 

@@ -46,6 +46,7 @@ IDLE = (
 
 
 def problems(config: RunConfig) -> Iterator[Problem]:
+    yield from _devices(config)
     yield from _batches(config)
     yield from _importance_bounds(config)
 
@@ -54,6 +55,24 @@ def warnings(config: RunConfig) -> Iterator[Problem]:
     yield from _no_signal(config)
     yield from _dropped_lessons(config)
     yield from _idle_kl(config)
+
+
+def _devices(config: RunConfig) -> Iterator[Problem]:
+    model, engine = config.model.device, config.rollout.engine.embedded.device
+    if config.trainer.deterministic and model.startswith("cuda"):
+        yield Problem(
+            ("model", "device"),
+            f"is {model}, and trainer.deterministic is on: nobody has seen a GPU repeat a run bit for bit",
+            "set it to cpu, or to auto, which is the CPU in a deterministic run",
+            also=(("trainer", "deterministic"),),
+        )
+    if engine not in (None, model) and config.rollout.engine.processes(config.trainer.kind) == 0:
+        yield Problem(
+            ("rollout", "engine", "device"),
+            f"is {engine}, but the engine computes with the learner's own parameters, on {model}",
+            "remove it, or set rollout.engine.num_engines: 1 for an engine in a process of its own",
+            also=(("model", "device"),),
+        )
 
 
 def _batches(config: RunConfig) -> Iterator[Problem]:

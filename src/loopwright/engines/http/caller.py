@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from loopwright.engines.http.connection import Connections, LostError, Patience, ResponseConnection
+from loopwright.engines.http.connection import LostError, Patience
 from loopwright.engines.http.wire import HELD, held_from_json
 from loopwright.errors import (
     ConstraintError,
@@ -25,6 +25,7 @@ from loopwright.errors import (
     UnanswerableError,
     WeightsError,
 )
+from loopwright.ports import Exchanges, ServerAnswer
 from loopwright.serve.errors import SEE_LOG, read_error
 
 SILENCE_SECONDS = 60.0
@@ -51,7 +52,7 @@ class EngineCaller:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: Exchanges,
         silence_seconds: float = SILENCE_SECONDS,
         on_health: Callable[[Mapping[str, Any]], None] = lambda state: None,
     ) -> None:
@@ -113,7 +114,7 @@ def broke_off() -> EngineLostError:
     return EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
 
 
-async def _events(answer: ResponseConnection) -> AsyncIterator[tuple[bool, Any]]:
+async def _events(answer: ServerAnswer) -> AsyncIterator[tuple[bool, Any]]:
     begun = b""
     while more := await answer.more():
         *lines, begun = (begun + more).split(b"\n")

@@ -25,7 +25,7 @@ from loopwright.engines.http.wire import (
     update_to_json,
 )
 from loopwright.errors import EngineError, LoopwrightError
-from loopwright.ports import OnPart
+from loopwright.ports import Exchanges, OnPart
 from loopwright.serve.lease import INSTANCE_HEADER, LEASE, LeaseHolder, lease_to_json
 from loopwright.types import (
     IN_PLACE,
@@ -44,7 +44,7 @@ MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "kee
 class HttpEngine:
     """A `StreamingEngine` over HTTP. `connect` makes it."""
 
-    def __init__(self, connections: Connections, version: int, silence_seconds: float = SILENCE_SECONDS) -> None:
+    def __init__(self, connections: Exchanges, version: int, silence_seconds: float = SILENCE_SECONDS) -> None:
         self._connections = connections
         self._caller = EngineCaller(connections, silence_seconds, self._hear)
         self._version = version
@@ -58,15 +58,21 @@ class HttpEngine:
     ) -> AsyncIterator[Self]:
         """The engine at `url`."""
         with Connections(url, key) as connections:
-            engine = cls(connections, 0, silence_seconds)
-            state = await engine._caller.command("GET", "/version")
-            if not isinstance(state, dict) or not isinstance(state.get("version"), int):
-                raise EngineError(
-                    f"the server at {url} is no engine of ours: its version of the weights is {str(state)[:80]}",
-                    remedy="say which kind it is: `kind` of rollout.engine, or --engine-kind (vllm, sglang)",
-                )
-            engine._hear(state)
-            yield engine
+            yield await cls.over(connections, silence_seconds)
+
+    @classmethod
+    async def over(cls, connections: Exchanges, silence_seconds: float = SILENCE_SECONDS) -> Self:
+        """The engine that is reached in this way."""
+        engine = cls(connections, 0, silence_seconds)
+        state = await engine._caller.command("GET", "/version")
+        if not isinstance(state, dict) or not isinstance(state.get("version"), int):
+            raise EngineError(
+                f"the server at {connections.url} is no engine of ours: its version of the weights is "
+                f"{str(state)[:80]}",
+                remedy="say which kind it is: `kind` of rollout.engine, or --engine-kind (vllm, sglang)",
+            )
+        engine._hear(state)
+        return engine
 
     @property
     def version(self) -> int:
@@ -144,12 +150,16 @@ class HttpEngine:
         """Give the lease back."""
         await self._caller.asked("DELETE", LEASE, None, self._caller.little_patience)
 
+    async def hear_state(self) -> None:
+        """Ask the other side for its version and its held seconds."""
+        self._hear(await self._caller.asked("GET", "/version", None, self._caller.little_patience))
+
     async def _keep_hearing(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
             # If it cannot be reached, the next call says so.
             with suppress(LoopwrightError):
-                self._hear(await self._caller.asked("GET", "/version", None, self._caller.little_patience))
+                await self.hear_state()
 
     async def _streamed(self, request: GenerateRequest, body: Mapping[str, Any], on_part: OnPart) -> Generation:
         parts: list[Generation] = []

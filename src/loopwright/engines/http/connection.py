@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpResponseParser
 
+from loopwright.ports import Waiting
+
 CONNECT_SECONDS = 10.0
 TRIES = 3
 """How often a request is sent. A kept connection may have been reset, so the request is sent again on a new one."""
@@ -52,7 +54,7 @@ class ResponseConnection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._waiting: asyncio.Future[bool] | None = None
         self._lost: LostError | None = None
-        self._patience = Patience(0.0)
+        self._patience: Waiting = Patience(0.0)
         self._start()
 
     def _start(self) -> None:
@@ -68,7 +70,7 @@ class ResponseConnection(asyncio.Protocol):
         """Whether another request may use it."""
         return self._lost is None and self._whole and self._kept
 
-    def ask(self, request: bytes, patience: Patience) -> None:
+    def ask(self, request: bytes, patience: Waiting) -> None:
         self._start()
         self._patience = patience
         if self._transport is None or self._lost is not None:
@@ -184,7 +186,7 @@ class Connections:
         self._headers += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
     @asynccontextmanager
-    async def ask(self, method: str, path: str, body: bytes, patience: Patience) -> AsyncIterator[ResponseConnection]:
+    async def ask(self, method: str, path: str, body: bytes, patience: Waiting) -> AsyncIterator[ResponseConnection]:
         """Send a request, and yield its answer when the answer's head has arrived."""
         answer = await self._asked(self._request(method, path, body), patience)
         try:
@@ -192,7 +194,7 @@ class Connections:
         finally:
             self._leave(answer)
 
-    async def whole(self, method: str, path: str, body: bytes, patience: Patience) -> tuple[int, bytes]:
+    async def whole(self, method: str, path: str, body: bytes, patience: Waiting) -> tuple[int, bytes]:
         """The status and the whole body of an answer."""
         answer = await self._asked(self._request(method, path, body), patience)
         try:
@@ -209,7 +211,7 @@ class Connections:
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         return head.encode("ascii") + body
 
-    async def _asked(self, request: bytes, patience: Patience) -> ResponseConnection:
+    async def _asked(self, request: bytes, patience: Waiting) -> ResponseConnection:
         for _ in range(TRIES - 1):
             with suppress(ResetError):
                 return await _begun(self._free.pop() if self._free else await self._connect(), request, patience)
@@ -233,7 +235,7 @@ class Connections:
         return made
 
 
-async def _begun(connection: ResponseConnection, request: bytes, patience: Patience) -> ResponseConnection:
+async def _begun(connection: ResponseConnection, request: bytes, patience: Waiting) -> ResponseConnection:
     try:
         connection.ask(request, patience)
         await connection.begun()

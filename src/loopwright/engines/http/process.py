@@ -27,10 +27,12 @@ def engine_command(
     max_batch: int,
     cache_tokens: int = 0,
     native: bool = True,
+    device: str = "auto",
 ) -> list[str]:
     """The command `loopwright engine`, run by the same Python as this process."""
     command = [sys.executable, "-m", "loopwright.cli", "engine", "--with-parent"]
-    command += ["--model", model, "--dtype", dtype, "--max-batch", str(max_batch), "--cache-tokens", str(cache_tokens)]
+    command += ["--model", model, "--device", device, "--dtype", dtype]
+    command += ["--max-batch", str(max_batch), "--cache-tokens", str(cache_tokens)]
     for option, value in (("--max-context", max_context), ("--threads", threads)):
         command += [] if value is None else [option, str(value)]
     return command if native else [*command, "--no-native"]

@@ -18,7 +18,9 @@ from loopwright.engines.torch.grammar import GrammarState
 from loopwright.engines.torch.next_token import NextToken
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.engines.torch.stopping import Stopping
+from loopwright.models.device import CPU, give_back
 from loopwright.models.load import LoadedModel
+from loopwright.models.memory import memory_of
 from loopwright.types import FinishReason, GenerateRequest, ProbeAnswer
 
 
@@ -40,8 +42,9 @@ class EngineBatch:
         self.live: list[Sequence] = []
         device: torch.device = loaded.model.device
         # On an accelerator, make it the default device for new tensors. On a CPU this context would only cost time.
-        self._device: AbstractContextManager[Any] = nullcontext() if device.type == "cpu" else device
+        self._device: AbstractContextManager[Any] = nullcontext() if device.type == CPU else device
         self._max_batch = max_batch
+        self._cache_tokens = cache_tokens
         self._max_context = loaded.max_context
         self._stopping = Stopping(loaded.tokenizer)
         self._next_token = NextToken(self._stopping)
@@ -51,10 +54,18 @@ class EngineBatch:
         request comes. Only then are their keys and values copied into the cache, because new weights, which make them
         useless, often come first."""
         self._forward = forward or Forward(loaded, cache_tokens=cache_tokens)
+        self._gives_back = device.type != CPU
 
     @property
     def idle(self) -> bool:
         return not (self.waiting or self.live)
+
+    @property
+    def room(self) -> str:
+        """Where it computes, and what takes memory there, for an error."""
+        asked = len(self.live) + len(self.waiting)
+        settings = f"rollout.engine.max_batch {self._max_batch}, cache_tokens {self._cache_tokens:,}"
+        return f"{memory_of(self._loaded.model.device)} with {asked} requests ({settings})"
 
     def submit(self, request: GenerateRequest, grammar: GrammarState | None = None) -> Sequence:
         """Queue a request. If another request has the same prompt, they share it. `grammar` is its own state of the
@@ -145,8 +156,19 @@ class EngineBatch:
         return ProbeAnswer(tuple(scored.tolist()), sequence.generation())
 
     def rest(self) -> None:
-        """Free memory that can be filled again quickly. To be called when no request is expected for a while."""
+        """Free memory that can be filled again quickly. To be called when no request is expected for a while.
+
+        On a GPU that includes all keys and values, if no request is live: a colocated learner needs the memory, and
+        what is cached is useless after it has trained. On a CPU the pages would only have to be mapped again."""
         self._forward.unpack()
+        if not self._gives_back or self.live:
+            return
+        while self._ended:
+            self._release(self._ended.pop())
+        for prefix in self._prefixes.values():
+            prefix.row, prefix.known, prefix.logits = None, 0, None
+        self._forward.forget()
+        give_back(self._loaded.model.device)
 
     def _admit(self) -> list[Sequence]:
         free = self._max_batch - len(self.live)

@@ -24,6 +24,7 @@ from loopwright.engines.torch.sequence import Sequence
 from loopwright.errors import EngineError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
+from loopwright.models.memory import is_out_of_memory
 from loopwright.models.weight_files import WeightBytes, checked_weights, read_weights
 from loopwright.ports import OnPart
 from loopwright.types import (
@@ -69,6 +70,7 @@ class TorchEngine:
         version: int = 0,
     ) -> None:
         self._model = loaded.model
+        self._max_batch = max_batch
         self._compute = compute
         self._grammars = Grammars(loaded.tokenizer, loaded.model.config.vocab_size)
         self._batch = EngineBatch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
@@ -186,7 +188,7 @@ class TorchEngine:
         try:
             return await self._compute.run(self._batch.probe, request)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise _failed(error) from error
+            raise self._failed(error) from error
 
     def expect(self, callers: int) -> None:
         def expect() -> None:
@@ -207,7 +209,7 @@ class TorchEngine:
         except Exception as error:
             # An error of torch (memory, numerics) affects every request of the batch. All of them fail and may be
             # retried; the engine continues with an empty batch.
-            self._fail_all(_failed(error))
+            self._fail_all(self._failed(error))
             return
         for sequence in finished:
             self._resolve(sequence, sequence.failure or sequence.generation())
@@ -243,7 +245,7 @@ class TorchEngine:
                     sequence = self._batch.submit(request, caller.grammar)
                 except Exception as error:
                     # Only this request fails; the others in the job have nothing to do with it.
-                    self._settle(caller, _failed(error))
+                    self._settle(caller, self._failed(error))
                     continue
                 self._callers[sequence] = caller
                 if caller.on_part is not None:
@@ -325,14 +327,14 @@ class TorchEngine:
                 command()
             except Exception as error:
                 # The command may be half done: live requests may have lost their keys or their place in the batch.
-                self._fail_all(_failed(error))
+                self._fail_all(self._failed(error))
                 raise
             self._look_round()
 
         try:
             await self._compute.run(run)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise _failed(error) from error
+            raise self._failed(error) from error
 
     def _post(self, command: Callable[[], None]) -> None:
         """The same, without waiting."""
@@ -345,11 +347,26 @@ class TorchEngine:
             try:
                 command()
             except Exception as error:
-                self._fail_all(_failed(error))
+                self._fail_all(self._failed(error))
             else:
                 self._look_round()
 
         return run
+
+    def _failed(self, error: Exception) -> EngineError:
+        if isinstance(error, EngineError):
+            return error
+        if is_out_of_memory(error):
+            half = max(1, self._max_batch // 2)
+            return EngineError(
+                f"the engine is out of memory on {self._batch.room}: {error}",
+                remedy=f"set rollout.engine.max_batch to {half}, which halves the keys and values of live requests; or "
+                "lower rollout.engine.cache_tokens or rollout.max_new_tokens",
+            )
+        return EngineError(
+            f"the engine failed: {type(error).__name__}: {error}",
+            remedy="if memory ran out, lower rollout.engine.max_batch or cache_tokens, or rollout.max_new_tokens",
+        )
 
     def _require_open(self) -> None:
         if not self._open:
@@ -376,15 +393,6 @@ def _check_weights(parameters: Mapping[str, torch.Tensor], weights: Mapping[str,
             "nothing was changed",
             remedy="pass every name of model.named_parameters(), from a model with the same config",
         )
-
-
-def _failed(error: Exception) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
-    return EngineError(
-        f"the engine failed: {type(error).__name__}: {error}",
-        remedy="if memory ran out, lower rollout.engine.max_batch or cache_tokens, or rollout.max_new_tokens",
-    )
 
 
 def _schedule(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:

@@ -1,0 +1,199 @@
+"""A device that is not the CPU, for a machine without one: a tensor of it holds a CPU tensor, and every operation is
+computed on that.
+
+It proves where tensors are, not CUDA's kernels, streams or speed: an operation that gets tensors of both devices is an
+error, as it is on a GPU. Its memory is counted, and can be limited. `NoDeviceForgotten` refuses factory calls that
+name no device, which make a tensor on the CPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "gpu"
+DEVICE = f"{NAME}:0"
+MAY_MIX = ("_to_copy", "to", "copy_", "_local_scalar_dense", "set_")
+FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros")
+
+
+class _NoModule:
+    """What torch asks of its own accord about an accelerator: there is none. Tests that know of it name it."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return False
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 0
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None: ...
+
+
+# Before the first backward pass of the process: autograd makes its queues, one for each device, only once.
+_setup_privateuseone_for_python_backend(NAME, backend_module=_NoModule())
+
+
+class MixedDevicesError(Exception):
+    """An operation got tensors of both devices."""
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the device. Its numbers are in `held`, on the CPU."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> OnGpu:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(DEVICE),
+        )
+        made.held = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        with Gpu.current():
+            return func(*args, **(kwargs or {}))
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise MixedDevicesError(f"numpy cannot read a tensor of {DEVICE}")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"OnGpu({self.held!r})"
+
+
+class _Memory(TorchDispatchMode):
+    """Counts the bytes of the storages that live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: dict[int, int] = {}
+
+    @property
+    def used(self) -> int:
+        return sum(self._storages.values())
+
+    def count(self, tensor: torch.Tensor, limit: int | None = None) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        if limit is not None and self.used + storage.nbytes() > limit:
+            raise torch.OutOfMemoryError(f"Tried to allocate {storage.nbytes()} bytes; {self.used} are in use")
+        self._storages[key] = storage.nbytes()
+        weakref.finalize(storage, self._storages.pop, key, None)
+        self.peak = max(self.peak, self.used)
+
+
+class CountedMemory(_Memory):
+    """Counts what is made on the CPU while it is entered."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self.count(x)
+        return result
+
+
+class Gpu(_Memory):
+    """Computes with tensors of the device while it is entered. Its memory is what its storages take; `limit` in
+    bytes."""
+
+    _entered: ClassVar[list[Gpu]] = []
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__()
+        self.limit = limit
+        self.operations = 0
+
+    @classmethod
+    def current(cls) -> Gpu:
+        return cls._entered[-1] if cls._entered else Gpu()
+
+    def __enter__(self) -> Gpu:
+        self._entered.append(self)
+        # `torch.tensor(..., device=)` makes a tensor of the CPU first, and moves it where we see it.
+        torch._C._set_only_lift_cpu_tensors(True)
+        # A backward pass would have a thread for each device, which ends the process at an error here.
+        torch._C._set_multithreading_enabled(False)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered.pop()
+        torch._C._set_only_lift_cpu_tensors(bool(self._entered))
+        torch._C._set_multithreading_enabled(not self._entered)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        flat = tree_leaves((args, kwargs))
+        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        name = func.overloadpacket.__name__
+        here = [x for x in tensors if isinstance(x, OnGpu)]
+        wanted = [x for x in flat if isinstance(x, torch.device)]
+        makes = wanted[0].type == NAME if wanted else bool(here)
+        if here and name not in MAY_MIX:
+            others = [x for x in tensors if not isinstance(x, OnGpu) and x.dim() > 0]
+            if others:
+                raise MixedDevicesError(f"{func} got tensors of {DEVICE} and of {others[0].device}")
+        inner_args, inner_kwargs = tree_map(_inner, (list(args), dict(kwargs or {})))
+        result = func(*inner_args, **inner_kwargs)
+        # What an operation changes in place, or returns as it was, stays the same tensor on its device.
+        known = {id(_inner(x)): x for x in tensors}
+
+        def placed(x: torch.Tensor) -> torch.Tensor:
+            same = known.get(id(x))
+            if same is not None and isinstance(same, OnGpu) is makes:
+                return same
+            moved = x.clone() if same is not None else x
+            return self._made(moved) if makes else moved
+
+        self.operations += makes
+        return tree_map_only(torch.Tensor, placed, result)
+
+    def _made(self, inner: torch.Tensor) -> OnGpu:
+        self.count(inner, self.limit)
+        return OnGpu(inner)
+
+
+def _inner(x: Any) -> Any:
+    """What an argument is on the CPU."""
+    if isinstance(x, torch.device) and x.type == NAME:
+        return torch.device("cpu")
+    return x.held if isinstance(x, OnGpu) else x
+
+
+class NoDeviceForgotten(TorchFunctionMode):
+    """Refuses factory calls that name no device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in FACTORIES and func is getattr(torch, name) and kwargs.get("device") is None:
+            raise MixedDevicesError(f"torch.{name} is called without a device")
+        return func(*args, **kwargs)
