@@ -16,7 +16,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reasoning-gym": ("generated tasks of reasoning_gym", ("reasoning-gym",)),
     "serve": (
         "engines in processes of their own, and the gateway",
-        ("starlette", "uvicorn", "httptools", "uvloop", "httpx"),
+        ("starlette", "uvicorn", "httptools", "websockets", "uvloop", "httpx", "zstandard"),
     ),
     "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
     "wandb": ("metrics at Weights & Biases", ("wandb",)),
