@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gateway_house import Desk, House, checked_chains, house, odd_ids, renderer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loopwright.core.chains import turns_of
@@ -51,6 +51,52 @@ async def talk(texts: list[tuple[str, str]], *, by_ids: bool) -> None:
 @given(texts=st.lists(st.tuples(some, words.filter(lambda text: "#" not in text)), min_size=1, max_size=4))
 def test_a_text_that_grows_is_one_chain(by_ids: bool, texts: list[tuple[str, str]]) -> None:
     asyncio.run(talk([(f"{added} ", said) for added, said in texts], by_ids=by_ids))
+
+
+asks = st.tuples(st.integers(0, 9), st.sampled_from(["", "\n", " Next", "\nNext"]), st.integers(1, 3), st.integers(1, 7))
+
+
+async def ask_anywhere(asked: list[tuple[int, str, int, int]], *, by_ids: bool) -> None:
+    """An agent that goes on from any earlier answer. Some answers differ only in space, or by their end token."""
+    said = ["Yes", " Yes", "Yes", " Yes\n", "Yes\n"] * 6
+    desk = await Desk(said).open()
+    known: list[Any] = [[] if by_ids else ""]
+    for place, added, n, most in asked:
+        before = known[place % len(known)]
+        more = f"{added}Q" if len(before) == 0 else added
+        sent = [*before, *renderer().plain(more)] if by_ids else f"{before}{more}"
+        body = {"prompt": sent, "n": n, "max_tokens": most, "return_token_ids": True}
+        status, answer = await desk.ask(PATH, json.dumps(body).encode())
+        assert status == 200, answer
+        for choice in json.loads(answer)["choices"]:
+            got = choice["prompt_token_ids"]
+            assert (got if by_ids else renderer().text(got)) == sent
+            known.append([*sent, *choice["token_ids"]] if by_ids else f"{sent}{choice['text']}")
+    turns = desk.sessions.find("session-1").recorder.as_turns()
+    asked_and_sampled = [(request.prompt_ids, generation.ids) for request, generation in desk.engine.log]
+    assert sorted((turn.prompt_ids, turn.ids) for turn in turns) == sorted(asked_and_sampled)
+
+
+@pytest.mark.parametrize("by_ids", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(asked=st.lists(asks, min_size=1, max_size=6))
+@example(asked=[(0, "", 2, 3), (0, "", 3, 7), (2, " Next", 1, 7), (1, "\nNext", 1, 7), (3, " Next", 2, 7)])
+def test_the_engine_receives_what_the_agent_sent(by_ids: bool, asked: list[tuple[int, str, int, int]]) -> None:
+    asyncio.run(ask_anywhere(asked, by_ids=by_ids))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_an_end_token_is_kept_or_not_as_it_was_sent(ends: bool) -> None:
+    async with house(["Yes", "Yes", "x"]) as h:
+        await h.session()
+        sent = []
+        for most in (3, 9):
+            told = (await h.post(PATH, {"prompt": "Q:", "max_tokens": most, "return_token_ids": True})).json()
+            (choice,) = told["choices"]
+            sent.append([*choice["prompt_token_ids"], *choice["token_ids"], 17])
+        assert len(sent[1]) == len(sent[0]) + 1
+        await h.post(PATH, {"prompt": sent[ends]})
+        assert h.engine.log[-1][0].prompt_ids == tuple(sent[ends])
 
 
 @pytest.mark.parametrize("streamed", [False, True])

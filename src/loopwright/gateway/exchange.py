@@ -30,11 +30,12 @@ from loopwright.gateway.sessions import over
 from loopwright.gateway.store import SessionStore
 from loopwright.gateway.tries import Ask
 from loopwright.gateway.upstream import sample_answer
+from loopwright.render.recording.fingerprint import TEXT
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Said
-from loopwright.render.text_conversation import TEXT, text_history, writer_of
+from loopwright.render.text_conversation import text_history, writer_of
 from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, Parsed, Sampling
 
 log = logging.getLogger("loopwright")

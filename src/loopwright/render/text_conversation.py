@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 
 from loopwright.errors import ConversationError
 from loopwright.ports import Renderer, StreamParser
+from loopwright.render.recording.fingerprint import TEXT
 from loopwright.render.recording.recorder import Recorder
 from loopwright.types import AnswerForm, Constraint, FinishReason, Message, Parsed, Tool, parsed_of
-
-TEXT = "text"
-"""The role of what the agent wrote."""
-
 
 def writer_of(messages: Sequence[Message], renderer: Renderer) -> Renderer:
     """The renderer of a conversation: `renderer`, unless the conversation is one of texts."""
@@ -96,14 +94,17 @@ def text_history(recorder: Recorder, prompt: Message, renderer: Renderer) -> tup
 
     A prompt continues the longest recorded stream that it begins with: as ids, or as the text of all that was sent and
     sampled. An answer that ended with an end token is continued by ids only, because its text does not show that token.
+    The last message names the turn that was found (`after`): other turns may have a text that only looks the same.
     """
     begins = _begins_by_ids(recorder, prompt["ids"]) if "ids" in prompt else _begins_by_text(recorder, prompt, renderer)
-    length, number = max(begins, default=(0, -1))
-    before = () if number < 0 else recorder.conversation(number)
+    # `max` takes the first of equals, so that a retry continues the same turn.
+    length, number = max(begins, key=itemgetter(0), default=(0, -1))
+    before, place = ((), {}) if number < 0 else (recorder.conversation(number), {"after": number})
     if "ids" not in prompt:
-        return (*before, {**prompt, "content": prompt["content"][length:]})
+        return (*before, {**prompt, "content": prompt["content"][length:], **place})
     ids = prompt["ids"][length:]
-    return (*before, {**prompt, "ids": ids, "content": renderer.text([one for one in ids if one < renderer.size])})
+    content = renderer.text([one for one in ids if one < renderer.size])
+    return (*before, {**prompt, "ids": ids, "content": content, **place})
 
 
 def _begins_by_ids(recorder: Recorder, ids: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from loopwright.gateway.dialects.dialect import Head, Recall, Stream, event, not
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.reading import chosen, count, flag, model_name, number, strings
 from loopwright.gateway.refusals import invalid
-from loopwright.render.text_conversation import TEXT
+from loopwright.render.recording.fingerprint import TEXT
 from loopwright.types import ContentDelta, Delta, Message
 
 MOST_SAMPLES = 128

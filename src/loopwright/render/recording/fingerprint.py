@@ -23,6 +23,10 @@ LARGEST_EXACT_FLOAT = 1 << 53
 """JavaScript has only floats: above this number, a client may send back another integer than it got."""
 
 
+TEXT = "text"
+"""The role of what the agent wrote in a conversation without a chat template. Such a message names the turn that it
+continues in `after`, because texts and ids are continued exactly."""
+
 EMPTY = bytes(SIZE)
 """The digest of a history without messages."""
 
@@ -58,6 +62,8 @@ NO_TOOLS = _tools_digest(())
 
 def fingerprint(message: Message) -> bytes:
     """The parts by which messages are compared, as JSON text."""
+    if message["role"] == TEXT and "after" in message:
+        return _spelled((TEXT, message["content"], message.get("ids"), message["after"]))
     if "ids" in message and message["role"] != "assistant":
         return _spelled((message["role"], message["content"], message["ids"]))
     if message["role"] != "assistant":

@@ -18,7 +18,7 @@ import numpy as np
 
 from loopwright.errors import ChainError
 from loopwright.ports import Renderer
-from loopwright.render.recording.fingerprint import EMPTY, chained, prefix_digests, same_thoughts, tools_digest
+from loopwright.render.recording.fingerprint import EMPTY, TEXT, chained, prefix_digests, same_thoughts, tools_digest
 from loopwright.render.recording.matching import History, Index, quoted, why_new
 from loopwright.render.recording.prepared import Placed, Prepared
 from loopwright.render.recording.recorded import Recorded
@@ -128,13 +128,24 @@ class Recorder:
         return Placed(history, tools, preamble, ChainStart.BRANCH, parent, stream, conversation)
 
     def _continued(self, history: History) -> int | None:
+        last = history.messages[-1]
+        if last["role"] == TEXT and (after := last.get("after")) is not None:
+            return self._unused(self._alike(after))
         for _, turns in self._index.continued(history):
             fitting = [number for number in turns if self._same_thoughts(number, history.messages)]
             if fitting:
-                # Among equal replies to equal prompts, prefer one that nothing continues yet: so each keeps its chain.
-                free = [number for number in fitting if not self._went_on(number)]
-                return (free or fitting)[-1]
+                return self._unused(fitting)
         return None
+
+    def _unused(self, fitting: Sequence[int]) -> int:
+        """Among equal replies to equal prompts, prefer one that nothing continues yet: so each keeps its chain."""
+        free = [number for number in fitting if not self._went_on(number)]
+        return (free or fitting)[-1]
+
+    def _alike(self, number: int) -> list[int]:
+        """The turns that answered the same with the same ids."""
+        stream = self.stream(number)
+        return [one for one in self._index.replies[self._after[number]] if self.stream(one) == stream]
 
     def _same_thoughts(self, number: int, messages: Sequence[Message]) -> bool:
         return all(same_thoughts(messages[self._length[n] - 1], self._turns[n].reply) for n in self._numbers(number))
