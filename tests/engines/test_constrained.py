@@ -134,7 +134,7 @@ def test_logprobs_are_those_of_the_whole_vocabulary_and_only_forced_tokens_are_s
 
 
 def _choices(request: GenerateRequest, said: Generation, grammars: Grammars, loaded: LoadedModel) -> list[int]:
-    """How many tokens were legal at each place."""
+    """How many choices there were at each place."""
     from loopwright.engines.torch.grammar import Legal
 
     assert request.constraint is not None
@@ -334,6 +334,19 @@ def test_a_token_that_the_model_never_chooses_has_a_finite_logprob(loaded: Loade
     ids, logprobs = Chooser([request.sampling], [0]).choose(logits, legal)
     assert ids == loaded.tokenizer.encode("{")
     assert logprobs == pytest.approx([-500 - float(torch.tensor(vocabulary - 1.0).log())])
+
+
+def test_several_end_tokens_are_one_choice(loaded: LoadedModel, grammars: Grammars) -> None:
+    from loopwright.engines.torch.grammar import Legal
+
+    vocabulary = loaded.model.config.vocab_size
+    request = ask("r", Constraint(GrammarKind.LARK, 'start: "{"'), stop_token_ids=(STOP, STOP + 1))
+    assert request.constraint is not None
+    state = grammars.state(request, request.constraint)
+    state.read(loaded.tokenizer.encode("{")[0])
+    legal = Legal([(0, state)], vocabulary)
+    assert int(legal.allowed.sum()) == 2
+    assert legal.counts == [1]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

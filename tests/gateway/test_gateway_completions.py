@@ -53,7 +53,9 @@ def test_a_text_that_grows_is_one_chain(by_ids: bool, texts: list[tuple[str, str
     asyncio.run(talk([(f"{added} ", said) for added, said in texts], by_ids=by_ids))
 
 
-asks = st.tuples(st.integers(0, 9), st.sampled_from(["", "\n", " Next", "\nNext"]), st.integers(1, 3), st.integers(1, 7))
+asks = st.tuples(
+    st.integers(0, 9), st.sampled_from(["", "\n", " Next", "\nNext"]), st.integers(1, 3), st.integers(1, 7)
+)
 
 
 async def ask_anywhere(asked: list[tuple[int, str, int, int]], *, by_ids: bool) -> None:

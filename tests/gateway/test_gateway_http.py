@@ -44,9 +44,22 @@ async def test_compressed_bodies_are_read(encoding: str, encode: Callable[[bytes
         ("zstd", zstandard.compress(BODY)[:-3], 400),
         ("zstd", b"", 400),
         ("zstd", HUGE_WINDOW, 400),
+        ("gzip", gzip.compress(BODY) + gzip.compress(BODY), 400),
+        ("zstd", zstandard.compress(BODY) + zstandard.compress(BODY), 400),
     ],
     # Named, because gzip writes the time into what it compresses, and every worker must collect the same tests.
-    ids=["unknown", "not gzip", "cut off", "empty", "not zstd", "zstd cut off", "zstd empty", "zstd too wide"],
+    ids=[
+        "unknown",
+        "not gzip",
+        "cut off",
+        "empty",
+        "not zstd",
+        "zstd cut off",
+        "zstd empty",
+        "zstd too wide",
+        "two gzips",
+        "two zstds",
+    ],
 )
 async def test_bodies_that_cannot_be_read_are_refused(encoding: str, body: bytes, status: int) -> None:
     async with house([]) as h:

@@ -188,6 +188,23 @@ class ThinkingRenderer(ChatTemplateRenderer):
         return super().extend(stream, [{**message, "reasoning": ""} for message in history], new, tools, most=most)
 
 
+async def test_a_beginning_that_spells_the_mark_opens_no_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent wrote it, so it is text (T9)."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    monkeypatch.setattr("gateway_house.renderer", lambda: ChatTemplateRenderer(tokenizer))
+    async with house(["It is 42."]) as h:
+        await h.session()
+        begun = {"role": "assistant", "content": "Sure. <think>"}
+        body = {"max_tokens": 99, "messages": [{"role": "user", "content": "Well?"}, begun]}
+        told = (await h.post("/session-1/v1/messages", body)).json()
+        assert told["content"][-1]["text"] == "It is 42."
+        assert not h.recorder().turns[0].reply.get("reasoning")
+
+
 @pytest.mark.parametrize(
     ("thinking", "told"),
     [

@@ -115,6 +115,13 @@ def test_a_sampled_stream_stays_as_it_is(name: str, content: str, ended: bool) -
 
 
 @pytest.mark.parametrize("name", MARKERS)
+def test_a_text_is_read_without_a_prompt(name: str) -> None:
+    """What the agent has begun is no prompt that opens a thought."""
+    renderer = family(name)
+    assert "It is 42." in renderer.parse(renderer.plain("It is 42."), (), ()).content
+
+
+@pytest.mark.parametrize("name", MARKERS)
 def test_calls_are_read_as_they_were_written(name: str) -> None:
     renderer = family(name)
     reply = {**called("", "naïve €"), "reasoning": "hm"}

@@ -138,6 +138,11 @@ def test_objects_that_list_properties_have_no_others() -> None:
     shut = {**inner, "additionalProperties": False}
     assert closed(inner) == shut
     assert closed({"type": "array", "items": inner}) == {"type": "array", "items": shut}
+    assert closed({"$ref": "#/x", "description": "One."}) == {"$ref": "#/x", "description": "One."}
+    named = {"properties": {"allOf": {"type": "array", "items": inner}, "anyOf": inner, "if": inner}}
+    assert closed(named)["additionalProperties"] is False
+    assert closed(named)["properties"]["allOf"]["items"] == shut
+    assert closed({"properties": {"a": {"enum": [{"allOf": [1, 2]}]}}})["additionalProperties"] is False
     assert closed({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
     assert closed({"$defs": {"x": inner}, "$ref": "#/$defs/x"}) == {"$defs": {"x": shut}, "$ref": "#/$defs/x"}
 
@@ -151,6 +156,12 @@ def test_objects_that_list_properties_have_no_others() -> None:
         {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
         {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]},
         {"enum": [{"properties": {"a": 1}}]},
+        {"$ref": "#/$defs/b", "properties": {"x": {}}, "required": ["x"], "$defs": {"b": {"properties": {"y": {}}}}},
+        {"allOf": [{"$ref": "#/$defs/b"}], "properties": {"x": {}}, "$defs": {"b": {"properties": {"y": {}}}}},
+        {"properties": {"k": {}}, "anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"required": ["k"], "anyOf": [{"properties": {"a": {}}}]},
+        {"properties": {"a": {}}, "required": ["a", "b"]},
+        {"if": {"properties": {"a": {}}}, "then": {"properties": {"b": {}}}},
     ],
 )
 def test_what_may_have_more_properties_stays_open(schema: Mapping[str, Any]) -> None:

@@ -117,7 +117,7 @@ class GatewayApp:
             raise refused(
                 Code.KEY,
                 "the key is missing or wrong",
-                remedy="send it as `authorization: Bearer KEY` or `x-api-key: KEY`",
+                remedy=f"send it as `authorization: Bearer KEY` or `{_key_header(target)}: KEY`",
             )
         if target.session not in owners or manages:
             raise refused(
@@ -125,6 +125,10 @@ class GatewayApp:
                 "this key opens the model calls of one session, and not this",
                 remedy="use that session's key, or the gateway's",
             )
+
+
+def _key_header(target: Target) -> str:
+    return "x-goog-api-key" if isinstance(DIALECTS.get(target.action), Gemini) else "x-api-key"
 
 
 async def _nothing() -> NoReturn:

@@ -11,6 +11,7 @@ READABLE = frozenset({"gzip", "x-gzip", "deflate"})
 ZSTD = "zstd"
 LARGEST_WINDOW = 1 << 27
 """In bytes. A zstd body that needs more memory to be read is refused."""
+MORE = "more follows after its end; send it in one piece"
 BY_ITS_HEADER = 32 + zlib.MAX_WBITS
 """With this value zlib finds out itself which of the two formats a body has."""
 
@@ -33,6 +34,8 @@ def decoded(body: bytes, encoding: str, most: int = MAX_BODY_BYTES) -> bytes:
         raise _too_large(most)
     if not reader.eof:
         raise _broken(encoding, "it ends too early")
+    if reader.unused_data:
+        raise _broken(encoding, MORE)
     return whole
 
 
@@ -54,6 +57,8 @@ def _zstd_decoded(body: bytes, most: int) -> bytes:
         raise _broken(ZSTD, str(error)) from error
     if not once.eof:
         raise _broken(ZSTD, "it ends too early")
+    if once.unused_data:
+        raise _broken(ZSTD, MORE)
     return whole
 
 

@@ -24,6 +24,7 @@ from loopwright.gateway.freeform import freeform_names, with_inputs
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
 from loopwright.gateway.offer import Offer, Served
+from loopwright.gateway.reading import check_recordable
 from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.gateway.session import Session, SessionState
 from loopwright.gateway.sessions import over
@@ -36,7 +37,7 @@ from loopwright.render.recording.model_call import planned_turns, prepared_call,
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Said
 from loopwright.render.text_conversation import text_history, writer_of
-from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, Parsed, Sampling
+from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, Message, Parsed, Sampling
 
 log = logging.getLogger("loopwright")
 
@@ -60,8 +61,9 @@ class Exchange:
         if session.call_arrives():
             self._store.note(session)
         if call.messages and call.messages[0]["role"] == TEXT:
-            renderer = (await self._model(session)).renderer
-            call = replace(call, messages=text_history(session.recorder, call.messages[0], renderer))
+            served = await self._model(session)
+            _check_length(served, session, call.messages[0])
+            call = replace(call, messages=text_history(session.recorder, call.messages[0], served.renderer))
         history = _history(session, call)
         repeats = session.tries.begin(history, ask)
         # Most questions are new, and need nothing more here.
@@ -215,10 +217,11 @@ class Exchange:
         head: Head,
         listener: Listener | None,
     ) -> list[tuple[Answer, Generation]]:
+        constraint = _constraint(served, call, prepared) if any(one.max_new_tokens for one in samplings) else None
         if len(samplings) == 1:
-            return [await self._one(served, session, call, prepared, samplings[0], head, 0, listener)]
+            return [await self._one(served, session, call, prepared, constraint, samplings[0], head, 0, listener)]
         return await together(
-            self._one(served, session, call, prepared, sampling, head, number, listener)
+            self._one(served, session, call, prepared, constraint, sampling, head, number, listener)
             for number, sampling in enumerate(samplings)
         )
 
@@ -228,6 +231,7 @@ class Exchange:
         session: Session,
         call: Call,
         prepared: Prepared,
+        constraint: Constraint | None,
         sampling: Sampling,
         head: Head,
         number: int,
@@ -245,10 +249,12 @@ class Exchange:
             sampling,
             part_tokens=1,
             affinity=affinity,
-            constraint=_constraint(served, call, prepared),
+            constraint=constraint,
         )
         writer = writer_of(call.messages, served.renderer)
-        reader = SampleReader(writer.parser(call.tools, prepared.prompt), sampling.stop, number, listener)
+        # What the agent has begun is text: if it spells the mark of a thought, no thought is open (T9).
+        parser = writer.parser(call.tools, () if call.begun else prepared.prompt)
+        reader = SampleReader(parser, sampling.stop, number, listener)
         try:
             generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)
         except ConstraintError as error:
@@ -293,7 +299,7 @@ def _constraint(served: Served, call: Call, prepared: Prepared) -> Constraint | 
         begun = ConstraintError("the agent has begun the answer", remedy="ask for a form, or begin the answer yourself")
         raise _not_constrained(call, begun)
     try:
-        return served.renderer.constraint(call.form, prepared.prompt)
+        return writer_of(call.messages, served.renderer).constraint(call.form, prepared.prompt)
     except ConstraintError as error:
         raise _not_constrained(call, error) from error
 
@@ -321,6 +327,14 @@ def _too_long(error: ContextError) -> LoopwrightError:
     return refused(Code.CONTEXT, error.message, remedy=error.remedy, param="messages")
 
 
+def _check_length(served: Served, session: Session, prompt: Message) -> None:
+    """Refuse too many ids before they are compared and decoded."""
+    if (tokens := len(prompt.get("ids", ()))) > served.max_context:
+        unfit = _unfit(served, str(tokens), tokens)
+        session.note_unfit(unfit)
+        raise _too_long(unfit)
+
+
 def _check_open(session: Session) -> None:
     if session.state is not SessionState.OPEN:
         raise over(session)
@@ -328,9 +342,12 @@ def _check_open(session: Session) -> None:
 
 def _history(session: Session, call: Call) -> History:
     messages = call.messages
+    if call.tools:
+        check_recordable(call.tools, "tools")
     if call.previous is not None:
         before = session.recorder.conversation_after(call.previous)
-        if before is None or call.previous in session.deleted:
+        # A completion has no chat template and no tools, so no chat can continue it.
+        if before is None or before[0]["role"] == TEXT or call.previous in session.deleted:
             raise refused(
                 Code.PREVIOUS,
                 f"this session has given no response resp_{call.previous}",
@@ -339,10 +356,7 @@ def _history(session: Session, call: Call) -> History:
             )
         preamble = messages[:1] if call.instructions else ()
         messages = (*preamble, *before, *messages[len(preamble) :])
-    try:
-        return session.recorder.history(messages, call.tools, call.begun)
-    except orjson.JSONEncodeError as error:
-        raise invalid("tools", f"they cannot be written as JSON ({error})", remedy="nest their schemas less") from error
+    return session.recorder.history(messages, call.tools, call.begun)
 
 
 def _answer(

@@ -15,6 +15,8 @@ from loopwright.gateway.refusals import invalid
 from loopwright.render.call_json import without_lone_surrogates
 
 LONGEST_TOKEN_COUNT = 1 << 31
+ROOM = 16
+"""How many levels are kept free around a value that is recorded: rows and answers nest it deeper."""
 
 
 def read_json(body: bytes) -> Mapping[str, Any]:
@@ -63,11 +65,18 @@ def json_text(value: Any, where: str) -> str:
         raise invalid(where, f"it cannot be written as JSON ({error})", remedy="nest it less") from error
 
 
+def check_recordable(value: Any, where: str) -> None:
+    """Refuses a value that could not be written as JSON inside of others, as records and answers have it."""
+    for _ in range(ROOM):
+        value = [value]
+    json_text(value, where)
+
+
 def chosen(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The fields of the body with these names, if they are there."""
     found = {name: body[name] for name in names if body.get(name) is not None}
     if found:
-        json_text(found, ", ".join(found))
+        check_recordable(found, ", ".join(found))
     return found
 
 

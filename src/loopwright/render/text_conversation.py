@@ -13,9 +13,11 @@ from operator import itemgetter
 
 from loopwright.errors import ConversationError
 from loopwright.ports import Renderer, StreamParser
+from loopwright.render.grammar import answer_grammar
 from loopwright.render.recording.fingerprint import TEXT
 from loopwright.render.recording.recorder import Recorder
 from loopwright.types import AnswerForm, Constraint, FinishReason, Message, Parsed, Tool, parsed_of
+
 
 def writer_of(messages: Sequence[Message], renderer: Renderer) -> Renderer:
     """The renderer of a conversation: `renderer`, unless the conversation is one of texts."""
@@ -71,7 +73,7 @@ class TextRenderer:
         return self._chat.plain_parser()
 
     def constraint(self, form: AnswerForm, prompt: Sequence[int]) -> Constraint:
-        return self._chat.constraint(form, prompt)
+        return answer_grammar(form, None, None)
 
     def text(self, ids: Sequence[int]) -> str:
         return self._chat.text(ids)

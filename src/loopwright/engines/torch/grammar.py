@@ -56,6 +56,11 @@ class GrammarState:
         for token in self._stop_ids if may_end else ():
             bits[token // WORD] |= np.uint32(1 << token % WORD)
 
+    def only_ends(self, allowed: npt.NDArray[np.uint8]) -> bool:
+        """Whether all that is allowed are tokens that end the answer."""
+        ends = sum(int(allowed[token]) for token in set(self._stop_ids))
+        return ends > 0 and ends == int(allowed.sum())
+
     def read(self, token: int) -> None:
         """Go on with a token that was sampled from the mask."""
         if token not in self._stop_ids:
@@ -150,10 +155,13 @@ class Legal:
             state.fill(masks, place)
         bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
         self.counts: list[int] = bits.sum(axis=1, dtype=np.int64).tolist()
-        """How many tokens are legal in each of the rows."""
-        for place, count in enumerate(self.counts):
-            if not count:
+        """How many choices each of the rows has."""
+        for place, (_, state) in enumerate(states):
+            if not self.counts[place]:
                 bits[place] = 1
+            elif state.only_ends(bits[place]):
+                # Several tokens that end the answer are one choice: to end it.
+                self.counts[place] = 1
         self.rows = torch.tensor([row for row, _ in states])
         self.allowed = torch.from_numpy(bits.view(np.bool_))
 

@@ -58,7 +58,7 @@ class NextToken:
         return Legal([(row, grammar) for row, grammar, _ in self._constrained], vocabulary)
 
     def _advance(self, counts: Seq[int]) -> None:
-        """Let the grammars read the new tokens. `counts` says how many tokens were legal."""
+        """Let the grammars read the new tokens. `counts` says how many choices there were."""
         for (_, grammar, sequence), count in zip(self._constrained, counts, strict=True):
             if count == 1:
                 sequence.constrain_last()

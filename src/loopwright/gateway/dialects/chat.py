@@ -26,7 +26,7 @@ from loopwright.gateway.dialects.dialect import (
     refuse_alternatives,
     tool,
 )
-from loopwright.gateway.dialects.forms import CHAT_FORM, chat_form
+from loopwright.gateway.dialects.forms import CHAT_FORM, chat_form, choice_field, refuse_guided
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.freeform import freeform_names, freeform_tool, not_granted
 from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, strings, text
@@ -68,6 +68,7 @@ class ChatCompletions:
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
         refuse_alternatives(body)
+        refuse_guided(body)
         messages = tuple(read_chat_messages(body.get("messages")))
         if not messages:
             raise invalid("messages", "there are none", remedy="send at least one message")
@@ -75,7 +76,7 @@ class ChatCompletions:
         if _begins_answer(body):
             messages, begun = answer_begun(messages)
         options = body.get("stream_options")
-        tools = () if body.get("tool_choice") == "none" else tuple(_tools(body))
+        tools = () if body.get(choice_field(body)) == "none" else tuple(_tools(body))
         return Call(
             messages=messages,
             tools=tools,

@@ -10,6 +10,7 @@ from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, prompt_token_ids, token_ids
 from loopwright.gateway.dialects.dialect import Head, Recall, Stream, event, nothing
+from loopwright.gateway.dialects.forms import COMPLETION_FORM, completion_form, refuse_guided
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.reading import chosen, count, flag, model_name, number, strings
 from loopwright.gateway.refusals import invalid
@@ -19,7 +20,7 @@ from loopwright.types import ContentDelta, Delta, Message
 MOST_SAMPLES = 128
 LARGEST_ID = 1 << 31
 DONE = b"data: [DONE]\n\n"
-UNGRANTED = ("logit_bias", "frequency_penalty", "presence_penalty", "add_special_tokens", "response_format")
+UNGRANTED = ("logit_bias", "frequency_penalty", "presence_penalty", "add_special_tokens")
 REFUSED = ("suffix", "echo", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "prompt_embeds")
 """What would change the answer's form. `logprobs: 0` asks for no alternatives, and is granted."""
 
@@ -33,9 +34,11 @@ class Completions:
         for name in REFUSED:
             if body.get(name) and not (name == "best_of" and body[name] == (body.get("n") or 1)):
                 raise invalid(name, "it is not granted here", remedy="omit it; `logprobs: 0` gives those of the answer")
+        refuse_guided(body)
         options = body.get("stream_options")
         return Call(
             messages=(_prompt(body.get("prompt")),),
+            form=completion_form(body),
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
@@ -101,7 +104,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, UNGRANTED),
+        others=chosen(body, (*COMPLETION_FORM, *UNGRANTED)),
     )
 
 

@@ -7,17 +7,24 @@ fields are recorded as wishes too, as they were sent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from loopwright.gateway.reading import chosen, kind_of, objects, text
+from loopwright.gateway.dialects.gemini_schema import plain_tool
+from loopwright.gateway.reading import chosen, json_text, kind_of, objects, strings, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import AnswerForm, Tool
 
 CHAT_FORM = ("tool_choice", "function_call", "response_format")
 RESPONSES_FORM = ("tool_choice", "text")
 ANTHROPIC_FORM = ("tool_choice", "output_config", "output_format")
-"""The fields that ask for a form."""
+COMPLETION_FORM = ("response_format",)
+GEMINI_FORM = ("responseMimeType", "responseSchema", "responseJsonSchema")
+"""The fields that ask for a form. Gemini's are in `generationConfig`, and `toolConfig` is beside it."""
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+"""The words of vLLM's API for forms."""
+LARGEST = 1 << 20
+"""In bytes. Larger schemas would hold up everybody while their grammar is written."""
 
 PARALLEL = "parallel_tool_calls"
 SEE_REFERENCE = "send what the API's reference shows"
@@ -42,11 +49,59 @@ class _Choice:
 def chat_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm | None:
     """`response_format` and `tool_choice` of Chat Completions, and the `function_call` of older clients."""
     body = chosen(body, (*CHAT_FORM, PARALLEL))
+    field = choice_field(body)
+    return _answer_form(_response_format(body), tools, _openai_choice(body, field, tools), field)
+
+
+def choice_field(body: Mapping[str, Any]) -> str:
+    """The field by which a chat chooses tools. Older clients have another one."""
+    return "tool_choice" if body.get("tool_choice") is not None else "function_call"
+
+
+def completion_form(body: Mapping[str, Any]) -> AnswerForm | None:
+    """`response_format` of Completions."""
+    return _answer_form(_response_format(chosen(body, COMPLETION_FORM)), (), _Choice(), "response_format")
+
+
+def _response_format(body: Mapping[str, Any]) -> _Schema:
     asked = _object(body, "response_format")
     nested = _object(asked, "json_schema", "response_format.")
-    schema = _asked_schema(asked, nested, "response_format", "response_format.json_schema.schema")
-    field = "tool_choice" if body.get("tool_choice") is not None else "function_call"
-    return _answer_form(schema, tools, _openai_choice(body, field, tools), field)
+    return _asked_schema(asked, nested, "response_format", "response_format.json_schema.schema")
+
+
+def refuse_guided(body: Mapping[str, Any]) -> None:
+    for name in GUIDED:
+        if body.get(name):
+            raise invalid(name, "it is not granted here", remedy="ask for JSON with `response_format`")
+
+
+def gemini_form(
+    config: Mapping[str, Any], choice: Mapping[str, Any], tools: Sequence[Tool], schema: Mapping[str, Any] | None
+) -> AnswerForm | None:
+    """`responseMimeType` with `schema`, as JSON Schema has it, and `functionCallingConfig` (`choice`) of Gemini."""
+    config = chosen(config, GEMINI_FORM)
+    place = "toolConfig.functionCallingConfig"
+    must = None
+    if choice.get("mode") == "ANY":
+        names = strings(choice, "allowedFunctionNames")
+        named = [_named(name, tools, f"{place}.allowedFunctionNames") for name in names] or tools
+        must = _offered(named, f"{place}.mode")
+    field = next((name for name in GEMINI_FORM[1:] if name in config), GEMINI_FORM[0])
+    match config.get("responseMimeType", "text/plain"):
+        case "application/json":
+            wanted = _Schema({} if schema is None else schema, f"generationConfig.{field}")
+        case "text/plain" if schema is None:
+            wanted = _Schema(None, field)
+        case "text/plain":
+            raise invalid(
+                f"generationConfig.{field}",
+                "a schema is for JSON",
+                remedy="send `responseMimeType: application/json` with it",
+            )
+        case other:
+            raise _unknown("generationConfig.responseMimeType", other)
+    form = _answer_form(wanted, tools, _Choice(must), place)
+    return form and replace(form, tools=tuple(map(plain_tool, form.tools)))
 
 
 def responses_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm | None:
@@ -81,10 +136,15 @@ def anthropic_form(body: Mapping[str, Any], tools: Sequence[Tool]) -> AnswerForm
 def _answer_form(schema: _Schema, tools: Sequence[Tool], choice: _Choice, choice_field: str) -> AnswerForm | None:
     """A tool that must be called leaves no place for JSON. If none must be, the model may still call one instead."""
     if choice.must is not None:
-        return AnswerForm(None, choice.must, choice.one, choice_field)
-    if schema.schema is not None:
-        return AnswerForm(schema.schema, tuple(tools), choice.one, schema.field)
-    return None
+        form = AnswerForm(None, choice.must, choice.one, choice_field)
+    elif schema.schema is not None:
+        form = AnswerForm(schema.schema, tuple(tools), choice.one, schema.field)
+    else:
+        return None
+    written = (form.schema, *(tool["parameters"] for tool in form.tools))
+    if sum(len(json_text(one, form.asked_by)) for one in written) > LARGEST:
+        raise invalid(form.asked_by, f"its schemas have more than {LARGEST:,} bytes", remedy="send smaller ones")
+    return form
 
 
 def _asked_schema(asked: Mapping[str, Any], holder: Mapping[str, Any], field: str, place: str) -> _Schema:
@@ -135,8 +195,8 @@ def _allowed(said: Mapping[str, Any], tools: Sequence[Tool], field: str, one: bo
         return _Choice(one=one)
     named = []
     for place, item in objects(said.get("tools"), f"{field}.tools"):
-        function = item.get("function")
-        named.append(_named((function if isinstance(function, dict) else item).get("name"), tools, place))
+        nested = item.get("custom") if item.get("type") == "custom" else item.get("function")
+        named.append(_named((nested if isinstance(nested, dict) else item).get("name"), tools, place))
     return _Choice(_offered(named, f"{field}.tools"), one)
 
 

@@ -20,7 +20,9 @@ from loopwright.gateway.dialects.dialect import (
     nothing,
     tool,
 )
-from loopwright.gateway.dialects.gemini_input import read_contents, system_text
+from loopwright.gateway.dialects.forms import GEMINI_FORM, gemini_form
+from loopwright.gateway.dialects.gemini_input import camel_names, read_contents, system_text
+from loopwright.gateway.dialects.gemini_schema import json_schema, plain_schema
 from loopwright.gateway.dialects.gemini_words import (
     candidate,
     gemini_error,
@@ -28,7 +30,7 @@ from loopwright.gateway.dialects.gemini_words import (
     gemini_usage,
     shows_thoughts,
 )
-from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, strings, text
+from loopwright.gateway.reading import check_recordable, chosen, count, flag, model_name, number, objects, strings, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import (
     ContentDelta,
@@ -43,10 +45,8 @@ from loopwright.types import (
 )
 
 MOST_CANDIDATES = 8
+SCHEMAS = ("parametersJsonSchema", "parameters")
 UNGRANTED = (
-    "responseMimeType",
-    "responseSchema",
-    "responseJsonSchema",
     "presencePenalty",
     "frequencyPenalty",
     "responseLogprobs",
@@ -66,6 +66,7 @@ class Gemini:
     name = "gemini"
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
+        body = camel_names(body)
         if body.get("cachedContent") is not None:
             raise invalid("cachedContent", "this server keeps none", remedy="send the whole conversation as `contents`")
         system = system_text(body)
@@ -77,9 +78,12 @@ class Gemini:
         if said[-1]["role"] == "assistant":
             messages, begun = answer_begun(messages)
         config = _object(body, "generationConfig")
+        choice = _object(_object(body, "toolConfig"), "functionCallingConfig")
+        tools = () if choice.get("mode") == "NONE" else tuple(_tools(body))
         return Call(
             messages=messages,
-            tools=() if _mode(body) == "NONE" else tuple(_tools(body)),
+            tools=tools,
+            form=gemini_form(config, choice, tools, _asked_schema(config)),
             wishes=_wishes(body, config),
             model=model_name(body),
             stream=flag(body, "stream"),
@@ -159,7 +163,7 @@ def _wishes(body: Mapping[str, Any], config: Mapping[str, Any]) -> Wishes:
         top_p=number(config, "topP", least=0, most=1),
         top_k=count(config, "topK", least=0),
         seed=count(config, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(config, UNGRANTED) | chosen(body, UNGRANTED_OUTSIDE) | _tools_left_out(body),
+        others=chosen(config, (*GEMINI_FORM, *UNGRANTED)) | chosen(body, UNGRANTED_OUTSIDE) | _tools_left_out(body),
     )
 
 
@@ -167,7 +171,8 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
     """The functions. Their schemas may be in Google's own form, with types in capitals."""
     for where, item in objects(body.get("tools"), "tools"):
         for place, said in objects(item.get("functionDeclarations"), f"{where}.functionDeclarations"):
-            schema = said.get("parametersJsonSchema") or _json_schema(said.get("parameters"))
+            check_recordable([said.get(name) for name in SCHEMAS], f"{place}.parameters")
+            schema = said.get("parametersJsonSchema") or json_schema(said.get("parameters"))
             if name := text(said.get("name"), f"{place}.name"):
                 yield tool(name, text(said.get("description"), f"{place}.description"), schema)
 
@@ -178,20 +183,12 @@ def _tools_left_out(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"tools_left_out": left_out} if left_out else {}
 
 
-def _json_schema(schema: Any) -> Any:
-    match schema:
-        case dict():
-            return {
-                name: value.lower() if name == "type" and isinstance(value, str) else _json_schema(value)
-                for name, value in schema.items()
-            }
-        case list():
-            return [_json_schema(one) for one in schema]
-    return schema
-
-
-def _mode(body: Mapping[str, Any]) -> Any:
-    return _object(_object(body, "toolConfig"), "functionCallingConfig").get("mode")
+def _asked_schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema that the answer is to fit. Google's own form becomes that of JSON Schema."""
+    said = chosen(config, GEMINI_FORM)
+    if "responseJsonSchema" in said:
+        return _object(said, "responseJsonSchema")
+    return plain_schema(json_schema(_object(said, "responseSchema"))) if "responseSchema" in said else None
 
 
 def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -11,11 +11,38 @@ from loopwright.gateway.reading import json_text, objects, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message
 
+API_DEPTH = 16
+"""No field of the API is deeper."""
+NOT_OF_API = frozenset(
+    {"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema"}
+)
+"""What is inside of these has names of the agent's own."""
 MEDIA = frozenset({"image", "audio", "video"})
 
 
+def camel_names(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with the API's names in camel case: clients may send snake case. What agents and tools name stays."""
+    return dict(_camel(body, API_DEPTH))
+
+
+def _camel(value: Any, depth: int) -> Any:
+    if not depth:
+        return value
+    if isinstance(value, list):
+        return [_camel(one, depth - 1) for one in value]
+    if not isinstance(value, dict):
+        return value
+    named = {_camel_name(name): said for name, said in value.items()}
+    return {name: said if name in NOT_OF_API else _camel(said, depth - 1) for name, said in named.items()}
+
+
+def _camel_name(name: str) -> str:
+    first, *more = name.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in more) if first else name
+
+
 def system_text(body: Mapping[str, Any]) -> str:
-    said = body.get("systemInstruction") or body.get("system_instruction")
+    said = body.get("systemInstruction")
     if isinstance(said, dict):
         parts = PartReader(is_task=True)
         return "\n".join(_text(part, place, parts) for place, part in objects(said.get("parts"), "systemInstruction"))

@@ -32,7 +32,7 @@ def item_page(items: Sequence[Item], limit: str | None, order: str | None, after
     """One page of the items, as the API lists them: the latest first, unless the client asks otherwise."""
     if order not in (None, *ORDERS):
         raise invalid("order", f"there is no order {order!r:.40}", remedy="use asc or desc")
-    if limit is not None and not (limit.isdecimal() and 0 < int(limit[:9]) <= MOST_ITEMS):
+    if limit is not None and not (limit.isdecimal() and len(limit) < 9 and 0 < int(limit) <= MOST_ITEMS):
         raise invalid("limit", f"expected a number from 1 to {MOST_ITEMS}", remedy="correct or omit it")
     listed = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
