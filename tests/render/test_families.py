@@ -114,10 +114,11 @@ def test_a_sampled_stream_stays_as_it_is(name: str, content: str, ended: bool) -
     assert "sure?" in renderer.text(extended[len(stream) :])
 
 
-@pytest.mark.parametrize("name", MARKERS)
+@pytest.mark.parametrize("name", sorted(set(MARKERS) - {"glm-5", "minimax-m2"}))
 def test_a_text_is_read_without_a_prompt(name: str) -> None:
-    """What the agent has begun is no prompt that opens a thought."""
+    """What the agent has begun is no prompt that opens a thought. The families left out have no place for it."""
     renderer = family(name)
+    assert renderer.begin("Sure.") is not None
     assert "It is 42." in renderer.parse(renderer.plain("It is 42."), (), ()).content
 
 
