@@ -254,3 +254,24 @@ def closed_add() -> Any:
 
 def _chat_schema() -> Any:
     return {"json_schema": {"name": "verdict", "strict": True, "schema": Verdict.model_json_schema()}}
+
+
+async def test_a_completion_and_gemini_answer_in_their_schemas(folder: Path) -> None:
+    google = {
+        "type": "OBJECT",
+        "properties": {"right": {"type": "BOOLEAN"}, "colour": {"type": "STRING", "enum": ["red"], "nullable": True}},
+        "required": ["right", "colour"],
+        "propertyOrdering": ["right", "colour"],
+    }
+    async with torch_house(folder) as h:
+        await h.session(seed=3)
+        form = {"type": "json_schema", "json_schema": {"name": "v", "schema": Verdict.model_json_schema()}}
+        body = {"prompt": "Which is it?", "response_format": form, "max_tokens": ROOM}
+        told = (await h.post("/session-1/v1/completions", body)).json()
+        Verdict.model_validate_json(told["choices"][0]["text"])
+        config = {"responseMimeType": "application/json", "responseSchema": google, "maxOutputTokens": ROOM}
+        asked = {"contents": [{"parts": [{"text": "Which is it?"}]}], "generationConfig": config}
+        told = (await h.post("/session-1/v1beta/models/any:generateContent", asked)).json()
+        said = json.loads(told["candidates"][0]["content"]["parts"][0]["text"])
+        assert list(said) == ["right", "colour"]
+        check_one_chain(folder, h, chains=2)

@@ -122,7 +122,7 @@ async def test_a_long_limit_is_refused() -> None:
     async with house(["Yes."]) as h:
         await h.session()
         answer = (await h.post(RESPONSES, {"input": "Hi"})).json()["id"]
-        told = await h.http.get(f"{RESPONSES}/{answer}/input_items?limit=1{'0' * 5000}")
+        told = await h.http.get(f"{RESPONSES}/{answer}/input_items?limit=000000001{'0' * 5000}")
         assert told.status_code == 400
         told = await h.http.get(f"{RESPONSES}/{answer}/input_items?limit={'0' * 5000}1")
         assert told.status_code == 400
