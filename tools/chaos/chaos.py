@@ -78,7 +78,7 @@ class Chaos:
         self._audit()
         self._check_steps()
         for life in self._lives:
-            life.wait_for_agents()
+            life.wait_for_rays_own()
         self._say(f"done: {kills} kills, {self._last_step()} steps, nothing lost and nothing doubled")
 
     def _kill_one(self) -> bool:

@@ -15,10 +15,11 @@ from typing import Self
 MARK = "CHAOS_LIFE"
 ORPHAN_SECONDS = 10.0
 """How long children may take to notice that their parent is gone."""
-AGENT_SECONDS = 70.0
-"""How long Ray's own agents may take. They hold nothing of the run."""
-AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
-YOUNG_AGENTS = (b"/ray/dashboard/agent.py", b"/ray/_private/runtime_env/agent/main.py")
+RAYS_OWN_SECONDS = 70.0
+"""How long Ray's own processes may take: its agents, and workers that it has started and that are not actors yet. They
+hold nothing of the run."""
+RAYS_OWN = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent", b"ray::IDLE")
+YOUNG = (b"/ray/dashboard/agent.py", b"/runtime_env/agent/main.py", b"/workers/default_worker.py")
 """What they are called until they have named themselves: seconds, on a busy machine."""
 ACTOR = b"ray::Host"
 """How Ray names the process of an actor of ours."""
@@ -48,7 +49,7 @@ class Life:
         if self.is_alive:
             self.kill()
         deadline = time.monotonic() + ORPHAN_SECONDS
-        while left := [process for process in self._left() if not _is_agent(process)]:
+        while left := [process for process in self._left() if not _is_rays_own(process)]:
             if time.monotonic() > deadline:
                 names = {process: _command(process)[:200].replace(b"\0", b" ").decode() for process in left}
                 for process in left:
@@ -75,10 +76,10 @@ class Life:
         """The processes of its actors."""
         return [process for process in self._left() if _command(process).startswith(ACTOR)]
 
-    def wait_for_agents(self) -> None:
+    def wait_for_rays_own(self) -> None:
         """See that nothing at all is left, in time."""
         while left := self._left():
-            if time.monotonic() > self._killed_at + AGENT_SECONDS:
+            if time.monotonic() > self._killed_at + RAYS_OWN_SECONDS:
                 raise RuntimeError(f"processes {left} outlived the run that started them")
             time.sleep(0.1)
 
@@ -100,9 +101,9 @@ class Life:
         return state != "Z" and (marked or int(session) == self._process.pid)
 
 
-def _is_agent(process: int) -> bool:
+def _is_rays_own(process: int) -> bool:
     command = _command(process)
-    return command.startswith(AGENTS) or any(one.endswith(YOUNG_AGENTS) for one in command.split(b"\0"))
+    return command.startswith(RAYS_OWN) or any(one.endswith(YOUNG) for one in command.split(b"\0"))
 
 
 def _command(process: int) -> bytes:
