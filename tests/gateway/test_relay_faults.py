@@ -21,7 +21,7 @@ from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.connection import Patience
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.engines.http.server import engine_app
-from loopwright.errors import EngineError, EngineLostError, RefusedError
+from loopwright.errors import EngineError, EngineLostError, ModelError, RefusedError
 from loopwright.gateway.relay import dialer, endpoint
 from loopwright.gateway.relay.endpoint import RelayEndpoint
 from loopwright.gateway.relay.frames import FrameType
@@ -72,8 +72,8 @@ async def test_a_worker_that_has_stopped_reading_is_lost(monkeypatch: pytest.Mon
         await worker.connected()
         with pytest.raises(EngineLostError, match="it has read nothing for"):
             await worker.whole("GET", "/version", b"", Patience(60.0))
-        assert not worker.is_connected
         await serving
+    assert not worker.is_connected
 
 
 class PoisonedEngine(LetterEngine):
@@ -152,10 +152,7 @@ async def test_a_worker_that_loads_a_folder_tells_its_digest(tmp_path: Path, tin
             connected = asyncio.Event()
             place = WorkerPlace(house.url, KEY, "one")
             serving = asyncio.create_task(serve_worker(model, place, connected.set))
-            await asyncio.wait(
-                {serving, waiting := asyncio.create_task(connected.wait())}, return_when="FIRST_COMPLETED"
-            )
-            assert waiting.done(), serving
+            await until(lambda: connected.is_set() or serving.done())
             right = WorkerModel(str(tiny_llama_folder), 64, 0, model_digest(tiny_llama_folder))
             for told, answer in [(right, FrameType.WELCOME), (replace(right, digest=OTHER), FrameType.REFUSED)]:
                 async with house.socket() as socket:
@@ -197,8 +194,6 @@ async def test_a_worker_waits_for_a_tokenizer_that_cannot_be_loaded_now(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away() -> Exception:
-        from loopwright.errors import ModelError
-
         return ModelError("the hub is away", remedy="none: the test wants it so")
 
     await fails_at_first(tmp_path, caplog, away, "the hub is away")
@@ -218,7 +213,7 @@ async def test_an_answer_does_not_go_on_at_an_engine_that_has_loaded_other_weigh
         await until(lambda: first.engine.counted >= 8)
         place = WorkerPlace(house.url, KEY, "two")
         serving = asyncio.create_task(serve_worker(elsewhere, place, connected.set))
-        await connected.wait()
+        await until(lambda: connected.is_set() or serving.done())
         async with HttpEngine.connect(url, KEY) as owner:
             await owner.load(5)
         await first.end()
