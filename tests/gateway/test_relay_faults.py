@@ -154,7 +154,7 @@ async def test_a_worker_that_loads_a_folder_tells_its_digest(tmp_path: Path, tin
             serving = asyncio.create_task(serve_worker(model, place, connected.set))
             await until(lambda: connected.is_set() or serving.done())
             right = WorkerModel(str(tiny_llama_folder), 64, 0, model_digest(tiny_llama_folder))
-            for told, answer in [(right, FrameType.WELCOME), (replace(right, digest=OTHER), FrameType.REFUSED)]:
+            for told, answer in [(replace(right, digest=OTHER), FrameType.REFUSED), (right, FrameType.WELCOME)]:
                 async with house.socket() as socket:
                     await socket.send(Hello("by-hand", told).frame().encoded())
                     assert (await received(socket)).type is answer
