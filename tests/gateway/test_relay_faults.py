@@ -217,11 +217,13 @@ async def test_an_answer_does_not_go_on_at_an_engine_that_has_loaded_other_weigh
         async with HttpEngine.connect(url, KEY) as owner:
             await owner.load(5)
         await first.end()
-        with pytest.raises(EngineLostError, match="no worker that can answer"):
-            await going
-        assert behind.requests == []
-        serving.cancel()
-        await asyncio.wait((serving,))
+        try:
+            with pytest.raises(EngineLostError, match="no worker that can answer"):
+                await going
+            assert behind.requests == []
+        finally:
+            serving.cancel()
+            await asyncio.wait((serving,))
 
 
 async def test_a_worker_asks_its_engine_for_the_version_before_it_introduces_itself() -> None:
