@@ -114,6 +114,7 @@ class RelayHouse:
         key: str = KEY,
         wait: bool = True,
         url: str | None = None,
+        digest: str | None = None,
     ) -> WorkerHere:
         card = ModelCard(source or str(tokenizer_folder()), max_context)
 
@@ -124,7 +125,7 @@ class RelayHouse:
                 engine.check_alive()
             return card
 
-        offered = OfferedEngine(engine, name, card_here)
+        offered = OfferedEngine(engine, name, card_here, digest=digest)
 
         def connected() -> None:
             made.connections += 1

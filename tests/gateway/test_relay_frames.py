@@ -86,7 +86,7 @@ def test_a_body_travels_in_pieces(size: int) -> None:
     assert all(len(part.encoded()) <= MAX_FRAME_BYTES for part in parts)
 
 
-@pytest.mark.parametrize("model", [None, WorkerModel("models/tiny", 4096, 3)])
+@pytest.mark.parametrize("model", [None, WorkerModel("models/tiny", 4096, 3), WorkerModel("tiny", 9, 0, "0a" * 32)])
 def test_a_worker_is_heard_as_it_introduced_itself(model: WorkerModel | None) -> None:
     hello = Hello("worker-1", model)
     assert hello_of(frame_in(hello.frame().encoded())) == hello
@@ -105,6 +105,7 @@ def test_a_worker_is_heard_as_it_introduced_itself(model: WorkerModel | None) ->
         {"worker": "w", "model": {"source": "tiny", "max_context": 0, "version": 0}},
         {"worker": "w", "model": {"source": "tiny", "max_context": 1, "version": -1}},
         {"worker": "w", "model": {"source": "tiny", "max_context": "1", "version": 0}},
+        {"worker": "w", "model": {"source": "tiny", "max_context": 1, "version": 0, "digest": "\n"}},
     ],
 )
 def test_who_does_not_say_who_it_is_is_refused(said: dict[str, object]) -> None:

@@ -16,7 +16,8 @@ from loopwright.build.serving import ServedModel, opened_engine
 from loopwright.core.redaction import Redactor
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.engines.restartable import WAIT_SECONDS, RestartableEngine
-from loopwright.errors import EngineLostError, RefusedError
+from loopwright.errors import EngineError, EngineLostError, RefusedError
+from loopwright.models.digest import model_digest
 from loopwright.ports import OnPart
 from loopwright.render.choose import make_renderer
 from loopwright.serve.lease import LeaseHolder
@@ -24,6 +25,9 @@ from loopwright.track.redacting import redacting
 from loopwright.types import GenerateRequest, Generation, Thinking
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
     from loopwright.engines.controller import RolloutController
     from loopwright.engines.http.streaming import GeneratingEngine
     from loopwright.gateway.offer import Served
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 REFUSED_PAUSE_SECONDS = 5.0
 AWAY_PAUSE_SECONDS = 1.0
 BEAT_SECONDS = 1.0
+CHECK_SECONDS = 10.0
+"""How long an engine that a call has lost may take to say that it is there."""
 
 log = logging.getLogger("loopwright")
 
@@ -79,9 +85,11 @@ class RelayedModel:
         return Served(engine, renderer, model.max_context, model.source), engine.held_seconds
 
     def join(self, worker: RelayedWorker, version: int) -> None:
+        from loopwright.engines.http.caller import KINDS_OF_WORKER
         from loopwright.engines.http.client import HttpEngine
 
-        self._engines.join(worker.name, HttpEngine(worker, version), lambda: worker.is_connected)
+        client = HttpEngine(worker, version, kinds=KINDS_OF_WORKER)
+        self._engines.join(worker.name, client, lambda: worker.is_connected)
 
 
 def relay_of(settings: Relayed, renderer: str, thinking: Thinking) -> Relay:
@@ -141,14 +149,31 @@ class WorkerPlace:
     name: str
 
 
-class OfferedEngine:
-    """An engine as a worker offers it. It counts as gone when a call has lost it, until it answers again. Calls that
-    lose it wait for the end of their connection."""
+async def _hear_nothing() -> None:
+    """The version of an engine in this process is always known, and that of another server never."""
 
-    def __init__(self, engine: GeneratingEngine, name: str, card: Callable[[], Awaitable[ModelCard]]) -> None:
+
+class OfferedEngine:
+    """An engine as a worker offers it. It counts as gone when a call has lost it and it does not tell its card either,
+    until it does. Calls that lose it then wait for the end of their connection.
+
+    `hear` asks an engine elsewhere for its version: others may load weights into it. `digest` is that of the model's
+    files, if they were loaded here.
+    """
+
+    def __init__(
+        self,
+        engine: GeneratingEngine,
+        name: str,
+        card: Callable[[], Awaitable[ModelCard]],
+        hear: Callable[[], Awaitable[None]] = _hear_nothing,
+        digest: str | None = None,
+    ) -> None:
         self._engine = engine
         self._name = name
         self._card = card
+        self._hear = hear
+        self._digest = digest
         self._lost = asyncio.Event()
 
     @property
@@ -159,9 +184,11 @@ class OfferedEngine:
         try:
             return await self._engine.generate(request, on_part)
         except EngineLostError:
-            # An error would end the call. So the connection is closed, and with it this one: then it goes on elsewhere.
-            self._lost.set()
-            await asyncio.Event().wait()
+            # A server that is busy, or a proxy, may send away one call: the others go on.
+            if not await self._is_there():
+                # The connection is closed, and with it this call: all of them go on elsewhere.
+                self._lost.set()
+                await asyncio.Event().wait()
             raise
 
     async def abort(self, request_id: str) -> None:
@@ -174,6 +201,7 @@ class OfferedEngine:
         while True:
             try:
                 card = await self._card()
+                await self._hear()
             except EngineLostError as error:
                 if not self._lost.is_set():
                     log.warning("%s", error.message)
@@ -181,19 +209,42 @@ class OfferedEngine:
                 await asyncio.sleep(AWAY_PAUSE_SECONDS)
             else:
                 self._lost.clear()
-                return Hello(self._name, WorkerModel(card.source, card.max_context, self.version))
+                return Hello(self._name, WorkerModel(card.source, card.max_context, self.version, self._digest))
 
     async def gone(self) -> None:
         await self._lost.wait()
 
     async def app(self) -> App:
         """The routes of those who only sample."""
+        from starlette.routing import Route
+
         from loopwright.engines.http.server import app_of, generating_routes
         from loopwright.engines.http.streaming import Beat
         from loopwright.engines.http.wire import state_to_json
 
         beat = Beat(BEAT_SECONDS, lambda: state_to_json(self.version, _never_held))
-        return app_of(generating_routes(self, await self._card(), beat, _never_held))
+        asked = Route("/version", self._tell_version)
+        return app_of([asked, *generating_routes(self, await self._card(), beat, _never_held)])
+
+    async def _tell_version(self, request: Request) -> Response:
+        """The version now: the gateway asks before an answer goes on here."""
+        from starlette.responses import JSONResponse
+
+        from loopwright.engines.http.wire import state_to_json
+
+        await self._hear()
+        return JSONResponse(state_to_json(self.version, _never_held))
+
+    async def _is_there(self) -> bool:
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await self._card()
+        except (EngineLostError, TimeoutError):
+            return False
+        except EngineError:
+            # It has answered, though not well.
+            return True
+        return True
 
 
 async def serve_worker(
@@ -213,15 +264,18 @@ async def serve_worker(
 
 @asynccontextmanager
 async def _offered(behind: ServedModel | RemoteEngine, name: str) -> AsyncIterator[OfferedEngine]:
+    from loopwright.engines.http.client import HttpEngine
+
     match behind:
         case ServedModel():
             async with opened_engine(behind) as (engine, loaded):
                 card = ModelCard(behind.found, loaded.max_context)
+                digest = await asyncio.to_thread(model_digest, Path(behind.model))
 
                 async def own_card() -> ModelCard:
                     return card
 
-                yield OfferedEngine(engine, name, own_card)
+                yield OfferedEngine(engine, name, own_card, digest=digest)
         case RemoteEngine():
             async with remote_client(behind) as client:
 
@@ -229,4 +283,6 @@ async def _offered(behind: ServedModel | RemoteEngine, name: str) -> AsyncIterat
                     said = await client.model()
                     return ModelCard(behind.model or said.source, said.max_context)
 
-                yield OfferedEngine(client, name, card_there)
+                # Other servers than ours do not tell the version of their weights.
+                hear = client.hear_state if isinstance(client, HttpEngine) else _hear_nothing
+                yield OfferedEngine(client, name, card_there, hear)

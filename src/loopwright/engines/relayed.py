@@ -114,7 +114,8 @@ class RelayedEngines:
                 "no worker that can answer is connected to the relay",
                 remedy="see whether `loopwright worker` is running, and what its log says",
             )
-        return self._router.choose(request, running)
+        # A session's home is not asked if it has other weights.
+        return self._router.choose(request, running, [one for one in self._places.values() if one not in running])
 
     def _remember(self, request_id: str, begun: _Begun) -> None:
         self._begun[request_id] = begun

@@ -45,19 +45,25 @@ KINDS: Mapping[str, type[LoopwrightError]] = {
     "UnanswerableError": UnanswerableError,
     "ConstraintError": ConstraintError,
 }
+"""A door that reports a lost engine has already tried others, so that is no EngineLostError here."""
+KINDS_OF_WORKER: Mapping[str, type[LoopwrightError]] = {**KINDS, "EngineLostError": EngineLostError}
+"""A relay's worker has one engine. If that is lost to one call, the call goes on from its tokens."""
 
 
 class EngineCaller:
-    """Requests to the engine behind `connections`. `on_health` gets what its `/health` says."""
+    """Requests to the engine behind `connections`. `on_health` gets what its `/health` says. `kinds` are the errors
+    that are raised here as they were reported."""
 
     def __init__(
         self,
         connections: Exchanges,
         silence_seconds: float = SILENCE_SECONDS,
         on_health: Callable[[Mapping[str, Any]], None] = lambda state: None,
+        kinds: Mapping[str, type[LoopwrightError]] = KINDS,
     ) -> None:
         self._connections = connections
         self._on_health = on_health
+        self._kinds = kinds
         self.patience = Patience(silence_seconds, self._check_health)
         self.little_patience = Patience(min(silence_seconds, HEALTH_SECONDS))
 
@@ -79,7 +85,7 @@ class EngineCaller:
             status, text = await self._connections.whole(method, path, sent, patience)
         except LostError as error:
             raise self._lost(error) from error
-        _check(status, text)
+        self._check(status, text)
         return text
 
     @asynccontextmanager
@@ -88,8 +94,8 @@ class EngineCaller:
         it is an event. An event that is an error is raised."""
         try:
             async with self._connections.ask("POST", path, orjson.dumps(body), self.patience) as answer:
-                _check(answer.status, b"" if answer.status == OK else await answer.read())
-                yield _events(answer)
+                self._check(answer.status, b"" if answer.status == OK else await answer.read())
+                yield self._events(answer)
         except LostError as error:
             raise self._lost(error) from error
 
@@ -101,6 +107,36 @@ class EngineCaller:
             raise LostError(f"it is not well: /health is answered with {status}")
         # Another server than ours may answer with nothing.
         self._on_health(engine_json(text) if text else {})
+
+    async def _events(self, answer: ServerAnswer) -> AsyncIterator[tuple[bool, Any]]:
+        begun = b""
+        while more := await answer.more():
+            *lines, begun = (begun + more).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    said = engine_json(line[len(b"data: ") :])
+                    if "error" in said:
+                        raise self._error(said)
+                    yield True, said
+                elif line.startswith(b": {"):
+                    yield False, engine_json(line[len(b": ") :])
+
+    def _check(self, status: int, text: bytes) -> None:
+        """Raise the error that an unsuccessful answer reports."""
+        if status in NOT_THERE:
+            raise EngineLostError(
+                f"the engine is not there: status {status}", remedy="see whether its process is running"
+            )
+        if status == HELD_BY_ANOTHER:
+            raise read_error(_said(text), {}, LeaseError)
+        if status != OK:
+            raise self._error(_said(text), UnanswerableError if status in NO_ENGINE_CAN else EngineError)
+
+    def _error(self, said: Any, otherwise: type[EngineError] = EngineError) -> LoopwrightError:
+        error = read_error(said, self._kinds, otherwise)
+        if isinstance(said, dict) and (held := held_from_json(said)) is not None:
+            error.facts[HELD] = held
+        return error
 
     def _lost(self, error: LostError) -> EngineLostError:
         return EngineLostError(
@@ -114,20 +150,6 @@ def broke_off() -> EngineLostError:
     return EngineLostError("the answer broke off", remedy="nothing to do: it goes on from the tokens that came")
 
 
-async def _events(answer: ServerAnswer) -> AsyncIterator[tuple[bool, Any]]:
-    begun = b""
-    while more := await answer.more():
-        *lines, begun = (begun + more).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data: {"):
-                said = engine_json(line[len(b"data: ") :])
-                if "error" in said:
-                    raise _error(said)
-                yield True, said
-            elif line.startswith(b": {"):
-                yield False, engine_json(line[len(b": ") :])
-
-
 def engine_json(text: bytes) -> Any:
     try:
         return orjson.loads(text)
@@ -135,25 +157,8 @@ def engine_json(text: bytes) -> Any:
         raise EngineError(f"the engine's answer is no JSON: {error}", remedy=SEE_LOG) from error
 
 
-def _check(status: int, text: bytes) -> None:
-    """Raise the error that an unsuccessful answer reports."""
-    if status in NOT_THERE:
-        raise EngineLostError(f"the engine is not there: status {status}", remedy="see whether its process is running")
-    if status == HELD_BY_ANOTHER:
-        raise read_error(_said(text), {}, LeaseError)
-    if status != OK:
-        raise _error(_said(text), UnanswerableError if status in NO_ENGINE_CAN else EngineError)
-
-
 def _said(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return text.decode(errors="replace")
-
-
-def _error(said: Any, otherwise: type[EngineError] = EngineError) -> LoopwrightError:
-    error = read_error(said, KINDS, otherwise)
-    if isinstance(said, dict) and (held := held_from_json(said)) is not None:
-        error.facts[HELD] = held
-    return error

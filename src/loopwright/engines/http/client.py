@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
-from loopwright.engines.http.caller import SILENCE_SECONDS, EngineCaller, broke_off
+from loopwright.engines.http.caller import KINDS, SILENCE_SECONDS, EngineCaller, broke_off
 from loopwright.engines.http.connection import Connections
 from loopwright.engines.http.model_card import MODELS, ModelCard, card_from_json
 from loopwright.engines.http.wire import (
@@ -44,9 +44,15 @@ MODES = {PauseMode.DRAIN: "wait", PauseMode.ABORT: "abort", PauseMode.KEEP: "kee
 class HttpEngine:
     """A `StreamingEngine` over HTTP. `connect` makes it."""
 
-    def __init__(self, connections: Exchanges, version: int, silence_seconds: float = SILENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        connections: Exchanges,
+        version: int,
+        silence_seconds: float = SILENCE_SECONDS,
+        kinds: Mapping[str, type[LoopwrightError]] = KINDS,
+    ) -> None:
         self._connections = connections
-        self._caller = EngineCaller(connections, silence_seconds, self._hear)
+        self._caller = EngineCaller(connections, silence_seconds, self._hear, kinds)
         self._version = version
         self._held: float | None = None
         self._is_leased = False

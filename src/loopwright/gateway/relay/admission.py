@@ -1,14 +1,14 @@
 """Which workers a gateway takes.
 
-The invariants: all workers that serve agents have one model, that of the first of them. A gateway works for a run or
-for such workers, and never for both: whoever came later is refused.
+The invariants: all workers that serve agents have one model, that of the first of them, as far as they tell. A gateway
+works for a run or for such workers, and never for both: whoever came later is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loopwright.errors import RefusedError
@@ -66,6 +66,7 @@ class Admission:
                     remedy="serve that model, or dial another gateway",
                     status=OTHER_MODEL,
                 )
+            self._model = replace(self._model, digest=self._model.digest or model.digest)
             return
         self._check_no_run()
         served, held = await self._engines.served(model)
@@ -84,4 +85,5 @@ class Admission:
 
 
 def _described(model: WorkerModel) -> str:
-    return f"{model.name} with a context of {model.max_context} tokens"
+    files = f" from files with digest {model.digest[:12]}" if model.digest else ""
+    return f"{model.name} with a context of {model.max_context} tokens{files}"

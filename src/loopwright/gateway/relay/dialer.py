@@ -56,7 +56,7 @@ class Dial:
 
 async def keep_dialled(dial: Dial) -> None:
     """Keep the worker connected until this is cancelled."""
-    loop, pause, is_waiting = asyncio.get_running_loop(), FIRST_PAUSE_SECONDS, False
+    loop, pause, told = asyncio.get_running_loop(), FIRST_PAUSE_SECONDS, ""
     while True:
         connected_at: float | None = None
 
@@ -80,12 +80,12 @@ async def keep_dialled(dial: Dial) -> None:
         except (OSError, TimeoutError, WebSocketException) as error:
             why = f"{type(error).__name__} {error}".rstrip()
         if connected_at is not None:
-            is_waiting = False
+            told = ""
             if loop.time() - connected_at >= STEADY_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
-        if not is_waiting:
+        if why != told:
             log.warning("not connected to the gateway at %s: %s", dial.url, why)
-        is_waiting = True
+        told = why
         # Workers that lost their gateway together do not come back together.
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

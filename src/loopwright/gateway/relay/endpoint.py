@@ -17,7 +17,7 @@ from loopwright.gateway.relay.frames import MAX_FRAME_BYTES, FrameType, RelayFra
 from loopwright.gateway.relay.hello import Hello, hello_of, refusal_frame
 from loopwright.gateway.relay.link import Link
 from loopwright.gateway.relay.workers import RelayedWorker, RelayedWorkers
-from loopwright.serve.guard import App, Message, Receive, Scope, Send, answer_error, denial
+from loopwright.serve.guard import App, Receive, Scope, Send, answer_error, denial
 from loopwright.serve.listen import WebSockets
 
 RELAY_PATH = "/relay"
@@ -26,6 +26,7 @@ SILENCE_SECONDS = 15.0
 """Both sides ping each other so often, and give the connection up after so many seconds without an answer."""
 RELAY_SOCKETS = WebSockets(MAX_FRAME_BYTES, BEAT_SECONDS, SILENCE_SECONDS)
 HELLO_SECONDS = 10.0
+CLOSE_SECONDS = 1.0
 REFUSED_CODE, CLOSED_CODE = 4000, 4001
 """The codes with which a worker is refused, and with which the connection of another one is closed."""
 LONGEST_REASON = 120
@@ -78,18 +79,30 @@ class RelayEndpoint:
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 hello = hello_of(await _next(receive))
-            worker = self._workers.named(hello.worker)
-            await self._admit(hello, worker)
+            worker = await self._admitted(hello)
         except LoopwrightError as error:
             log.warning("a worker was refused: %s", error.message)
-            await send({"type": "websocket.send", "bytes": refusal_frame(error).encoded()})
-            await send(_close(REFUSED_CODE, error.message))
+            await _send_frame(send, refusal_frame(error))
+            await _close(send, REFUSED_CODE, error.message)
         except TimeoutError:
-            await send(_close(REFUSED_CODE, f"no HELLO within {HELLO_SECONDS:g} s"))
+            await _close(send, REFUSED_CODE, f"no HELLO within {HELLO_SECONDS:g} s")
         except _GoneError:
             return
         else:
             await _serve_worker(worker, receive, send)
+
+    async def _admitted(self, hello: Hello) -> RelayedWorker:
+        worker = self._workers.named(hello.worker)
+        try:
+            await self._admit(hello, worker)
+        except OSError as error:
+            # Elsewhere an OSError means that the worker is gone. Here the worker must be told.
+            raise RefusedError(
+                f"the gateway could not take worker {hello.worker}: {type(error).__name__} {error}",
+                remedy="see that the gateway's process can read its files, and the tokenizer of the worker's model",
+                status=500,
+            ) from error
+        return worker
 
 
 class _GoneError(Exception):
@@ -97,7 +110,7 @@ class _GoneError(Exception):
 
 
 async def _serve_worker(worker: RelayedWorker, receive: Receive, send: Send) -> None:
-    await send({"type": "websocket.send", "bytes": RelayFrame(FrameType.WELCOME).encoded()})
+    await _send_frame(send, RelayFrame(FrameType.WELCOME))
     link = Link(worker.name)
     worker.attach(link)
     log.info("worker %s is connected", worker.name)
@@ -110,7 +123,7 @@ async def _serve_worker(worker: RelayedWorker, receive: Receive, send: Send) -> 
             task.cancel()
         await asyncio.wait(tasks)
         log.info("worker %s is disconnected: %s", worker.name, link.why)
-    await send(_close(CLOSED_CODE, link.why))
+    await _close(send, CLOSED_CODE, link.why)
 
 
 async def _read(link: Link, receive: Receive) -> None:
@@ -126,10 +139,13 @@ async def _read(link: Link, receive: Receive) -> None:
 
 
 async def _pump(link: Link, send: Send) -> None:
-    # It fails when the worker is gone, and then the reader hears of that too.
-    with suppress(OSError):
+    try:
         while True:
-            await send({"type": "websocket.send", "bytes": (await link.outgoing.get()).encoded()})
+            await _send_frame(send, await link.outgoing.get())
+    except TimeoutError:
+        link.lose(f"it has read nothing for {SILENCE_SECONDS:g} s")
+    except OSError:
+        link.lose("the worker went away")
 
 
 async def _next(receive: Receive) -> RelayFrame:
@@ -139,5 +155,14 @@ async def _next(receive: Receive) -> RelayFrame:
     return frame_in(message.get("bytes"))
 
 
-def _close(code: int, reason: str) -> Message:
-    return {"type": "websocket.close", "code": code, "reason": reason.encode()[:LONGEST_REASON].decode(errors="ignore")}
+async def _send_frame(send: Send, frame: RelayFrame) -> None:
+    """Raises TimeoutError, which is an OSError, if the worker has stopped reading. Pings do not notice that: they wait
+    for the same buffer."""
+    async with asyncio.timeout(SILENCE_SECONDS):
+        await send({"type": "websocket.send", "bytes": frame.encoded()})
+
+
+async def _close(send: Send, code: int, reason: str) -> None:
+    said = reason.encode()[:LONGEST_REASON].decode(errors="ignore")
+    async with asyncio.timeout(CLOSE_SECONDS):
+        await send({"type": "websocket.close", "code": code, "reason": said})

@@ -13,6 +13,7 @@ from loopwright.errors import LoopwrightError, RefusedError
 from loopwright.gateway.relay.frames import FrameType, RelayFrame, frame_of_words, protocol_broken
 
 WORKER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 LONGEST_SOURCE = 4096
 HELD_BY_A_RUN = 409
 PASSING = frozenset({408, HELD_BY_A_RUN, 429})
@@ -21,19 +22,23 @@ PASSING = frozenset({408, HELD_BY_A_RUN, 429})
 
 @dataclass(frozen=True, slots=True)
 class WorkerModel:
-    """A model that workers serve. `source` is a folder or a name. `version` is that of its weights now."""
+    """A model that workers serve. `source` is a folder or a name. `version` is that of its weights now. `digest` tells
+    the files that it was loaded from, if the worker has loaded it from a folder."""
 
     source: str
     max_context: int
     version: int = 0
+    digest: str | None = None
 
     @property
     def name(self) -> str:
-        """Folders differ from machine to machine, so only the last part of the source tells a model."""
+        """Folders differ from machine to machine, so only the last part of the source belongs to the name."""
         return PurePath(self.source).name or "model"
 
     def is_same(self, other: WorkerModel) -> bool:
-        return (self.name, self.max_context) == (other.name, other.max_context)
+        """As far as both tell: many folders are called `export`, and not every worker has read the files."""
+        digests = {self.digest, other.digest} - {None}
+        return (self.name, self.max_context) == (other.name, other.max_context) and len(digests) < 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +70,24 @@ def hello_of(frame: RelayFrame) -> Hello:
 def _model(said: Any) -> WorkerModel:
     match said:
         case {"source": str(source), "max_context": int(context), "version": int(version)} if (
-            0 < len(source) <= LONGEST_SOURCE and source.isprintable() and context > 0 and version >= 0
+            0 < len(source) <= LONGEST_SOURCE
+            and source.isprintable()
+            and context > 0
+            and version >= 0
+            and _is_digest(digest := said.get("digest"))
         ):
-            return WorkerModel(source, context, version)
+            return WorkerModel(source, context, version, digest)
     raise protocol_broken(f"HELLO describes no model: {str(said)[:200]}")
 
 
+def _is_digest(said: Any) -> bool:
+    return said is None or (isinstance(said, str) and DIGEST.fullmatch(said) is not None)
+
+
 def refusal_frame(error: LoopwrightError) -> RelayFrame:
-    said = {"message": error.message, "remedy": error.remedy, "status": error.facts.get("status", 400)}
+    # Whatever is no refusal may pass: a tokenizer is not found while a hub is away.
+    status = error.facts.get("status", 400) if isinstance(error, RefusedError) else 503
+    said = {"message": error.message, "remedy": error.remedy, "status": status}
     return frame_of_words(FrameType.REFUSED, said)
 
 
