@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from loopwright.buffer.codec import encode_reward, encode_task
-from loopwright.buffer.reader import Attempt
+from loopwright.runs.stored_run import Attempt
 from loopwright.buffer.transcripts import transcript_fields
 from loopwright.types import Episode, TokenChain
 

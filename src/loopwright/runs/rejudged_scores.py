@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from loopwright.errors import RunError, RunLockedError
 from loopwright.track.jsonl import JsonlFile, read_jsonl
-from loopwright.trainers.durable import write_whole
+from loopwright.runs.durable import write_whole
 from loopwright.types import Failed, Reward, Rollout, RolloutKey, Scored
 
 Place = tuple[RolloutKey, int]
