@@ -62,7 +62,8 @@ def run(trained: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+    weights: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    return weights
 
 
 def equal(one: Path, other: Path) -> bool:
