@@ -24,6 +24,7 @@ from loopwright.cli.replay import replay
 from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
 from loopwright.cli.train import train
+from loopwright.cli.ui import ui
 from loopwright.cli.vllm_extension import vllm_extension
 from loopwright.cli.worker import worker
 
@@ -43,6 +44,7 @@ app.command("migrate")(migrate)
 app.command("doctor")(doctor)
 app.command("show")(show)
 app.command("export")(export)
+app.command("ui")(ui)
 app.command("audit")(audit)
 app.command("replay")(replay)
 app.command("rejudge")(rejudge)

@@ -30,6 +30,7 @@ EXTRAS = {
         Extra("math_verify", "math"),
         Extra("httpx", "http"),
         Extra("uvicorn", "serve"),
+        Extra("starlette", "ui"),
         Extra("tensorboard", "tensorboard"),
         Extra("wandb", "wandb"),
         Extra("mlflow", "mlflow"),

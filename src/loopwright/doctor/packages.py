@@ -18,6 +18,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
         "engines in processes of their own, and the gateway",
         ("starlette", "uvicorn", "httptools", "websockets", "uvloop", "httpx", "zstandard"),
     ),
+    "ui": ("the web page of runs", ("starlette", "uvicorn", "httptools", "pyarrow", "tokenizers")),
     "tensorboard": ("metrics in TensorBoard", ("tensorboard",)),
     "wandb": ("metrics at Weights & Biases", ("wandb",)),
     "mlflow": ("metrics at MLflow", ("mlflow-skinny", "sqlalchemy", "alembic")),

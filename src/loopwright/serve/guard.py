@@ -1,8 +1,8 @@
 """The access check of every server (S3).
 
 A request needs the right key, if the server has one. It needs a Host that the server answers to, so that no web page
-can reach it under another name. It must have no Origin, because no browser should use these servers. Its body must be
-within limits. Only the path `/health` needs no key: it only says that the server is there.
+can reach it under another name. It must have no Origin, because no browser should use these servers; a server with pages
+of its own takes the Origin of these pages. Its body must be within limits. Only the path `/health` needs no key: it only says that the server is there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Guard:
     addresses.
 
     `refuse` writes the answer to a refused request, for apps with their own error format. With `websockets`, the app
-    accepts WebSockets too, under the same rules; the server limits the size of their messages.
+    accepts WebSockets too, under the same rules; the server limits the size of their messages. With `own_pages`, the app
+    serves pages, and these may ask it.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Guard:
         max_body: int = MAX_BODY_BYTES,
         refuse: Refuse | None = None,
         websockets: bool = False,
+        own_pages: bool = False,
     ) -> None:
         self._app = app
+        self._own_pages = own_pages
         self._kinds = ("http", "websocket") if websockets else ("http",)
         self._refuse = refuse or _refuse_plainly
         self._expected = None if key is None else f"Bearer {key}".encode()
@@ -63,15 +66,19 @@ class Guard:
         await self._app(scope, self._limited(receive) if is_http else receive, send)
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        host = _host(headers.get(b"host", b"").decode("latin-1"))
+        named = headers.get(b"host", b"")
+        host = _host(named.decode("latin-1"))
         if self._hosts is not None and host not in self._hosts:
             raise RefusedError(
                 f"this server does not answer to the name {host!r}",
                 remedy=f"ask for {' or '.join(sorted(self._hosts))}",
                 status=403,
             )
-        if b"origin" in headers:
-            raise RefusedError("this server is not for web pages", remedy="ask without an Origin header", status=403)
+        own = (b"http://" + named, b"https://" + named) if self._own_pages else ()
+        if b"origin" in headers and headers[b"origin"] not in own:
+            raise RefusedError(
+                "this server is not for web pages of others", remedy="ask without an Origin header", status=403
+            )
         if self._expected is not None and path != OPEN_PATH:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):

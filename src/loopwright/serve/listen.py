@@ -57,17 +57,23 @@ async def listening(
     own_keys: bool = False,
     refuse: Refuse | None = None,
     websockets: WebSockets | None = None,
+    own_pages: bool = False,
 ) -> AsyncIterator[int]:
     """Serve `app` behind a guard, and yield the port: the requested one, or a free one if it is 0.
 
     `names`: further names that clients use, for example through a proxy; on the loopback no other names are accepted.
     `own_keys`: the app has several keys and checks them itself. `refuse`: writes the guard's refusals. With
-    `websockets` the app accepts them too.
+    `websockets` the app accepts them too. With `own_pages` it serves pages, which may ask it.
     """
     check_bind(host, key)
     hosts = (*LOOPBACK_NAMES, *names) if is_loopback(host) else None
     guarded: App = Guard(
-        app, key=None if own_keys else key, hosts=hosts, refuse=refuse, websockets=websockets is not None
+        app,
+        key=None if own_keys else key,
+        hosts=hosts,
+        refuse=refuse,
+        websockets=websockets is not None,
+        own_pages=own_pages,
     )
     config = uvicorn.Config(
         guarded if websockets is None else _without_false_alarms(guarded),

@@ -75,6 +75,12 @@ def audit(path: Path) -> Audit:
         return Audit(_conservation(db, lives.groups), len(opened_at), tuple(findings))
 
 
+def standing(path: Path) -> dict[str, dict[GroupStatus, Count]]:
+    """Where the groups of each task set stand, without checking anything."""
+    with snapshot(path) as db:
+        return _standing(db)
+
+
 def _trail(db: sqlite3.Connection) -> Iterator[TrailRow]:
     return map(TrailRow._make, db.execute(f"SELECT {', '.join(TrailRow._fields)} FROM trail ORDER BY place"))
 

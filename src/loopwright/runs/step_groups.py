@@ -1,0 +1,240 @@
+"""The groups of one train step for people who look at it: what was trained, and what was left out meanwhile.
+
+Filters and pages are SQL, so an answer is small however large the step is. Nothing here reads tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loopwright.buffer.storage.schema import snapshot
+from loopwright.types import FailureCause, GroupStatus
+
+LATEST = (
+    "attempt = (SELECT max(attempt) FROM rollouts AS later WHERE (later.task_set, later.draw, later.round,"
+    " later.member) = (r.task_set, r.draw, r.round, r.member))"
+)
+VALUE = "CASE json_extract(r.reward, '$.kind') WHEN 'scored' THEN json_extract(r.reward, '$.value') END"
+CAUSE = "CASE json_extract(r.reward, '$.kind') WHEN 'failed' THEN json_extract(r.reward, '$.cause') END"
+LEFT_OUT = (GroupStatus.FILTERED, GroupStatus.FAILED, GroupStatus.EXPIRED, GroupStatus.ROLLED_BACK)
+BINS = 10
+
+
+class StepWhat(NamedTuple):
+    """One trained step: how many groups and rollouts, and when the last of its groups was consumed."""
+
+    step: int
+    groups: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to show of a step. `low` and `high` bound the reward; the upper bound is part of it."""
+
+    task_set: str | None = None
+    low: float | None = None
+    high: float | None = None
+    cause: FailureCause | None = None
+    status: GroupStatus | None = None
+    """Groups that were left out while the step was made, instead of the trained ones."""
+
+    def members(self) -> tuple[str, list[Any]]:
+        """SQL that a member has to satisfy, and its parameters. A group is shown if one of its members does."""
+        parts, values = list[str](), list[Any]()
+        if self.low is not None:
+            parts.append(f"({VALUE}) >= ?")
+            values.append(self.low)
+        if self.high is not None:
+            parts.append(f"({VALUE}) <= ?")
+            values.append(self.high)
+        if self.cause is not None:
+            parts.append(f"({CAUSE}) = ?")
+            values.append(self.cause.value)
+        return " AND ".join(parts), values
+
+
+class Member(NamedTuple):
+    """The latest attempt at one member."""
+
+    member: int
+    attempt: int
+    reward: float | None
+    cause: str | None
+    error: str | None
+    stop: str | None
+    agent_seconds: float
+    judge_seconds: float
+    oldest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAtStep:
+    """One group. `event` is the last thing that the trail says of it, `at` when."""
+
+    task_set: str
+    draw: int
+    round: int
+    task: str
+    status: str
+    version: int
+    members: tuple[Member, ...]
+
+
+class Bin(NamedTuple):
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPage:
+    """A page of groups. `total` counts all that match, `histogram` the rewards of the whole step."""
+
+    groups: tuple[GroupAtStep, ...]
+    total: int
+    histogram: tuple[Bin, ...]
+    causes: dict[str, int]
+    task_sets: tuple[str, ...]
+    left_out: dict[str, int]
+
+
+def trained_steps(database: Path, *, before: int | None = None, most: int = 200) -> tuple[StepWhat, ...]:
+    """The trained steps, the latest first."""
+    with snapshot(database) as db:
+        found = db.execute(
+            "SELECT step, count(*), (SELECT max(at) FROM trail AS t WHERE t.event = 'consumed' AND t.step = groups.step)"
+            " FROM groups WHERE step IS NOT NULL AND step < ? GROUP BY step ORDER BY step DESC LIMIT ?",
+            (1 << 62 if before is None else before, most),
+        )
+        return tuple(StepWhat(step, groups, at or 0.0) for step, groups, at in found)
+
+
+def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, most: int = 64) -> StepPage:
+    """A page of the groups of one step."""
+    with snapshot(database) as db:
+        places = _places(db, step)
+        chosen, values = _chosen(step, places, wanted)
+        (total,) = db.execute(f"SELECT count(*) FROM groups AS g WHERE {chosen}", values).fetchone()
+        rows = db.execute(
+            f"SELECT task_set, draw, round, json_extract(task, '$.id'), status, version FROM groups AS g WHERE {chosen}"
+            " ORDER BY task_set, draw, round LIMIT ? OFFSET ?",
+            (*values, most, offset),
+        ).fetchall()
+        groups = tuple(
+            GroupAtStep(*row[:3], str(row[3]), *row[4:], tuple(members_of(db, row[0], row[1], row[2]))) for row in rows
+        )
+        return StepPage(
+            groups,
+            total,
+            _histogram(db, step),
+            _causes(db, step),
+            tuple(
+                name
+                for (name,) in db.execute("SELECT DISTINCT task_set FROM groups WHERE step = ? ORDER BY 1", (step,))
+            ),
+            _left_out(db, places),
+        )
+
+
+def members_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> Iterator[Member]:
+    for member, attempt, reward, stop, agent, judge, oldest in db.execute(
+        "SELECT member, attempt, reward, stop, agent_seconds, judge_seconds, oldest FROM rollouts AS r"
+        f" WHERE (task_set, draw, round) = (?, ?, ?) AND {LATEST} ORDER BY member",
+        (task_set, draw, round),
+    ):
+        said = json.loads(reward)
+        is_scored, has_failed = said["kind"] == "scored", said["kind"] == "failed"
+        yield Member(
+            member,
+            attempt,
+            said["value"] if is_scored else None,
+            said["cause"] if has_failed else None,
+            f"{said['error']}: {said['detail']}"[:300] if has_failed else None,
+            stop,
+            agent,
+            judge,
+            oldest,
+        )
+
+
+def _places(db: sqlite3.Connection, step: int) -> tuple[int, int]:
+    """The part of the trail in which the step was made: from behind the one before it to its own end."""
+
+    def last(of: int) -> int | None:
+        (place,) = db.execute("SELECT max(place) FROM trail WHERE event = 'consumed' AND step = ?", (of,)).fetchone()
+        return None if place is None else int(place)
+
+    (newest,) = db.execute("SELECT coalesce(max(place), 0) FROM trail").fetchone()
+    return last(step - 1) or 0, last(step) or int(newest)
+
+
+def _chosen(step: int, places: tuple[int, int], wanted: Wanted) -> tuple[str, Sequence[Any]]:
+    if wanted.status is None or wanted.status is GroupStatus.CONSUMED:
+        parts, values = ["g.step = ?"], list[Any]([step])
+    else:
+        parts = [
+            "g.status = ?",
+            "(g.task_set, g.draw, g.round) IN (SELECT task_set, draw, round FROM trail WHERE place > ? AND place <= ?"
+            " AND event = ?)",
+        ]
+        values = [wanted.status.value, *places, wanted.status.value]
+    if wanted.task_set is not None:
+        parts.append("g.task_set = ?")
+        values.append(wanted.task_set)
+    of_members, more = wanted.members()
+    if of_members:
+        parts.append(
+            "EXISTS (SELECT 1 FROM rollouts AS r WHERE (r.task_set, r.draw, r.round) = (g.task_set, g.draw, g.round)"
+            f" AND {of_members})"
+        )
+        values += more
+    return " AND ".join(parts), values
+
+
+_OF_STEP = (
+    "FROM groups AS g JOIN rollouts AS r USING (task_set, draw, round)"
+    f" WHERE g.step = ? AND {LATEST.replace('attempt =', 'r.attempt =', 1)}"
+)
+
+
+def _histogram(db: sqlite3.Connection, step: int) -> tuple[Bin, ...]:
+    """The rewards in bins of equal width; if there are few different ones, a bin for each."""
+    found = db.execute(f"SELECT {VALUE} AS value, count(*) {_OF_STEP} GROUP BY 1 ORDER BY 1", (step,)).fetchall()
+    counts = [(float(value), int(count)) for value, count in found if value is not None]
+    if len(counts) <= BINS:
+        return tuple(Bin(value, value, count) for value, count in counts)
+    low, high = counts[0][0], counts[-1][0]
+    width = (high - low) / BINS
+    sums = [0] * BINS
+    for value, count in counts:
+        sums[min(BINS - 1, int((value - low) / width))] += count
+    return tuple(Bin(low + n * width, high if n == BINS - 1 else low + (n + 1) * width, sums[n]) for n in range(BINS))
+
+
+def _causes(db: sqlite3.Connection, step: int) -> dict[str, int]:
+    """Failures of the step's groups by cause, with the attempts that were repeated."""
+    found = db.execute(
+        f"SELECT {CAUSE} AS cause, count(*) FROM groups AS g JOIN rollouts AS r USING (task_set, draw, round)"
+        " WHERE g.step = ? GROUP BY 1",
+        (step,),
+    )
+    return {cause: count for cause, count in found if cause is not None}
+
+
+def _left_out(db: sqlite3.Connection, places: tuple[int, int]) -> dict[str, int]:
+    """Groups that ended untrained while the step was made, by status."""
+    marks = ", ".join("?" * len(LEFT_OUT))
+    found = db.execute(
+        "SELECT g.status, count(DISTINCT g.task_set || '/' || g.draw || '/' || g.round) FROM trail AS t"
+        " JOIN groups AS g USING (task_set, draw, round)"
+        f" WHERE t.place > ? AND t.place <= ? AND t.member IS NULL AND t.event = g.status AND g.status IN ({marks})"
+        " GROUP BY 1",
+        (*places, *(status.value for status in LEFT_OUT)),
+    )
+    return dict(found.fetchall())

@@ -1,0 +1,100 @@
+"""Finds a text in the transcripts of a run, step by step, the latest first.
+
+One call looks at as many steps as fit into its time, and says where to go on. Only the texts are read from an archived
+step, not its tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.buffer.archive import Archive, Parcel, ParcelKind
+from loopwright.buffer.storage.schema import snapshot
+from loopwright.types import RolloutKey
+
+AROUND = 60
+"""How many characters are shown on each side of a hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One rollout whose transcript has the text."""
+
+    key: RolloutKey
+    round: int
+    step: int
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """`before` is the step from which to go on towards earlier ones; None if all were looked at."""
+
+    hits: tuple[Hit, ...]
+    before: int | None
+    steps: int
+
+
+def search(database: Path, text: str, *, before: int | None = None, most: int = 50, seconds: float = 1.0) -> Hits:
+    """The rollouts of trained steps that have `text`, whatever its case, in a message, a call or an output."""
+    deadline, hits, looked, at = time.monotonic() + seconds, list[Hit](), 0, before
+    archive = Archive.beside(database)
+    # Transcripts are JSON in ASCII, so the text is looked for as it is written there.
+    needle = json.dumps(text)[1:-1]
+    while True:
+        at = _step_before(database, at)
+        if at is None:
+            return Hits(tuple(hits), None, looked)
+        hits += _in_step(database, archive, at, needle)
+        looked += 1
+        if len(hits) >= most or time.monotonic() > deadline:
+            return Hits(tuple(hits[: 4 * most]), at, looked)
+
+
+def _step_before(database: Path, step: int | None) -> int | None:
+    with snapshot(database) as db:
+        bound = 1 << 62 if step is None else step
+        found = db.execute("SELECT max(step) FROM groups WHERE step < ?", (bound,)).fetchone()[0]
+        return None if found is None else int(found)
+
+
+def _in_step(database: Path, archive: Archive, step: int, needle: str) -> Iterator[Hit]:
+    path = archive.path(Parcel(ParcelKind.TRAINED, step))
+    found = [*_in_file(path, needle)] if path.is_file() else []
+    with snapshot(database) as db:
+        found += db.execute(
+            "SELECT task_set, draw, round, member, attempt, messages FROM groups JOIN rollouts"
+            " USING (task_set, draw, round) WHERE step = ? AND messages IS NOT NULL AND messages LIKE ? ESCAPE '~'",
+            (step, f"%{_escaped(needle)}%"),
+        ).fetchall()
+    for task_set, draw, round, member, attempt, messages in sorted(found):
+        yield Hit(RolloutKey(task_set, draw, member, attempt), round, step, _excerpt(messages, needle))
+
+
+def _in_file(path: Path, needle: str) -> list[tuple[str, int, int, int, int, str]]:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    names = ["task_set", "draw", "round", "member", "attempt", "messages"]
+    table = pq.read_table(path, columns=names)
+    matching = table.filter(pc.match_substring(table["messages"], needle, ignore_case=True))
+    columns = [matching[name].to_pylist() for name in names]
+    return list(zip(*columns, strict=True))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("~", "~~").replace("%", "~%").replace("_", "~_")
+
+
+def _excerpt(messages: str, needle: str) -> str:
+    """The text round the hit, as a person reads it."""
+    place = messages.lower().find(needle.lower())
+    begin, end = max(0, place - AROUND), place + len(needle) + AROUND
+    piece = messages[begin:end]
+    for escape, plain in (("\\n", " "), ("\\t", " "), ('\\"', '"'), ("\\\\", "\\")):
+        piece = piece.replace(escape, plain)
+    return f"{'…' if begin else ''}{piece}{'…' if end < len(messages) else ''}"

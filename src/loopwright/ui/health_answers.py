@@ -1,0 +1,33 @@
+"""Whether a run is well: where its groups stand, and what happened to its engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loopwright.runs.auditing.audit import standing
+from loopwright.ui.answers import cut
+from loopwright.ui.asked import Asked
+from loopwright.ui.run_answers import is_alive
+from loopwright.ui.run_view import RunView
+
+
+def health(view: RunView, asked: Asked) -> dict[str, Any]:
+    engines = [
+        {"name": event["name"], "step": event["step"], "at": event["end"], "facts": cut(event.get("facts") or {}, 1000)}
+        for event in view.engine_events()[-50:]
+    ]
+    return {
+        "alive": is_alive(view),
+        **view.progress(),
+        "conservation": _conservation(view),
+        "engine_events": engines,
+    }
+
+
+def _conservation(view: RunView) -> dict[str, Any]:
+    if not view.inside(view.folder.rollouts).is_file():
+        return {}
+    return {
+        cut(name): {status.value: count._asdict() for status, count in counts.items() if count.groups}
+        for name, counts in standing(view.database).items()
+    }

@@ -1,0 +1,122 @@
+"""One run as the page reads it: its files, opened only if they are inside of its folder, and what is kept of them in memory.
+
+Several requests may ask at once, so everything that changes is behind one lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from loopwright.buffer.archive import Archive
+from loopwright.errors import RefusedError
+from loopwright.runs.event_index import EventIndex
+from loopwright.runs.metric_columns import Columns, MetricColumns
+from loopwright.runs.run_folder import RunFolder
+from loopwright.ui.token_text import TokenText
+
+
+class RunView:
+    """The run in `folder`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._root = folder.path.resolve()
+        self._lock = Lock()
+        self._metrics = MetricColumns(folder.metrics)
+        self._events = EventIndex(folder.events)
+        self._archive: tuple[int, Archive] | None = None
+        self._texts: TokenText | None = None
+
+    @property
+    def name(self) -> str:
+        return self._folder.path.name
+
+    @property
+    def folder(self) -> RunFolder:
+        return self._folder
+
+    def inside(self, path: Path) -> Path:
+        """The path, if no link on it leads out of the run's folder."""
+        if not path.resolve().is_relative_to(self._root):
+            raise RefusedError(
+                f"{path.name} of this run leads out of its folder", remedy="replace the link by the file", status=403
+            )
+        return path
+
+    @property
+    def database(self) -> Path:
+        """The run's rollouts. Raises if there are none yet."""
+        path = self.inside(self._folder.rollouts)
+        if not path.is_file():
+            raise RefusedError("this run has stored no rollouts yet", remedy="wait for its first step", status=404)
+        return path
+
+    def archive(self) -> Archive:
+        """The archive as it is now: a run that resumes may replace its files."""
+        folder = self.inside(self._folder.path / "archive")
+        changed = folder.stat().st_mtime_ns if folder.is_dir() else 0
+        with self._lock:
+            if self._archive is None or self._archive[0] != changed:
+                for file in folder.glob("*.parquet"):
+                    self.inside(file)
+                self._archive = changed, Archive(folder)
+            return self._archive[1]
+
+    def columns(self, names: Sequence[str], since: int = 0) -> Columns:
+        self.inside(self._folder.metrics)
+        with self._lock:
+            self._metrics.refresh()
+            return self._metrics.read(names, since=since)
+
+    def metric_names(self) -> list[str]:
+        self.inside(self._folder.metrics)
+        with self._lock:
+            self._metrics.refresh()
+            return self._metrics.names
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        self.inside(self._folder.metrics)
+        with self._lock:
+            self._metrics.refresh()
+            return self._metrics.series(name)
+
+    def progress(self) -> dict[str, Any]:
+        """How far the metrics are, cheap enough to ask every second."""
+        self.inside(self._folder.metrics)
+        with self._lock:
+            self._metrics.refresh()
+            return {
+                "edition": self._metrics.edition,
+                "rows": self._metrics.rows,
+                "step": self._metrics.last_step,
+                "at": self._metrics.last_time,
+            }
+
+    def events(self, steps: Sequence[int]) -> list[dict[str, Any]]:
+        self.inside(self._folder.events)
+        with self._lock:
+            self._events.refresh()
+            return self._events.of(steps)
+
+    def event_steps(self) -> list[int]:
+        self.inside(self._folder.events)
+        with self._lock:
+            self._events.refresh()
+            return self._events.steps
+
+    def engine_events(self) -> list[dict[str, Any]]:
+        self.inside(self._folder.events)
+        with self._lock:
+            self._events.refresh()
+            return list(self._events.of_engines)
+
+    def texts(self) -> TokenText:
+        """The texts of token ids."""
+        file = self.inside(self._folder.tokenizer / "tokenizer.json")
+        with self._lock:
+            if self._texts is None or not self._texts.is_known:
+                self._texts = TokenText.read(file)
+            return self._texts

@@ -1,0 +1,83 @@
+"""Which runs a server shows: one, or those directly in a folder. No name and no link leads out of it."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+from loopwright.errors import RefusedError, RunError
+from loopwright.runs.run_folder import RunFolder
+from loopwright.ui.run_view import RunView
+
+MOST_OPEN = 8
+"""How many runs stay open. What a page has of the others is read again."""
+
+
+class ServedRuns:
+    """The runs in `root`, or `root` itself if it is a run."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise RunError(f"{root} is not a folder", remedy="name the folder of a run, or a folder of runs")
+        self._root = root.resolve()
+        self._is_run = is_run(self._root)
+        self._open: OrderedDict[str, RunView] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    @property
+    def single(self) -> str | None:
+        """The name of the run, if there is only this one."""
+        return self._root.name if self._is_run else None
+
+    def names(self) -> list[str]:
+        """The runs, the latest first."""
+        if self._is_run:
+            return [self._root.name] if is_run(self._root) else []
+        try:
+            with os.scandir(self._root) as entries:
+                found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+        runs = [name for name in found if is_run(self._root / name)]
+        return sorted(runs, key=lambda name: (-_changed(self._root / name), name))
+
+    def view(self, name: str) -> RunView:
+        """The run of that name. Raises if it is none of the runs."""
+        path = self._root if self._is_run else self._root / name
+        known = name == self._root.name if self._is_run else name not in ("", ".", "..") and "/" not in name
+        if not known or "\0" in name or path.is_symlink() or not is_run(path):
+            with self._lock:
+                self._open.pop(name, None)
+            raise RefusedError(
+                f"there is no run {name[:80]!r} here",
+                remedy="choose one from the list; it may have been deleted",
+                status=404,
+            )
+        with self._lock:
+            view = self._open.pop(name, None) or RunView(RunFolder(path))
+            self._open[name] = view
+            while len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+        return view
+
+
+def is_run(path: Path) -> bool:
+    """Whether the folder holds the config of a run, and no link in its place."""
+    config = path / "config.yaml"
+    return config.is_file() and not config.is_symlink()
+
+
+def _changed(path: Path) -> float:
+    """When the run last told something."""
+    for name in ("metrics.jsonl", "config.yaml"):
+        try:
+            return (path / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0

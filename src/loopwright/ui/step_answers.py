@@ -1,0 +1,71 @@
+"""What the page says of train steps: the list, one step with its groups, and where a text occurs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loopwright.errors import RefusedError
+from loopwright.runs.step_groups import GroupAtStep, Wanted, step_page, trained_steps
+from loopwright.runs.text_search import search
+from loopwright.types import FailureCause, GroupStatus
+from loopwright.ui.answers import cut, numbers
+from loopwright.ui.asked import Asked
+from loopwright.ui.run_view import RunView
+
+MOST_GROUPS = 128
+
+
+def list_steps(view: RunView, asked: Asked) -> dict[str, Any]:
+    found = trained_steps(view.database, before=asked.maybe_number("before"), most=min(500, asked.number("most", 200)))
+    return {"steps": [one._asdict() for one in found]}
+
+
+def show_step(view: RunView, asked: Asked) -> dict[str, Any]:
+    step = asked.number("step", 0)
+    wanted = Wanted(
+        asked.text("task_set"),
+        asked.real("low"),
+        asked.real("high"),
+        asked.one_of("cause", FailureCause),
+        asked.one_of("status", GroupStatus),
+    )
+    offset = asked.number("offset", 0)
+    page = step_page(view.database, step, wanted, offset=offset, most=min(MOST_GROUPS, asked.number("most", 64)))
+    return {
+        "step": step,
+        "total": page.total,
+        "offset": offset,
+        "histogram": [one._asdict() for one in page.histogram],
+        "causes": page.causes,
+        "task_sets": cut(page.task_sets),
+        "left_out": page.left_out,
+        "groups": [_group(group) for group in page.groups],
+    }
+
+
+def _group(group: GroupAtStep) -> dict[str, Any]:
+    rewards = [one.reward for one in group.members if one.reward is not None]
+    return {
+        "key": f"{cut(group.task_set)}/{group.draw}",
+        "task_set": cut(group.task_set),
+        "draw": group.draw,
+        "round": group.round,
+        "task": cut(group.task, 300),
+        "status": group.status,
+        "version": group.version,
+        "mean": numbers([sum(rewards) / len(rewards)])[0] if rewards else None,
+        "has_signal": len(set(rewards)) > 1,
+        "members": [cut(one._asdict(), 400) for one in group.members],
+    }
+
+
+def find_text(view: RunView, asked: Asked) -> dict[str, Any]:
+    text = asked.text("q")
+    if text is None:
+        raise RefusedError("nothing is looked for", remedy="send a text as q", status=400)
+    found = search(view.database, text, before=asked.maybe_number("before"))
+    view.archive()
+    hits = [
+        {"key": str(hit.key), "round": hit.round, "step": hit.step, "excerpt": cut(hit.excerpt)} for hit in found.hits
+    ]
+    return {"hits": hits, "before": found.before, "steps": found.steps}

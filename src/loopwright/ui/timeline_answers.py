@@ -1,0 +1,35 @@
+"""Who did what when, in a few train steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loopwright.ui.answers import cut
+from loopwright.ui.asked import Asked
+from loopwright.ui.run_view import RunView
+
+MOST_STEPS = 20
+MOST_SPANS = 3000
+
+
+def timeline(view: RunView, asked: Asked) -> dict[str, Any]:
+    """The events of `count` steps up to step `to`; without it, up to the last."""
+    steps = view.event_steps()
+    to, count = asked.maybe_number("to"), max(1, min(MOST_STEPS, asked.number("count", 3)))
+    shown = [step for step in steps if to is None or step <= to][-count:]
+    events = view.events(shown)
+    spans = [
+        {
+            "name": cut(event["name"], 80),
+            "step": event["step"],
+            "start": event["start"],
+            "end": event["end"],
+            "who": cut(str(event.get("who") or ""), 120),
+            "ok": bool(event.get("ok", True)),
+            "error": cut(event.get("error"), 200),
+            "facts": cut(event.get("facts") or {}, 500),
+        }
+        for event in events[-MOST_SPANS:]
+    ]
+    first, last = (steps[0], steps[-1]) if steps else (None, None)
+    return {"first": first, "last": last, "steps": shown, "spans": spans, "left_out": max(0, len(events) - MOST_SPANS)}
