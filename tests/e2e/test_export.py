@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loopwright.trainers.run_folder import RunFolder
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -19,7 +20,6 @@ from loopwright.config import load
 from loopwright.errors import ModelError, RunError
 from loopwright.learn.exporting import write_model
 from loopwright.models.tokenizer import load_tokenizer
-from loopwright.trainers.run_folder import RunFolder
 
 WriteConfig = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
