@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loopwright.trainers.run_folder import RunFolder
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +19,7 @@ from loopwright.config import load
 from loopwright.errors import ModelError, RunError
 from loopwright.learn.exporting import write_model
 from loopwright.models.tokenizer import load_tokenizer
+from loopwright.runs.run_folder import RunFolder
 
 WriteConfig = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]
