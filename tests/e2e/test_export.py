@@ -19,7 +19,7 @@ from loopwright.config import load
 from loopwright.errors import ModelError, RunError
 from loopwright.learn.exporting import write_model
 from loopwright.models.tokenizer import load_tokenizer
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 
 WriteConfig = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from loopwright.errors import ModelError, RunError
 from loopwright.learn.exporting import write_model
-from loopwright.trainers.durable import draft_of, flush, flush_tree
-from loopwright.trainers.kept_weights import LATEST, Weights, checkpoint_weights
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.durable import draft_of, flush, flush_tree
+from loopwright.runs.kept_weights import LATEST, Weights, checkpoint_weights
+from loopwright.runs.run_folder import RunFolder
 
 TRIES = 3
 """How often an export begins again because the run has removed the checkpoint meanwhile."""

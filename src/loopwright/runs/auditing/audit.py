@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loopwright.buffer.archive import Archive, GroupKey
+from loopwright.buffer.storage.schema import snapshot
 from loopwright.runs.auditing.ageing import check_trained, check_untrained
 from loopwright.runs.auditing.comparing import (
     LedgerRow,
@@ -19,7 +20,6 @@ from loopwright.runs.auditing.comparing import (
 )
 from loopwright.runs.auditing.findings import Finding
 from loopwright.runs.auditing.lives import Life, Lives, TrailRow
-from loopwright.buffer.storage.schema import snapshot
 from loopwright.types import GroupStatus
 
 

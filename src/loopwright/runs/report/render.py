@@ -10,11 +10,11 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from loopwright.runs.report import trajectories
-from loopwright.runs.report.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar
 from loopwright.core.duration import duration
+from loopwright.runs.report import trajectories
 from loopwright.runs.report.data import Progress, ReportData, RunSummary, edges, mean
 from loopwright.runs.report.drift import drift_paragraph
+from loopwright.runs.report.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar
 from loopwright.types import FailureCause
 
 
