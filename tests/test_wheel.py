@@ -42,7 +42,9 @@ def run(*command: str, cwd: Path) -> str:
 def test_the_wheel_has_all_that_is_no_python(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
-    wanted = [path for path in (ROOT / "src").rglob("*") if path.suffix in {".c", ".html"} or path.name == "py.typed"]
+    kinds = {".c", ".html", ".css", ".js", ".svg", ".md", ".LICENSE"}
+    wanted = [path for path in (ROOT / "src").rglob("*") if path.suffix in kinds or path.name == "py.typed"]
+    assert any(path.name == "uPlot.LICENSE" for path in wanted)
     assert wanted
     assert {path.relative_to(ROOT / "src").as_posix() for path in wanted} <= names
     # It is Python, in a folder that is no package: vLLM's environment imports it from there.

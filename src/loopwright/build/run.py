@@ -20,6 +20,7 @@ from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.followers import open_followers
 from loopwright.build.gateway import RunSessions, gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
+from loopwright.build.page import open_run_page
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.relay import dialled_door
 from loopwright.build.running import Run, RunOpening
@@ -96,6 +97,7 @@ async def _open(
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
         await stack.enter_async_context(open_followers(loaded, folder, env))
+        await stack.enter_async_context(open_run_page(config, folder, console, env))
         run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
         engines = await stack.enter_async_context(_engines(run_parts, env))
         elsewhere = reached = brought = None

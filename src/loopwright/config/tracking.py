@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic import Field
+
 from loopwright.config.base import FromYaml, Section, Text
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath
@@ -51,7 +53,16 @@ class TrackConfig(Section):
     tensorboard: bool = False
     wandb: WandbConfig | None = None
     mlflow: MlflowConfig | None = None
+    ui: bool = False
+    """The web page of the run, beside it."""
+    ui_port: int = Field(default=0, ge=0, le=65535)
+
+    def idle(self) -> Iterator[tuple[KeyPath, str]]:
+        if not self.ui:
+            yield ("ui_port",), "ui is false"
 
     def needs(self) -> Iterator[Need]:
+        if self.ui:
+            yield Need(Outside.EXTRA, ("ui",), "ui")
         if self.tensorboard:
             yield Need(Outside.EXTRA, ("tensorboard",), "tensorboard")

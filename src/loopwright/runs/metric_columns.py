@@ -120,8 +120,8 @@ class MetricColumns:
         """The rows from `since` on. More than `most` rows are averaged in buckets, which begin at the first row."""
         bucket = -(-self.rows // most) if self.rows else 1
         since = since if bucket == 1 else 0
-        steps = self._steps[since:]
-        found = {name: self._column(name)[since:] for name in names if name in self._values}
+        steps: Sequence[int] = self._steps[since:]
+        found: dict[str, Sequence[float]] = {name: self._column(name)[since:] for name in names if name in self._values}
         if bucket > 1:
             starts = range(0, len(steps), bucket)
             steps = array("q", (steps[start] for start in starts))

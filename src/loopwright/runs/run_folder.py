@@ -84,6 +84,20 @@ class RunFolder:
         return self.path / "followers.log"
 
     @property
+    def ui(self) -> Path:
+        """Where the run's own page is, with `track.ui`."""
+        return self.path / "ui.json"
+
+    @property
+    def ui_key(self) -> Path:
+        """The key of that page."""
+        return self.path / "ui.key"
+
+    @property
+    def ui_log(self) -> Path:
+        return self.path / "ui.log"
+
+    @property
     def actors(self) -> Path:
         """The logs of actors, one file for each."""
         return self.path / "actors"

@@ -75,7 +75,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupAtStep:
-    """One group. `event` is the last thing that the trail says of it, `at` when."""
+    """One group, with the latest attempt at each member."""
 
     task_set: str
     draw: int
@@ -87,9 +87,11 @@ class GroupAtStep:
 
 
 class Bin(NamedTuple):
+    """Rewards from `low` to `high`, and how many members have one."""
+
     low: float
     high: float
-    count: int
+    members: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ def trained_steps(database: Path, *, before: int | None = None, most: int = 200)
     """The trained steps, the latest first."""
     with snapshot(database) as db:
         found = db.execute(
-            "SELECT step, count(*), (SELECT max(at) FROM trail AS t WHERE t.event = 'consumed' AND t.step = groups.step)"
+            "SELECT step, count(*),"
+            " (SELECT max(at) FROM trail AS t WHERE t.event = 'consumed' AND t.step = groups.step)"
             " FROM groups WHERE step IS NOT NULL AND step < ? GROUP BY step ORDER BY step DESC LIMIT ?",
             (1 << 62 if before is None else before, most),
         )
@@ -127,7 +130,8 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
             (*values, most, offset),
         ).fetchall()
         groups = tuple(
-            GroupAtStep(*row[:3], str(row[3]), *row[4:], tuple(members_of(db, row[0], row[1], row[2]))) for row in rows
+            GroupAtStep(task_set, draw, round, str(task), status, version, tuple(members_of(db, task_set, draw, round)))
+            for task_set, draw, round, task, status, version in rows
         )
         return StepPage(
             groups,

@@ -1,8 +1,9 @@
 """The access check of every server (S3).
 
 A request needs the right key, if the server has one. It needs a Host that the server answers to, so that no web page
-can reach it under another name. It must have no Origin, because no browser should use these servers; a server with pages
-of its own takes the Origin of these pages. Its body must be within limits. Only the path `/health` needs no key: it only says that the server is there.
+can reach it under another name. It must have no Origin, because no browser should use these servers; only a server with
+pages takes the Origin of its own pages. Its body must be within limits. Only the path `/health` needs no key: it only
+says that the server is there.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Guard:
     addresses.
 
     `refuse` writes the answer to a refused request, for apps with their own error format. With `websockets`, the app
-    accepts WebSockets too, under the same rules; the server limits the size of their messages. With `own_pages`, the app
-    serves pages, and these may ask it.
+    accepts WebSockets too, under the same rules; the server limits the size of their messages. With `own_pages`, the
+    app serves pages, and these may ask it.
     """
 
     def __init__(

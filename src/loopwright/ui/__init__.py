@@ -1,1 +1,2 @@
-"""The web page: an ASGI app that reads run folders and changes nothing in them. What it shows it reads through `runs/`."""
+"""The web page: an ASGI app that reads run folders, through `runs/`, and changes
+nothing in them."""

@@ -1,4 +1,5 @@
-"""Answers as JSON, none of them larger than MOST_BYTES. Texts of models and users are cut, and say how long they were."""
+"""Answers as JSON, none of them larger than MOST_BYTES. Long texts of models and users are cut, and say how long they
+were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One run as the page reads it: its files, opened only if they are inside of its folder, and what is kept of them in memory.
+"""One run as the page reads it: its files, opened only if they are inside of its folder, and what is kept of
+them in memory.
 
 Several requests may ask at once, so everything that changes is behind one lock.
 """

@@ -13,6 +13,7 @@ from loopwright.ui.run_view import RunView
 
 MOST_OPEN = 8
 """How many runs stay open. What a page has of the others is read again."""
+LONGEST_NAME = 200
 
 
 class ServedRuns:
@@ -51,7 +52,7 @@ class ServedRuns:
         """The run of that name. Raises if it is none of the runs."""
         path = self._root if self._is_run else self._root / name
         known = name == self._root.name if self._is_run else name not in ("", ".", "..") and "/" not in name
-        if not known or "\0" in name or path.is_symlink() or not is_run(path):
+        if not known or "\0" in name or len(name) > LONGEST_NAME or path.is_symlink() or not is_run(path):
             with self._lock:
                 self._open.pop(name, None)
             raise RefusedError(

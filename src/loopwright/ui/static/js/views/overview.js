@@ -1,0 +1,79 @@
+// One run: how far it is, and its curves, which grow while it runs.
+
+import { askRun } from "../api.js";
+import { Chart, ChartGroup } from "../chart.js";
+import { facts, h, pick, replace } from "../dom.js";
+import { ago, duration, number, plain } from "../format.js";
+import { Metrics } from "../metrics.js";
+import { charts, controls } from "./curves.js";
+
+export async function show({ run, query, signal, go, watch }) {
+  const about = await askRun(run, "", {}, signal);
+  const taskSet = query.get("task_set") || "";
+  let names = about.metrics;
+  let store = new Metrics(run, wanted(names, taskSet));
+  await store.refresh(signal);
+  const group = new ChartGroup();
+  const grid = h("div", { class: "cards" });
+  const progress = h("div", { class: "card" });
+  const tell = (now) => {
+    const share = about.steps ? Math.min(1, now.step / about.steps) : null;
+    replace(progress, facts([
+      ["state", now.alive ? h("span", { class: "good" }, "running") : h("span", { class: "quiet" }, "not running")],
+      ["step", `${now.step}${about.steps ? ` of ${about.steps} (${Math.round(100 * share)} %)` : ""}`],
+      ["reward", latest(store, "reward/mean")],
+      ["last step", now.at ? ago(now.at) : "–"],
+      ["step time", stepTime(store)],
+      ...Object.entries(about.facts).map(([name, value]) => [name, plain(value)]),
+    ]));
+  };
+  let shownSilent = 0;
+  const build = () => {
+    for (const chart of group.charts) chart.plot?.destroy();
+    group.charts.clear();
+    const found = charts(names, taskSet).filter((one) => !one.silent || one.lines.some(([name]) => store.series(name).values.some((value) => value > 0)));
+    shownSilent = found.filter((one) => one.silent).length;
+    replace(grid, found.map((one) => group.add(new Chart(one.title, () => one.lines.map(([name, label, options], at) => ({ label, tone: (at % 8) + 1, dash: at % 3, ...store.series(name), ...(options || {}) })), one)).node));
+    group.draw();
+  };
+  tell(about);
+  const sets = about.task_sets.map(plain).filter((name) => names.includes(`reward/mean/${name}`));
+  const choice = sets.length ? pick("task set", [["", "all"], ...sets.map((name) => [name, name])], taskSet, (name) => go(`/run/${encodeURIComponent(run)}${name ? `?task_set=${encodeURIComponent(name)}` : ""}`)) : null;
+  const bar = controls(group, h);
+  if (choice) bar.prepend(choice);
+  const empty = h("p", { class: "quiet", hidden: store.rows > 0 }, "No step has been trained yet. The curves begin with the first one.");
+  const node = h("div", null, h("h1", { class: "hidden" }, `Curves of ${run}`), progress, bar, empty, grid);
+  const news = async (said) => {
+    if (said.gone) return;
+    if (said.edition !== store.edition || said.rows !== store.rows) {
+      const now = await askRun(run, "", {}, signal);
+      const more = now.metrics.length !== names.length;
+      if (more) { names = now.metrics; store = new Metrics(run, wanted(names, taskSet)); }
+      await store.refresh(signal);
+      empty.hidden = store.rows > 0;
+      const silent = charts(names, taskSet).filter((one) => one.silent && one.lines.some(([name]) => store.series(name).values.some((value) => value > 0))).length;
+      if (more || silent !== shownSilent) build(); else group.draw();
+      node.dataset.rows = store.rows;
+    }
+    tell(said);
+  };
+  return {
+    node, title: run,
+    shown: () => { build(); node.dataset.rows = store.rows; watch([run], (said) => news(said).catch((error) => { if (error.name !== "AbortError") console.warn(error.message); })); },
+    destroy: () => group.destroy(),
+    key: (event) => { if (event.key === "r") { group.setZoom(null); return true; } if (event.key === "/") { bar.querySelector("input[type=number]").focus(); return true; } return false; },
+  };
+}
+
+const wanted = (names, taskSet) => [...new Set([...charts(names, taskSet).flatMap((one) => one.lines.map(([name]) => name)), "reward/mean", "time/rollout", "time/wait", "time/train", "time/sync"])].filter((name) => names.includes(name));
+const latest = (store, name) => { const { values } = store.series(name); return values.length ? number(values[values.length - 1]) : "–"; };
+
+// The usual time of a step: the median of the last twenty.
+function stepTime(store) {
+  const parts = ["time/rollout", "time/wait", "time/train", "time/sync"].map((name) => store.series(name)).filter((one) => one.steps.length);
+  if (!parts.length) return "–";
+  const sums = new Map();
+  for (const { steps, values } of parts) steps.forEach((step, at) => sums.set(step, (sums.get(step) || 0) + values[at]));
+  const last = [...sums.values()].slice(-20).sort((a, b) => a - b);
+  return duration(last[Math.floor(last.length / 2)]);
+}

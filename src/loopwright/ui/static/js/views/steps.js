@@ -1,0 +1,94 @@
+// The trained steps of a run, the latest first, and a search through their trajectories.
+
+import { askRun } from "../api.js";
+import { h, replace } from "../dom.js";
+import { ago, duration, number, percent } from "../format.js";
+import { Metrics } from "../metrics.js";
+import { keyParts, rolloutLink, stepLink } from "./links.js";
+
+const NAMES = ["reward/mean", "reward/std", "response/tokens", "response/truncated", "groups/filtered", "groups/failed", "learner/mismatch_mean", "time/rollout", "time/wait", "time/train", "time/sync"];
+
+export async function show({ run, query, signal, go, watch }) {
+  const store = new Metrics(run, NAMES);
+  let [page] = await Promise.all([askRun(run, "/steps", {}, signal), store.refresh(signal)]);
+  const body = h("tbody");
+  const at = (name, step) => store.values.get(name).get(step);
+  const row = ({ step, groups, at: when }) => {
+    const times = ["time/rollout", "time/wait", "time/train", "time/sync"].map((name) => at(name, step)).filter((value) => value !== undefined);
+    return h("tr", null,
+      h("td", null, h("a", { href: stepLink(run, step), class: "strong" }, `step ${step}`)),
+      h("td", { class: "right" }, groups),
+      h("td", { class: "right" }, number(at("reward/mean", step))),
+      h("td", { class: "right wide" }, number(at("reward/std", step))),
+      h("td", { class: "right" }, number(at("response/tokens", step))),
+      h("td", { class: "right wide" }, percent(at("response/truncated", step))),
+      h("td", { class: "right wide" }, `${at("groups/filtered", step) ?? "–"} / ${at("groups/failed", step) ?? "–"}`),
+      h("td", { class: "right wide" }, number(at("learner/mismatch_mean", step))),
+      h("td", { class: "right wide" }, times.length ? duration(times.reduce((a, b) => a + b, 0)) : "–"),
+      h("td", { class: "wide quiet" }, ago(when)));
+  };
+  const rows = [...page.steps];
+  const more = h("button", { type: "button", onclick: async () => {
+    page = await askRun(run, "/steps", { before: rows[rows.length - 1].step }, signal);
+    rows.push(...page.steps);
+    fill();
+  } }, "Earlier steps");
+  const fill = () => { replace(body, rows.map(row)); more.hidden = page.steps.length < 200; };
+  fill();
+
+  const found = h("div");
+  const field = h("input", { type: "search", value: query.get("q") || "", placeholder: "a text in any trajectory", "aria-label": "Search the trajectories", size: "32" });
+  let looking = new AbortController();
+  const look = async (text) => {
+    looking.abort();
+    looking = new AbortController();
+    signal.addEventListener("abort", () => looking.abort());
+    go(`${location.pathname}${text ? `?q=${encodeURIComponent(text)}` : ""}`, { quiet: true });
+    if (!text) { replace(found); return; }
+    const list = h("tbody");
+    const state = h("p", { class: "quiet", role: "status" }, "Looking …");
+    const halt = h("button", { type: "button", onclick: () => { looking.abort(); state.textContent = `${list.children.length} found; stopped.`; halt.hidden = true; } }, "Stop");
+    replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list)));
+    let before, steps = 0, hits = 0;
+    try {
+      do {
+        const part = await askRun(run, "/search", { q: text, before }, looking.signal);
+        steps += part.steps;
+        hits += part.hits.length;
+        list.append(...part.hits.map((hit) => h("tr", null, h("td", null, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono" }, hit.excerpt))));
+        before = part.before;
+        state.textContent = `${hits} found in the latest ${steps} steps${before === null ? ", which is all" : " …"}`;
+        if (hits >= 200) { state.textContent += " That is enough; a longer text finds fewer."; before = null; }
+      } while (before !== null && before !== undefined);
+      halt.hidden = true;
+    } catch (error) { if (error.name !== "AbortError") { state.textContent = error.message; halt.hidden = true; } }
+  };
+  const form = h("form", { class: "bar", role: "search", onsubmit: (event) => { event.preventDefault(); look(field.value.trim()); } }, field, h("button", { type: "submit" }, "Search"));
+  if (field.value) look(field.value);
+  const head = [["step", ""], ["groups", "right"], ["reward", "right"], ["spread", "right wide"], ["tokens", "right"], ["truncated", "right wide"], ["filtered / failed", "right wide"], ["mismatch", "right wide"], ["time", "right wide"], ["trained", "wide"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text));
+  const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Steps"), h("span", { class: "grow" }), form), found, h("div", { class: "card" }, rows.length ? h("table", null, h("thead", null, h("tr", null, head)), body) : h("p", { class: "quiet" }, "No step has been trained yet."), more));
+  let place = -1, seen = store.rows;
+  return {
+    node, title: `Steps of ${run}`,
+    shown: () => watch([run], async (said) => {
+      if (said.gone || (said.rows === seen && said.edition === store.edition)) return;
+      seen = said.rows;
+      try {
+        await store.refresh(signal);
+        page = await askRun(run, "/steps", {}, signal);
+        const oldest = page.steps.length ? page.steps[page.steps.length - 1].step : 0;
+        rows.splice(0, rows.length, ...page.steps, ...rows.filter((one) => one.step < oldest));
+        fill();
+      } catch { /* the next event */ }
+    }),
+    destroy: () => looking.abort(),
+    key: (event) => {
+      if (event.key === "/") { field.focus(); return true; }
+      if (event.key !== "j" && event.key !== "k") return false;
+      const links = [...body.querySelectorAll("a")];
+      place = Math.max(0, Math.min(links.length - 1, place + (event.key === "j" ? 1 : -1)));
+      links[place]?.focus();
+      return true;
+    },
+  };
+}

@@ -1,0 +1,149 @@
+"""What the page is told about a run, and that it is what the run has stored."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_client import PageClient
+
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
+from loopwright.types import RolloutKey
+
+HERE = Path(__file__).parent
+OLD = sorted((HERE.parent / "compat" / "0.1.0").glob("*.tar.xz"))
+RUN = "/api/runs/adding"
+
+
+async def test_runs_are_listed_with_what_a_person_chooses_by(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path.parent) as page:
+        listed = await page.json("/api/runs")
+    (run,) = listed["runs"]
+    assert (run["name"], run["step"], run["reward/mean"], run["alive"]) == ("adding", 3, 1.0, False)
+    assert run["spark"] == [0.0, 0.5, 1.0]
+    assert listed["single"] is None
+
+
+async def test_metrics_come_by_name_and_from_where_the_page_is(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        whole = await page.json(f"{RUN}/metrics", name=["reward/mean", "learner/entropy", "none such"])
+        rest = await page.json(f"{RUN}/metrics", name="reward/mean", since=whole["rows"] - 1)
+    rewards = [value for value in whole["values"]["reward/mean"] if value is not None]
+    assert rewards == [0.0, 0.5, 1.0]
+    assert "learner/entropy" not in whole["values"], "what was never a number has no column"
+    assert (rest["first"], rest["edition"]) == (whole["rows"] - 1, whole["edition"])
+    assert rest["values"]["reward/mean"] == [1.0]
+
+
+async def test_a_step_shows_its_groups_and_filters_them(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        step = await page.json(f"{RUN}/step", step=2)
+        only = await page.json(f"{RUN}/step", step=2, low=0.5)
+        none = await page.json(f"{RUN}/step", step=3, high=0.5)
+        small = await page.json(f"{RUN}/step", step=2, most=1, offset=1)
+    assert [[member["reward"] for member in group["members"]] for group in step["groups"]] == [[0.0, 1.0], [0.0, 1.0]]
+    assert step["histogram"] == [{"low": 0.0, "high": 0.0, "members": 2}, {"low": 1.0, "high": 1.0, "members": 2}]
+    assert only["total"] == 2
+    assert none["total"] == 0
+    assert [group["draw"] for group in small["groups"]] == [3]
+
+
+async def test_a_rollout_and_its_tokens_are_those_of_the_database(made_up_run: RunFolder) -> None:
+    key = RolloutKey("train", 2, 1)
+    stored = StoredRun(made_up_run.rollouts).find(key)
+    assert stored is not None
+    assert stored.episode is not None
+    async with PageClient(made_up_run.path) as page:
+        shown = await page.json(f"{RUN}/rollout", key=str(key))
+        tokens = await page.json(f"{RUN}/tokens", key=str(key), chain=0)
+        part = await page.json(f"{RUN}/tokens", key=str(key), **{"from": 3, "count": 2})
+        copied = await page.json(f"{RUN}/copy", key=str(key))
+    (chain,) = stored.episode.chains
+    assert shown["reward"]["value"] == stored.score == 1.0
+    assert [message["content"] for message in shown["messages"]] == [one["content"] for one in stored.episode.messages]
+    assert (shown["step"], [one["member"] for one in shown["members"]]) == (2, [0, 1])
+    assert tokens["ids"] == chain.ids.tolist() == copied["chains"][0]["ids"]
+    assert tokens["sampled"] == chain.mask.astype(int).tolist()
+    assert tokens["logprobs"] == pytest.approx(chain.logprobs.tolist())
+    assert part["ids"] == chain.ids[3:5].tolist()
+    assert part["total"] == len(chain)
+
+
+async def test_a_text_is_found_in_the_latest_steps_first(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        found = await page.json(f"{RUN}/search", q="NO</B> IDEA")
+        nothing = await page.json(f"{RUN}/search", q="%")
+    assert [hit["step"] for hit in found["hits"]] == [2, 2, 1, 1, 1, 1]
+    assert "<b>no</b> idea" in found["hits"][0]["excerpt"]
+    assert found["before"] is None
+    assert nothing["hits"] == []
+
+
+async def test_the_timeline_has_the_latest_steps(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        told = await page.json(f"{RUN}/timeline", count=2)
+    assert told["steps"] == [2, 3]
+    assert {span["name"] for span in told["spans"]} >= {"rollout", "evaluate"}
+
+
+async def test_every_group_stands_somewhere(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        told = await page.json(f"{RUN}/health")
+    assert told["conservation"] == {"train": {"consumed": {"groups": 6, "members": 12}}}
+
+
+@pytest.mark.parametrize(
+    ("question", "asked"),
+    [
+        ("step", {"step": "one"}),
+        ("step", {"step": "9" * 40}),
+        ("step", {"low": "nan"}),
+        ("step", {"cause": "bad luck"}),
+        ("rollout", {"key": "train/1"}),
+        ("rollout", {"key": "train/x/0/0"}),
+        ("rollout", {}),
+        ("search", {}),
+        ("metrics", {"since": "-1"}),
+    ],
+)
+async def test_a_wrong_question_is_refused(made_up_run: RunFolder, question: str, asked: dict[str, str]) -> None:
+    async with PageClient(made_up_run.path) as page:
+        answer = await page.get(f"{RUN}/{question}", params=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["remedy"]
+
+
+@pytest.mark.parametrize("archive", OLD, ids=[one.name for one in OLD])
+async def test_a_run_of_an_earlier_release_opens(archive: Path, tmp_path: Path) -> None:
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    async with PageClient(tmp_path / "run") as page:
+        for end in ("", "/config", "/steps", "/timeline", "/health"):
+            await page.json(f"/api/runs/run{end}")
+        step = await page.json("/api/runs/run/step", step=1)
+        group, member = step["groups"][0], step["groups"][0]["members"][0]
+        key = f"{group['key']}/{member['member']}/{member['attempt']}"
+        shown = await page.json("/api/runs/run/rollout", key=key)
+        tokens = await page.json("/api/runs/run/tokens", key=key)
+    assert shown["messages"]
+    assert len(tokens["ids"]) == shown["chains"][0]["tokens"]
+    assert any(tokens["texts"]), tokens["why_no_texts"]
+
+
+async def test_a_run_that_is_deleted_and_comes_back(made_up_run: RunFolder, tmp_path: Path) -> None:
+    from loopwright.ui.served import ServedRuns
+    from loopwright.ui.watching import Watcher
+
+    watcher = Watcher(ServedRuns(made_up_run.path.parent), look_seconds=0)
+    assert (await watcher.look("adding"))["gone"] is False
+    shutil.move(made_up_run.path, tmp_path / "away")
+    told: dict[str, Any] = await watcher.look("adding")
+    assert told["gone"] is True
+    async with PageClient(made_up_run.path.parent) as page:
+        assert (await page.get(f"{RUN}/steps")).status_code == 404
+    shutil.move(tmp_path / "away", made_up_run.path)
+    assert (await watcher.look("adding"))["step"] == 3
