@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from made_up_run import make_run
 
+from loopwright.runs.run_folder import RunFolder
 from loopwright.testing.tiny import tiny_llama, tiny_qwen3
-from loopwright.trainers.run_folder import RunFolder
 
 # Tests talk to this machine only, also when they ask for a model that it does not have.
 os.environ["HF_HUB_OFFLINE"] = "1"

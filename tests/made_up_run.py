@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.runs.run_folder import RunFolder
 from loopwright.testing.chars import CharRenderer, encode_chars
 from loopwright.track.jsonl import JsonlTracker
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import (
     Episode,
     Failed,

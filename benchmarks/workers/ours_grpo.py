@@ -35,7 +35,7 @@ async def main(port: Port) -> None:
 
 def _facts(folder: Any, step: int) -> dict[str, Any]:
     """What the step did, from what it stored."""
-    from loopwright.buffer.reader import StoredRun
+    from loopwright.runs.stored_run import StoredRun
     from loopwright.track.jsonl import read_jsonl
 
     groups: dict[int, list[Any]] = {}

@@ -14,8 +14,8 @@ from made_up_run import make_run
 from safetensors.numpy import save_file
 
 from loopwright.errors import BenchError
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import JsonlTracker
-from loopwright.trainers.run_folder import RunFolder
 from tools.same_numbers.examples import examples
 from tools.same_numbers.numbers import Numbers, differences, read_numbers
 

@@ -16,9 +16,9 @@ import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
 from loopwright.buffer.archive import Archive, Parcel, ParcelKind
-from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import Failed, FailureCause, GroupStatus, RolloutKey
 
 SIZE = 4000

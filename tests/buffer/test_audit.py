@@ -17,14 +17,14 @@ from hypothesis.stateful import rule
 from stored_values import TASK, facts_of, make_failure, make_partial, make_rollout
 from test_replay_walk import UNSHRUNK, Walk
 
-from loopwright.buffer.auditing.audit import Audit, Count, audit
-from loopwright.buffer.auditing.findings import Finding, FindingKind
-from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.cli import main
 from loopwright.ports import StalePolicy, Storage
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.auditing.audit import Audit, Count, audit
+from loopwright.runs.auditing.findings import Finding, FindingKind
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import GroupStatus, Stale, Unscored
 
 POLICY = StalePolicy(Stale.RETRY, horizon=1, max_expiries=1)

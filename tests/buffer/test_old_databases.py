@@ -10,9 +10,9 @@ import pytest
 from stored_values import ON_POLICY, TASK
 from test_archive import everything, files, give_up, payloads, train
 
-from loopwright.buffer.auditing.audit import audit
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.buffer.storage.upgrading import ADDED, VERSION
+from loopwright.runs.auditing.audit import audit
 from loopwright.types import GroupStatus
 
 

@@ -22,12 +22,12 @@ import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
 from loopwright.buffer.archive import Archive, GroupKey, Parcel
-from loopwright.buffer.reader import Evaluation, StoredRun
 from loopwright.buffer.storage import ledger
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.buffer.storage.thread import SqliteThread
 from loopwright.errors import RunError
 from loopwright.ports import GroupRow
+from loopwright.runs.stored_run import Evaluation, StoredRun
 from loopwright.types import GroupStatus, Rollout, RolloutKey, Task
 
 

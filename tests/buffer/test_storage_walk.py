@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_partial, make_rollout
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
 from loopwright.ports import GroupRow, Storage
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import Failed, FailureCause, GroupStatus, Reward, Rollout, Scored, Unscored
 
 DRAWS = st.integers(0, 3)

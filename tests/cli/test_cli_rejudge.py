@@ -13,9 +13,9 @@ from made_up_run import add, answered, failed
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.cli import main
+from loopwright.runs.run_folder import RunFolder
 from loopwright.testing.tiny import tiny_llama
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, FailureCause, Group, GroupStatus, RolloutKey, Scored
 
 DRAWS = 4

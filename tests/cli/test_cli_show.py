@@ -15,8 +15,8 @@ from rich.console import Console
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.cli import main
 from loopwright.cli.tokens import chain_text, print_indented, visible
+from loopwright.runs.run_folder import RunFolder
 from loopwright.testing.chars import CharRenderer
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GroupStatus, TokenChain
 
 

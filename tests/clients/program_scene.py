@@ -20,13 +20,13 @@ from client_scene import OddTokens, raise_loopback
 from gateway_house import RecordingEngine
 from transformers import AutoTokenizer
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.core.chains import turns_of
 from loopwright.engines.http.model_card import ModelCard
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.testing.scripted_server import serve_scripted
 from loopwright.testing.tiny import tiny_llama
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GenerateRequest, Rollout, Scored
 
 MAX_CONTEXT = 1 << 16

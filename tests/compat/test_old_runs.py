@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.cli import main
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
 
 Command = Callable[..., tuple[int, str, str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loopwright.build.parts import engine_device
-from loopwright.trainers.config_changes import FREE
+from loopwright.runs.config_changes import FREE
 
 APART = "rollout.engine.num_engines=1"
 

@@ -16,7 +16,7 @@ from loopwright.config import Loaded, RunConfig, load
 from loopwright.config.fields import options
 from loopwright.config.migration import renamed
 from loopwright.config.migration.renamed import Renamed
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 
 LoadText = Callable[..., Loaded]
 

@@ -18,13 +18,13 @@ import pytest
 from test_kill import start
 
 from loopwright.agents.runners.marks import VARIABLE, Owner
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.models.tokenizer import load_tokenizer
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.serve.marked_processes import ProcessTable
 from loopwright.testing.scripted_server import serve_scripted, text_engine
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Rollout
 
 ROOT = Path(__file__).parents[2]

@@ -22,10 +22,10 @@ from test_program_agents import AGENT, WELL, trained
 from loopwright import AgentServer
 from loopwright.agents.runners.marks import VARIABLE, Owner
 from loopwright.agents.trials.wire import TrialState
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.serve.marked_processes import ProcessTable
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, FailureCause
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
 from loopwright.errors import StalledError
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GroupStatus
 
 WriteConfig = Callable[..., Path]

@@ -15,8 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run, servers
 from loopwright.config import load
 from loopwright.config.transport import Transport, TransportChoice
@@ -24,12 +22,14 @@ from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.errors import LeaseError, ModelError
 from loopwright.models.tokenizer import load_tokenizer
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.serve.keys import write_key
 from loopwright.testing.scripted import ScriptedEngine
 from loopwright.testing.scripted_server import Replies, ScriptedReply, serve_scripted, text_engine
 from loopwright.testing.tiny import tiny_tokenizer
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GenerateRequest, Sampling
 
 WriteConfig = Callable[..., Path]

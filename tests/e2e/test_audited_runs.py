@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.stored_run import StoredRun
 from loopwright.trainers.colocate import ColocateTrainer
 from loopwright.types import GroupStatus
 

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from test_training import run
 
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.config import load
 from loopwright.core.chains import turns_of
 from loopwright.errors import BudgetError, ConfigError
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.testing.tiny import tiny_llama
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import ChainStart, FailureCause, Rollout, StopReason
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent_openai_tools.yaml"

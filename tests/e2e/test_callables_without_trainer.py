@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.cli import main
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import Failed, FailureCause, Rollout, Scored, StopReason
 
 WriteConfig = Callable[..., Path]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from test_training import metrics, run
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.cli import main
 from loopwright.errors import BudgetError
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import ChainStart, Rollout
 
 WriteConfig = Callable[..., Path]

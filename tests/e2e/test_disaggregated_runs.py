@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 import loopwright
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
 from loopwright.errors import RunLockedError, WeightsError
 from loopwright.models.weight_files import WeightFileWriter
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GroupStatus, WeightFile
 
 WriteConfig = Callable[..., Path]

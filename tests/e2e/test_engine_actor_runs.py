@@ -15,8 +15,8 @@ import pytest
 
 from loopwright.build import open_run
 from loopwright.config import load
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 
 WriteConfig = Callable[..., Path]
 DEADLINE = 120

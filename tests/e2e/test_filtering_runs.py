@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 from test_kill import course, finish, start, wait_for_step
 from test_training import groups, metrics, run
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.cli import main
 from loopwright.errors import BudgetError
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import Failed, GroupStatus
 
 WriteConfig = Callable[..., Path]

@@ -35,11 +35,11 @@ from test_agent_servers import KEY, Server, servers
 
 from loopwright import AgentServer, Task
 from loopwright.agents.trials.wire import TrialState
-from loopwright.buffer.auditing.audit import audit
 from loopwright.build import open_run
 from loopwright.config import load
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.run_folder import RunFolder
 from loopwright.testing.tiny import tiny_llama
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, FailureCause, Rollout, Scored, StopReason
 
 pytestmark = [*needs_harbor, pytest.mark.timeout(900)]

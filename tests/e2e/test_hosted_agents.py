@@ -17,8 +17,8 @@ from test_kill import finish, start, wait_for_step
 from test_program_agents import WELL
 
 from loopwright.agents.runners.marks import VARIABLE
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.stored_run import StoredRun
 from loopwright.serve.marked_processes import ProcessTable
 from loopwright.types import Failed, Rollout, Scored
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.cli import main
+from loopwright.runs.stored_run import StoredRun
 from loopwright.testing import JudgeReply, JudgeRequest, JudgeServer
 from loopwright.track.jsonl import read_jsonl
 from loopwright.types import GroupStatus, Rollout, Scored

@@ -18,9 +18,9 @@ from loopwright.cli import main
 from loopwright.config import load
 from loopwright.errors import ConfigError, DataError, LearnerError, ModelError
 from loopwright.models.load import load_model
+from loopwright.runs.run_folder import RunFolder
 from loopwright.testing.tiny import tiny_llama
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 
 WriteConfig = Callable[..., Path]
 EXAMPLES = Path(__file__).parents[2] / "examples"

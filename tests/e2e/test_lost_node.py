@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.buffer.auditing.audit import audit
+from loopwright.runs.auditing.audit import audit
 from loopwright.track.jsonl import read_jsonl
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -15,11 +15,11 @@ import pytest
 from test_kill import finish, start, wait_for_step
 
 from loopwright.agents.runners.marks import VARIABLE, Owner
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.core.chains import turns_of
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.serve.marked_processes import ProcessTable
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, FailureCause, Isolation, Rollout
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")]

@@ -18,8 +18,8 @@ import pytest
 from loopwright.build import open_run
 from loopwright.build.running import Run
 from loopwright.config import load
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
 from loopwright.types import Failed, FailureCause
 

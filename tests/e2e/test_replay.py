@@ -13,9 +13,9 @@ import pytest
 from loopwright.build import open_run
 from loopwright.cli import main
 from loopwright.config import load
+from loopwright.runs.replay import spans
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.replay import spans
-from loopwright.trainers.run_folder import RunFolder
 
 WriteConfig = Callable[..., Path]
 Command = Callable[..., tuple[int, str, str]]

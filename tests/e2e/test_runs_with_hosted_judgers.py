@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.buffer.reader import StoredRun
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
 from loopwright.types import Scored
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import RemoteEngine, ServedModel, open_run, serve_engine, serve_gateway
 from loopwright.build.session import open_session
 from loopwright.cli import main
@@ -21,6 +20,7 @@ from loopwright.config import load
 from loopwright.core.redaction import MARK, OWN_KEY_PREFIX
 from loopwright.errors import EngineError
 from loopwright.gateway.server import Address
+from loopwright.runs.stored_run import StoredRun
 from loopwright.testing import JudgeReply, JudgeRequest, JudgeServer
 from loopwright.track.jsonl import EVENTS, read_jsonl
 from loopwright.types import Failed, Thinking

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_run
 from loopwright.config import load
 from loopwright.errors import ProofError
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.testing.sglang_server import Options, serve_sglang
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 
 WriteConfig = Callable[..., Path]
 KEY = "the-key-of-the-server"

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
-from loopwright.buffer.auditing.audit import audit
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import ForRuns, open_run, serve_gateway
 from loopwright.config import load
 from loopwright.gateway.server import Address
+from loopwright.runs.auditing.audit import audit
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
 from loopwright.types import Failed, FailureCause, Scored, Thinking
 

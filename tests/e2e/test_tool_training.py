@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.cli import main
+from loopwright.runs.stored_run import StoredRun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -17,14 +17,14 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import open_chat, open_run, run_renderer
 from loopwright.config import load
 from loopwright.errors import BudgetError, CheckpointError, ConfigChangedError, ConfigError, RunLockedError
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.testing.tiny import tiny_qwen3
 from loopwright.track.console import Console
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Failed, GroupStatus
 
 WriteConfig = Callable[..., Path]

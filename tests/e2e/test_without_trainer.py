@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import RemoteEngine, ServedModel, open_run, serve_engine
 from loopwright.build.session import open_session
 from loopwright.cli import main
@@ -21,8 +20,9 @@ from loopwright.config import load
 from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.process import KEY_VARIABLE
 from loopwright.engines.restartable import RestartableEngine
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import GenerateRequest, GroupStatus, Sampling
 
 WriteConfig = Callable[..., Path]

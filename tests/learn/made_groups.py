@@ -12,8 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from loopwright.core.advantage import ADVANTAGES
+from loopwright.learn.execute import Micro
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.losses import ppo_clip
+from loopwright.learn.plan import MiniBatch, plan_step
 from loopwright.learn.recipe import Recipe
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
@@ -104,6 +106,16 @@ def load_tiny(folder: Path) -> LoadedModel:
 def learner_of(loaded: LoadedModel, **overrides: Any) -> TorchLearner:
     """A learner whose `_step` tests call in their own thread; its compute thread is never started."""
     return TorchLearner(loaded, recipe(**overrides), ComputeThread())
+
+
+def laid_out(learner: TorchLearner, groups: Sequence[Group]) -> list[tuple[MiniBatch, list[Micro]]]:
+    """The mini-batches of the learner's next step, with their micro-batches."""
+    plan = plan_step(learner._recipe, groups, learner.version + 1)
+    return [(batch, learner._executor.lay_out(batch)) for batch in plan.mini_batches]
+
+
+def micros_of(learner: TorchLearner, groups: Sequence[Group]) -> list[list[Micro]]:
+    return [micros for _, micros in laid_out(learner, groups)]
 
 
 def weights_of(model: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_groups import Maker, group_of, learner_of, load_tiny
+from made_groups import Maker, group_of, learner_of, load_tiny, micros_of
 from plain import difference
 
 from loopwright.learn import layout
@@ -34,7 +34,7 @@ def some_groups() -> list[Group]:
 
 def result_of(body: Body, loaded: LoadedModel) -> tuple[torch.Tensor, dict[str, Any]]:
     """Logprobs, and the gradients of their weighted sum."""
-    ((micro,),) = learner_of(loaded)._mini_batches(some_groups())
+    ((micro,),) = micros_of(learner_of(loaded), some_groups())
     loaded.model.zero_grad()
     logprobs, _ = packed_logprobs(body, micro.rows, micro.tensors, 1.0)
     (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
@@ -55,7 +55,7 @@ def test_both_ways_agree(loaded: LoadedModel, short: int, monkeypatch: pytest.Mo
 def test_gradients_of_several_passes_add_up(loaded: LoadedModel) -> None:
     body = body_of(loaded)
     _, once = result_of(body, loaded)
-    ((micro,),) = learner_of(loaded)._mini_batches(some_groups())
+    ((micro,),) = micros_of(learner_of(loaded), some_groups())
     loaded.model.zero_grad()
     for _ in range(2):
         logprobs, _ = packed_logprobs(body, micro.rows, micro.tensors, 1.0)

@@ -139,10 +139,10 @@ def test_half_precision_keeps_its_masters_there(llama_folder: Path, gpu: Gpu) ->
 
 def test_which_path_a_learner_takes(llama_folder: Path, gpu: Gpu) -> None:
     by_hand = learner_of(load_tiny(llama_folder))
-    assert isinstance(by_hand._body, LeanBody)
+    assert isinstance(by_hand._executor.body, LeanBody)
     assert by_hand.describes == "float32 on cpu, by layers by hand"
     modules = learner_of(on_gpu(llama_folder))
-    assert isinstance(modules._body, ModuleBody)
+    assert isinstance(modules._executor.body, ModuleBody)
     assert modules.describes.startswith("float32 on gpu:0, by the model's own modules (")
     half = learner_of(load_model(str(llama_folder), cache=llama_folder, dtype="bfloat16"))
     assert half.describes.startswith("bfloat16 on cpu, by the model's own modules (")
@@ -163,7 +163,7 @@ def test_checkpointed_activations_change_no_bit(model_folder: Path, body: str) -
     for checkpointed in (False, True):
         learner = learner_of(load_tiny(model_folder), checkpoint_activations=checkpointed, **FREE)
         if body == "modules":
-            learner._body = ModuleBody(learner._model, checkpointed=checkpointed)
+            learner._executor.body = ModuleBody(learner._model, checkpointed=checkpointed)
         found.append(gradients_of(learner, [*simple_groups(), *long_groups()]))
     (metrics, plain), (again, checkpointed_ones) = found
     assert metrics == again

@@ -15,8 +15,8 @@ from loopwright.core.advantage import grpo
 from loopwright.core.packing import pack
 from loopwright.core.weighting import token_weights
 from loopwright.errors import ChainError
-from loopwright.learn.samples import Sample, credit_of, samples_of, scores_of, tensors_of
-from loopwright.types import Aggregate, Group, TokenChain
+from loopwright.learn.samples import Sample, credit_of, judged_rollouts, samples_of, scores_of, tensors_of
+from loopwright.types import Aggregate, Group, RolloutKey, TokenChain
 
 BOUNDED = settings(max_examples=40, deadline=None, derandomize=True)
 CPU = torch.device("cpu")
@@ -25,7 +25,8 @@ CPU = torch.device("cpu")
 def samples(groups: list[Group], aggregate: Aggregate = Aggregate.SEQUENCE, *, idle: bool = False) -> list[Sample]:
     """As a learner with GRPO makes them."""
     judged = [(group, grpo(scores_of(group))) for group in groups]
-    return samples_of(judged, partial(token_weights, aggregate=aggregate, constant_length=7), idle=idle)
+    weigh = partial(token_weights, aggregate=aggregate, constant_length=7)
+    return samples_of(judged_rollouts(judged, weigh), idle=idle)
 
 
 @BOUNDED
@@ -79,7 +80,8 @@ def test_chains_that_are_only_recorded_change_nothing(aggregate: Aggregate) -> N
     recorded = [replace(make.chain([9], [size]), trained=False) for size in (5, 7)]
     alone = samples([group_of([(1.0, [main]), (0.0, [other])])], aggregate)
     beside = samples([group_of([(1.0, [recorded[0], main, recorded[1]]), (0.0, [other])])], aggregate)
-    assert beside == alone
+    assert [replace(one, index=0) for one in beside] == alone
+    assert beside[0].index == 1, "its place in the episode"
     assert scores_of(group_of([(1.0, [main, *recorded])])) == scores_of(group_of([(1.0, [main])]))
 
 
@@ -105,4 +107,4 @@ def test_a_chain_of_context_alone_is_left_out() -> None:
 def test_a_first_token_that_nothing_predicts_is_refused() -> None:
     chain = TokenChain(np.array([1, 2]), np.array([True, True]), np.array([-1.0, -1.0]), np.array([0, 0]))
     with pytest.raises(ChainError, match="begins with a sampled token"):
-        Sample(chain, 0, 1.0, 1.0)
+        Sample(chain, 0, 1.0, 1.0, RolloutKey("adding", 0, 0), 0)

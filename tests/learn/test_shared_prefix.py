@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_groups import Maker, group_of, learner_of, load_tiny, random_groups, simple_groups
+from made_groups import Maker, group_of, learner_of, load_tiny, micros_of, random_groups, simple_groups
 from plain import difference, eager_model, gradients, loss_of, rows_of
 
 from loopwright.learn import layout
@@ -84,8 +84,8 @@ def test_a_sibling_is_invisible(loaded: LoadedModel) -> None:
     prompt = make.ids(20)
     mine, theirs, others = (make.chain(prompt, [4]) for _ in range(3))
     learner = learner_of(loaded, **STILL)
-    (micro,) = learner._mini_batches([group_of([(1, [mine]), (0, [theirs])])])[0]
-    (changed,) = learner._mini_batches([group_of([(1, [mine]), (0, [others])])])[0]
+    (micro,) = micros_of(learner, [group_of([(1, [mine]), (0, [theirs])])])[0]
+    (changed,) = micros_of(learner, [group_of([(1, [mine]), (0, [others])])])[0]
     before, after = (packed_logprobs(body_of(loaded), m.rows, m.tensors, 1.0)[0].detach() for m in (micro, changed))
     assert torch.allclose(before[:4], after[:4], atol=1e-6)
     assert not torch.allclose(before[4:], after[4:], atol=1e-3)

@@ -13,16 +13,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_groups import Maker, group_of, learner_of, load_tiny, simple_groups, weights_of
+from made_groups import Maker, group_of, laid_out, learner_of, load_tiny, micros_of, simple_groups, weights_of
 from plain import Row, difference, eager_model, gradients, logprobs_of, rows_of
 
 from loopwright.core.advantage import ADVANTAGES, Scores
 from loopwright.learn.body import Body, body_of
+from loopwright.learn.execute import Micro, StepNumbers
 from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.losses import Clip, TokenLoss, cispo, gspo, ppo_clip, reinforce
-from loopwright.learn.meter import StepMeter
+from loopwright.learn.plan import MiniBatch, row_of_chain
 from loopwright.learn.sft import Example, SftTerm
 from loopwright.models.load import LoadedModel
 from loopwright.testing.tiny import tiny_llama
@@ -35,6 +36,7 @@ LOSSES: dict[str, TokenLoss] = {
     "cispo": partial(cispo, **BOUNDS),
     "reinforce": reinforce,
 }
+LaidOut = Sequence[tuple[MiniBatch, list[Micro]]]
 KL, SFT, TEMPERATURE = 0.3, 0.4, 0.7
 
 
@@ -83,14 +85,17 @@ def moved(model: Any, by: float = 0.01) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=by)
 
 
-def evaluate(learner: TorchLearner, batches: Sequence[Any], examples: Sequence[Example]) -> dict[str, float]:
+def evaluate(learner: TorchLearner, batches: LaidOut, examples: Sequence[Example]) -> dict[str, float]:
     """Loss and metrics of laid-out mini-batches at the weights as they are now; leaves their gradients."""
-    meter = StepMeter()
+    numbers = StepNumbers()
     learner._optimizer.zero_grad()
-    for batch in batches:
-        learner._learn_from(batch, meter)
-    learner._imitate(examples, meter)
-    return meter.metrics()
+    for batch, micros in batches:
+        for micro in micros:
+            learner._executor.learn_from(micro, batch, 1, numbers)
+    # All examples as those of one mini-batch.
+    alone = tuple((row_of_chain(i, int(one.mask.argmax()), len(one.ids)),) for i, one in enumerate(examples))
+    learner._executor.imitate(MiniBatch((), (), tuple(examples), alone, len(examples)), numbers.meter)
+    return numbers.meter.metrics()
 
 
 def plain_loss(
@@ -147,7 +152,7 @@ def test_all_terms_packed_equal_all_terms_padded(
     learner = with_all_terms(
         loaded, other_folder, sft, name, temperature=TEMPERATURE, micro_batch_tokens=micro_batch_tokens
     )
-    batches = learner._mini_batches(groups)
+    batches = laid_out(learner, groups)
     moved(loaded.model)
     found = evaluate(learner, batches, sft.at(1))
 
@@ -165,7 +170,7 @@ def test_the_gradient_of_all_terms_is_that_of_finite_differences(
     """Along the gradient itself, where the slope is its norm. Tokens on both sides of the clip are among them."""
     groups, sft = simple_groups(count=4), sft_term()
     learner = with_all_terms(loaded, other_folder, sft, name, clip=Clip(0.01, 0.02, Level.SEQUENCE))
-    batches, examples = learner._mini_batches(groups), sft.at(1)
+    batches, examples = laid_out(learner, groups), sft.at(1)
     moved(loaded.model)
     metrics = evaluate(learner, batches, examples)
     assert 0 < metrics["clipped_low"] + metrics["clipped_high"] < 1
@@ -223,7 +228,7 @@ def test_mini_batches_keep_what_the_whole_batch_says(loaded: LoadedModel) -> Non
     """Each half alone would be whitened to other numbers."""
     groups = [*simple_groups(0, count=1, rewards=(1.0, 0.9)), *simple_groups(1, count=1, rewards=(0.0, 0.1))]
     learner = learner_of(loaded, advantage=ADVANTAGES["reinforce_pp"], mini_batches=2)
-    (first,), (second,) = learner._mini_batches(groups)
+    (first,), (second,) = micros_of(learner, groups)
     assert (first.credit.advantages > 0).all()
     assert (second.credit.advantages < 0).all()
 
@@ -231,8 +236,8 @@ def test_mini_batches_keep_what_the_whole_batch_says(loaded: LoadedModel) -> Non
 def test_fewer_groups_than_mini_batches_make_no_update_of_nothing(loaded: LoadedModel) -> None:
     """A filter may leave a step with fewer; momentum alone must not move the weights."""
     learner = learner_of(loaded, mini_batches=4)
-    assert len(learner._mini_batches(simple_groups(count=1))) == 1
-    assert len(learner._mini_batches(simple_groups(count=3))) == 3
+    assert len(micros_of(learner, simple_groups(count=1))) == 1
+    assert len(micros_of(learner, simple_groups(count=3))) == 3
 
 
 # Divergence from a reference.
@@ -350,7 +355,7 @@ def test_importance_metrics(loaded: LoadedModel, llama_folder: Path, kind: Impor
 def test_tokens_that_the_clip_holds_are_counted_by_side(loaded: LoadedModel, llama_folder: Path) -> None:
     groups = simple_groups(count=4)
     learner = learner_of(loaded, clip=Clip(0.01, 0.02), mini_batches=2)
-    batches = learner._mini_batches(groups)
+    batches = laid_out(learner, groups)
     moved(loaded.model)
     metrics = evaluate(learner, batches, ())
 

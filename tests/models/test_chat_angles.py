@@ -14,7 +14,7 @@ from loopwright.engines.torch.engine import TorchEngine
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import load_model
 from loopwright.render.choose import make_renderer
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import Sampling
 
 

@@ -12,9 +12,11 @@ import rich.console
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.track.console import Console, print_summary
+from loopwright.core.duration import duration
+from loopwright.runs.final_summary import print_summary
+from loopwright.runs.report.data import Evaluated, Measure, RunSummary, edges
+from loopwright.track.console import Console
 from loopwright.track.console_text import BLOCKS, PhaseTally, evaluations, sparkline
-from loopwright.track.report_data import Evaluated, Measure, RunSummary, duration, edges
 from loopwright.types import Failed, FailureCause, Rollout, RolloutKey, Scored, Task, Timing
 
 STEP = {

@@ -16,8 +16,8 @@ from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.errors import BudgetError, CheckpointError, EngineError, LearnerError, RunError, StalledError
 from loopwright.ports import StepReport, Storage, WeightSink
 from loopwright.produce import Batch
+from loopwright.runs.checkpoint import Checkpoint, Checkpoints
 from loopwright.testing import ScriptedEngine
-from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
 from loopwright.trainers.disaggregated import DisaggregatedTrainer
 from loopwright.trainers.evaluator import EvalReport
 from loopwright.trainers.intervals import Intervals

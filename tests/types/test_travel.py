@@ -73,6 +73,8 @@ from loopwright.types import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    TrainedChain,
+    TrainedRollout,
     Turn,
     Unscored,
     WeightBroadcast,
@@ -101,6 +103,7 @@ DIFF = TokenDiff(3, ("a",), ("b", "c"), ("bc",))
 OUTPUT = ProgramOutput("agent", "said", 3, "checked", 0.5, 2.5)
 EPISODE = Episode(MESSAGES, (CHAIN,), StopReason.BUDGET, (TOOL,), EpisodeDrift(9, 2, 1, DIFF), OUTPUT)
 KEY = RolloutKey("sums", 7, 2, 1)
+TRAINED = TrainedChain(1, np.array([1, 2]), np.array([-0.5, -1.25]), np.array([0.25, -0.5]))
 TIMING = Timing(1.5, 2.5, 0.5)
 ROLLOUT = Rollout(KEY, TASK, EPISODE, Scored(0.5, {"format": 1.0}, "19"), TIMING)
 SAMPLING = Sampling(0.7, 99, 40, 0.9, (2, 3), ("END",), 11)
@@ -150,7 +153,9 @@ SAMPLES: tuple[Any, ...] = (
     ProbeAnswer((-0.5,), Generation((7,), (-0.5,), (3,), FinishReason.LENGTH)),
     Reply("19", FinishReason.STOP, "easy", (CALL,), 12),
     StartedGroup(ROW, (ROLLOUT,), {2: 1}),
-    StepReport(4, {"loss": 0.25}),
+    TRAINED,
+    TrainedRollout(KEY, 0.5, 0.125, (TRAINED,)),
+    StepReport(4, {"loss": 0.25}, (TrainedRollout(KEY, 0.0, 0.125),)),
     Endpoint("http://127.0.0.1:1/s/v1", "key", "http://127.0.0.1:1/s", "tiny"),
     SessionTimes(2.0, 1.0),
     OUTPUT,

@@ -17,9 +17,9 @@ from guarded_vllm import VLLM, guarded_vllm
 from loopwright.build import open_run
 from loopwright.config import load
 from loopwright.models.smollm2 import smollm2_folder
+from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.marked_processes import pids
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

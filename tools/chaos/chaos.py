@@ -20,8 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from tools.chaos.life import Life
 
 LONGEST_SECONDS = 300.0

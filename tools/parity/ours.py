@@ -21,7 +21,7 @@ from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm, divergence
 from loopwright.learn.losses import MAX_LOG_RATIO, TokenBatch, TokenLoss
 from loopwright.learn.meter import StepMeter
-from loopwright.learn.objective import rollout_loss
+from loopwright.learn.objective import token_shares
 from loopwright.learn.recipe import Recipe
 from loopwright.types import Aggregate, ImportanceKind, KlKind, Level
 from tools.parity.inputs import DATA
@@ -117,7 +117,7 @@ def loss_and_gradient(way: Way, name: str) -> tuple[float, list[list[float]]]:
     longer = [weight * n / (n + way.extra_length) for weight, n in zip(each, data.lengths, strict=True)]
     weights = torch.tensor(longer, dtype=torch.float64)[data.batch.sequence]
     with bounded(way.largest_log_ratio):
-        value = rollout_loss(recipe, data.batch, weights, torch.zeros_like(weights), StepMeter())
+        value = token_shares(recipe, data.batch, weights, torch.zeros_like(weights), StepMeter()).sum()
         return value.item(), data.ragged(data.derivative(value))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loopwright.config import load
 from loopwright.errors import BenchError, ConfigError
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 from tools.compare.trees import Tree
 from tools.same_numbers.numbers import Numbers, read_numbers
 

@@ -16,8 +16,8 @@ from loopwright.models.runtime import configure
 from loopwright.models.tokenizer import load_tokenizer
 from loopwright.ports import Renderer, Reply
 from loopwright.render.choose import make_renderer
-from loopwright.trainers.kept_weights import newest_weights
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.kept_weights import newest_weights
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import Message, Sampling
 
 

@@ -15,7 +15,7 @@ from loopwright.config import DoorConfig
 from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.model_card import ModelCard
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from loopwright.gateway.registration import DoorAddress

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from loopwright.buffer.export import episode_fields
-from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.transcripts import decode_drift
 from loopwright.errors import DataError
 from loopwright.models.smollm2 import NAME as SMOLLM2
@@ -22,7 +20,9 @@ from loopwright.ports import Renderer
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.choose import make_renderer
 from loopwright.render.drift import chain_drift, conversation_drift, readable
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.export import episode_fields
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import ChainStart, EpisodeDrift, Thinking
 
 

@@ -28,8 +28,8 @@ from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch, Worker
 from loopwright.errors import EngineLostError, LoopwrightError, WorkerLostError
 from loopwright.ports import StreamingEngine
+from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.keys import new_key
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import EngineCapacity
 
 if TYPE_CHECKING:

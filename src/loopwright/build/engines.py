@@ -22,7 +22,7 @@ from loopwright.engines.pool import Prove, unproven
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.worker import Launch, embedded
 from loopwright.ports import Learner, Tracker, WeightPublisher
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import TrainerKind
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import SharedWeights

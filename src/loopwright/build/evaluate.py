@@ -12,10 +12,10 @@ from loopwright.config import Loaded
 from loopwright.core.together import or_left_behind
 from loopwright.errors import ConfigError
 from loopwright.produce import TaskSetRuntime
+from loopwright.runs.kept_weights import Weights
 from loopwright.track.console import Console
 from loopwright.track.redacting import redact_error
 from loopwright.trainers.evaluator import EvalReport, Evaluator
-from loopwright.trainers.kept_weights import Weights
 
 
 async def evaluate_weights(

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.config import Loaded
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.follower.settings import FollowerSettings, Service
 from loopwright.track.followers import following
-from loopwright.trainers.run_folder import RunFolder
 
 Follower = tuple[FollowerSettings, Mapping[str, str]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.ports import ResumePlan
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.serve.lease import LeaseHolder
-from loopwright.trainers.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from loopwright.gateway.takeover import Unfinished

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.buffer.replay import StoredBuffer
 from loopwright.buffer.storage.memory import MemoryStorage
 from loopwright.build import parts
@@ -22,8 +21,9 @@ from loopwright.build.session import SamplingSession, open_session, with_weights
 from loopwright.config import Loaded
 from loopwright.ports import Engine, StalePolicy, Storage
 from loopwright.produce import AgentLoopManager, Batch, RolloutRunner
+from loopwright.runs.kept_weights import Weights
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.console import Console
-from loopwright.trainers.kept_weights import Weights
 from loopwright.types import GroupStatus, ProduceKind, Rollout
 
 VERSION = 0

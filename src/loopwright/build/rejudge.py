@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.config import BUILT_IN_JUDGERS, Loaded
 from loopwright.config.base import needs_of
 from loopwright.config.imports import split_symbol
@@ -16,10 +15,11 @@ from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import suggest
 from loopwright.errors import ConfigError, RunError
 from loopwright.judgers import open_judgers
+from loopwright.runs.rejudged_scores import RejudgedScores
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.redacting import redactor_of
 from loopwright.trainers.rejudge import Rejudging
-from loopwright.trainers.rejudged_scores import RejudgedScores
-from loopwright.trainers.run_folder import RunFolder
 
 FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 

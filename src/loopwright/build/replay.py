@@ -11,9 +11,9 @@ from loopwright.errors import ModelError
 from loopwright.learn.learner import TorchLearner
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
-from loopwright.trainers.replay import RecordedSteps, Replay, replay
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.checkpoint import Checkpoint, Checkpoints
+from loopwright.runs.replay import RecordedSteps, Replay, replay
+from loopwright.runs.run_folder import RunFolder
 
 
 async def replay_step(loaded: Loaded, folder: RunFolder, step: int, *, cache: Path) -> Replay:

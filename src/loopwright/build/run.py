@@ -31,13 +31,13 @@ from loopwright.engines.http.model_card import ModelCard
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.recipe import Recipe
 from loopwright.ports import Storage, StreamingEngine, Tracker
+from loopwright.runs.checkpoint import Checkpoint, Checkpoints
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker, read_jsonl
 from loopwright.track.redacting import redacting, redactor_of
 from loopwright.track.tensorboard import TensorboardTracker
-from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import BufferKind
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.build.plain_rollouts import sample_groups
 from loopwright.build.sampling import SamplingParts
 from loopwright.build.training import Trainer
@@ -21,10 +20,11 @@ from loopwright.errors import ConfigError, RunError
 from loopwright.learn.learner import TorchLearner
 from loopwright.ports import Engine, Tracker
 from loopwright.produce import RolloutRunner
+from loopwright.runs.durable import draft_of
+from loopwright.runs.report.gather import write_report
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.redacting import redacting_errors
-from loopwright.trainers.durable import draft_of
-from loopwright.trainers.report import write_report
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.trainers.step import Step
 from loopwright.types import Rollout
 

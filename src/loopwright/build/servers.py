@@ -22,7 +22,7 @@ from loopwright.engines.worker import Launch
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.ports import StreamingEngine
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 
 log = logging.getLogger("loopwright")
 

@@ -21,12 +21,12 @@ from loopwright.core.redaction import Redactor
 from loopwright.errors import ConfigChangedError
 from loopwright.ports import Lockstep, StreamingEngine, Tracker
 from loopwright.produce import RolloutRunner
+from loopwright.runs.kept_weights import Weights
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.console import Console
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import JsonlTracker
 from loopwright.track.redacting import redacting, redactor_of
-from loopwright.trainers.kept_weights import Weights
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import ProduceKind, Rollout, TrainerKind
 
 

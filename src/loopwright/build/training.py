@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.build import parts
 from loopwright.build.engines import Engines
 from loopwright.build.eval_plans import eval_modes
@@ -15,11 +14,12 @@ from loopwright.build.sampling import LocalSamplingParts
 from loopwright.learn.learner import TorchLearner
 from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
 from loopwright.produce import AgentLoopManager, RolloutRunner
-from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
+from loopwright.runs.checkpoint import Checkpoint, Checkpoints
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.trainers.colocate import ColocateTrainer
 from loopwright.trainers.disaggregated import DisaggregatedTrainer
 from loopwright.trainers.evaluator import Evaluator
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import Rollout, TrainerKind

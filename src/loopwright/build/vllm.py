@@ -14,7 +14,7 @@ from loopwright.build.servers import attached_launches, served_source, version_l
 from loopwright.config import VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.worker import Launch
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import TrainerKind
 
 

@@ -16,6 +16,7 @@ from loopwright.cli.doctor import doctor
 from loopwright.cli.drift import drift
 from loopwright.cli.engine import engine
 from loopwright.cli.eval import evaluate
+from loopwright.cli.export import export
 from loopwright.cli.gateway import gateway
 from loopwright.cli.migrate import migrate
 from loopwright.cli.rejudge import rejudge
@@ -41,6 +42,7 @@ app.command("config")(config)
 app.command("migrate")(migrate)
 app.command("doctor")(doctor)
 app.command("show")(show)
+app.command("export")(export)
 app.command("audit")(audit)
 app.command("replay")(replay)
 app.command("rejudge")(rejudge)

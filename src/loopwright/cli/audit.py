@@ -11,7 +11,7 @@ from loopwright.cli.runs import RunPath, existing_run
 from loopwright.cli.show_errors import FAILED
 
 if TYPE_CHECKING:
-    from loopwright.buffer.auditing.audit import Audit, Conservation
+    from loopwright.runs.auditing.audit import Audit, Conservation
 
 
 def audit(
@@ -22,7 +22,7 @@ def audit(
 
     It only reads, and works beside a run.
     """
-    from loopwright.buffer.auditing.audit import audit as audit_of
+    from loopwright.runs.auditing.audit import audit as audit_of
 
     audited = audit_of(existing_run(run).rollouts)
     if as_json:

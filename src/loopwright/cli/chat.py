@@ -14,7 +14,7 @@ from loopwright.cli.models import models_folder
 from loopwright.cli.runs import RunPath, existing_run
 from loopwright.cli.tokens import visible
 from loopwright.ports import Reply
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import FinishReason, Message
 
 RESET, QUIT = "/reset", "/quit"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from loopwright.buffer.reader import Evaluation, StoredRun
 from loopwright.errors import RunError
+from loopwright.runs.stored_run import Evaluation, StoredRun
 from loopwright.types import GroupStatus, Rollout, RolloutKey
 
 

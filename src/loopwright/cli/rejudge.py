@@ -16,9 +16,9 @@ from loopwright.cli.runs import RunPath, existing_run
 from loopwright.config import Loaded, load
 
 if TYPE_CHECKING:
-    from loopwright.trainers.rejudge_summary import TaskSetDifference
-    from loopwright.trainers.rejudged_scores import Judgement, RejudgedScores
-    from loopwright.trainers.run_folder import RunFolder
+    from loopwright.runs.rejudge_summary import TaskSetDifference
+    from loopwright.runs.rejudged_scores import Judgement, RejudgedScores
+    from loopwright.runs.run_folder import RunFolder
 
 SHOWN = 10
 """How many rollouts are shown, and how many characters of a failure."""
@@ -56,7 +56,7 @@ def _config_of(folder: RunFolder) -> Loaded:
 
 
 def _show(scores: RejudgedScores, judger: str, judged: int, *, as_json: bool) -> None:
-    from loopwright.trainers.rejudge_summary import differences, largest
+    from loopwright.runs.rejudge_summary import differences, largest
 
     judgements = scores.judgements().values()
     found, most = differences(judgements), largest(judgements, SHOWN)

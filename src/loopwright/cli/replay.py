@@ -15,7 +15,7 @@ from loopwright.cli.show_errors import FAILED
 from loopwright.config import Purpose, load
 
 if TYPE_CHECKING:
-    from loopwright.trainers.replay import Replay
+    from loopwright.runs.replay import Replay
 
 
 def replay(

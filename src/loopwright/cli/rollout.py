@@ -25,12 +25,12 @@ from loopwright.cli.sampled_weights import (
 )
 from loopwright.cli.show_errors import INTERRUPTED
 from loopwright.config import Purpose
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import ServerKind
 
 if TYPE_CHECKING:
     from loopwright.build import Made
-    from loopwright.trainers.gathered import Gathered
+    from loopwright.runs.gathered import Gathered
 
 
 def rollout(
@@ -58,7 +58,7 @@ def rollout(
     except KeyboardInterrupt:
         typer.echo("\nStopped. What is finished is stored, and the same command goes on from here.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    from loopwright.trainers.gathered import gathered, write_lines
+    from loopwright.runs.gathered import gathered, write_lines
 
     if jsonl is not None:
         write_lines(folder, jsonl)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from loopwright.errors import RunError
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run (its trainer.run_dir).")]
 

@@ -15,8 +15,8 @@ from loopwright.cli.runs import existing_run
 from loopwright.cli.show_errors import show_warning
 from loopwright.config import Loaded, Purpose, load
 from loopwright.config.extras import require
-from loopwright.trainers.kept_weights import Weights, checkpoint_weights, named_weights, newest_weights
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.kept_weights import Weights, checkpoint_weights, named_weights, newest_weights
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import ServerKind
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ def show(
     folder = existing_run(run)
     from rich.console import Console
 
-    from loopwright.buffer.reader import StoredRun
     from loopwright.cli.find_rollouts import Wanted, find
     from loopwright.cli.trajectory import print_rollout
+    from loopwright.runs.stored_run import StoredRun
 
     wanted = Wanted(step, evaluation, task, parsed_key(key) if key else None, best, limit, status)
     renderer = None

@@ -40,8 +40,9 @@ def train(
 async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None:
     # Import heavy modules only after the config was checked.
     from loopwright.build import open_run
-    from loopwright.track.console import Console, print_summary
-    from loopwright.trainers.report import summarise
+    from loopwright.runs.final_summary import print_summary
+    from loopwright.runs.report.gather import summarise
+    from loopwright.track.console import Console
 
     config = loaded.config
     console = None

@@ -1,7 +1,7 @@
-"""The loss of a micro-batch, given its logprobs.
+"""The loss of a micro-batch, token by token, given its logprobs.
 
 Per token it is the policy loss times the importance weight, plus the divergence from the reference. The token weights
-turn this into the micro-batch's share, so that the shares of a mini-batch add up to its loss.
+turn this into the token's share, so that the shares of a mini-batch add up to its loss.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from loopwright.learn.meter import StepMeter
 from loopwright.learn.recipe import Recipe
 
 
-def rollout_loss(
+def token_shares(
     recipe: Recipe, batch: TokenBatch, weights: torch.Tensor, entropy: torch.Tensor, meter: StepMeter
 ) -> torch.Tensor:
-    """The share of the sampled tokens. The importance weight does not multiply the divergence from the reference."""
+    """Each sampled token's share of the loss. The importance weight does not multiply the divergence from the
+    reference."""
     importance, outside = recipe.importance.weights(batch)
     losses = recipe.loss(batch) * importance
     noted = {"importance_mean": importance, "importance_outside": outside, "entropy": entropy}
@@ -30,4 +31,4 @@ def rollout_loss(
         losses = losses + recipe.kl.coefficient * drift
         noted["kl"] = drift.detach()
     meter.tokens(replace(batch, logprobs=batch.logprobs.detach()), **noted)
-    return (losses * weights).sum()
+    return losses * weights

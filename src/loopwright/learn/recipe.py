@@ -38,6 +38,8 @@ class Recipe:
     mini_batches: int = 1
     micro_batch_tokens: int = 4096
     checkpoint_activations: bool = False
+    token_numbers: bool = True
+    """Whether a step reports numbers of each trained token. They cost one copy off the device per micro-batch."""
 
     @property
     def trains_idle_chains(self) -> bool:

@@ -13,19 +13,23 @@ from loopwright.core.advantage import Scores
 from loopwright.core.packing import Packed
 from loopwright.errors import ChainError
 from loopwright.learn.layout import Layout
-from loopwright.types import Group, TokenChain
+from loopwright.types import Episode, Group, Rollout, RolloutKey, TokenChain
 from loopwright.types.tokens import BoolArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One chain to train on. `advantage` is that of its rollout; `weight` is the weight of each of its sampled
-    tokens."""
+    """One chain to train on. `advantage` is that of its rollout; `weight` is the weight of each of its sampled tokens.
+
+    `rollout` and `index` say which chain it is: the rollout's key, and the chain's place in its episode.
+    """
 
     chain: TokenChain
     group: int
     advantage: float
     weight: float
+    rollout: RolloutKey
+    index: int
 
     def __post_init__(self) -> None:
         if self.chain.mask[0]:
@@ -41,26 +45,43 @@ def scores_of(group: Group) -> Scores:
     return Scores(group.rewards, tuple(episode.trained_tokens if episode else 0 for episode in episodes))
 
 
-def samples_of(
-    groups: Sequence[tuple[Group, Sequence[float]]], weigh: Callable[[Sequence[int]], Sequence[float]], *, idle: bool
-) -> list[Sample]:
-    """The chains of a mini-batch, given its groups with their members' advantages.
+@dataclass(frozen=True, slots=True)
+class JudgedRollout:
+    """A rollout that has an episode, with its advantage and the weight of each of its sampled tokens."""
 
-    Chains with advantage 0 are left out unless `idle`, because the gradient of the built-in policy losses is exactly 0
-    for them. They still count in the token weights: `weigh` computes these from the numbers of sampled tokens.
-    """
+    rollout: Rollout
+    episode: Episode
+    group: int
+    advantage: float
+    weight: float
+
+
+def judged_rollouts(
+    groups: Sequence[tuple[Group, Sequence[float]]], weigh: Callable[[Sequence[int]], Sequence[float]]
+) -> list[JudgedRollout]:
+    """The rollouts of a mini-batch, given its groups with their members' advantages. `weigh` computes the token weights
+    from the numbers of sampled tokens."""
     rollouts = [
-        (number, rollout.episode, advantage)
+        (number, rollout, rollout.episode, advantage)
         for number, (group, advantages) in enumerate(groups)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
         if rollout.episode is not None
     ]
-    weights = weigh([episode.trained_tokens for _, episode, _ in rollouts])
+    weights = weigh([episode.trained_tokens for _, _, episode, _ in rollouts])
     return [
-        Sample(chain, number, advantage, weight)
-        for (number, episode, advantage), weight in zip(rollouts, weights, strict=True)
-        for chain in episode.trained_chains
-        if chain.sampled and (idle or advantage != 0)
+        JudgedRollout(rollout, episode, number, advantage, weight)
+        for (number, rollout, episode, advantage), weight in zip(rollouts, weights, strict=True)
+    ]
+
+
+def samples_of(rollouts: Sequence[JudgedRollout], *, idle: bool) -> list[Sample]:
+    """The chains to train on. Those with advantage 0 are left out unless `idle`, because the gradient of the built-in
+    policy losses is exactly 0 for them. They still count in the token weights."""
+    return [
+        Sample(chain, one.group, one.advantage, one.weight, one.rollout.key, index)
+        for one in rollouts
+        for index, chain in enumerate(one.episode.chains)
+        if chain.trained and chain.sampled and (idle or one.advantage != 0)
     ]
 
 

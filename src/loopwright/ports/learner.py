@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Protocol
 
 from loopwright.ports.weights import WeightSink
-from loopwright.types import Group
+from loopwright.types import Group, TrainedRollout
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one train step did. `metrics` are plain numbers, ready for a tracker."""
+    """What one train step did. `metrics` are plain numbers, ready for a tracker. `rollouts` are those of the step that
+    have an episode, in the order of its groups."""
 
     version: int
     metrics: Mapping[str, float]
+    rollouts: tuple[TrainedRollout, ...] = ()
 
 
 class Learner(Protocol):

@@ -1,1 +1,1 @@
-"""Metrics, events, the console and the report."""
+"""Metrics, events and the console."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from loopwright.track.report_data import duration
+from loopwright.core.duration import duration
 from loopwright.types import EvalMode, Failed, FailureCause, Rollout
 
 BLOCKS = "▁▂▃▄▅▆▇█"

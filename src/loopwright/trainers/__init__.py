@@ -1,1 +1,1 @@
-"""Trainers: the training loop as short functions over the ports. Also evaluation, checkpoints and the run folder."""
+"""Trainers: the training loop as short functions over the ports. Also evaluation, and judging again."""

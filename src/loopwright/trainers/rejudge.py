@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from loopwright.buffer.reader import StoredGroup, StoredRun
 from loopwright.core.redaction import Redactor, with_clean_reward
 from loopwright.core.together import together
 from loopwright.errors import BudgetError
 from loopwright.ports import Judger
 from loopwright.produce.judging import judged
-from loopwright.trainers.rejudged_scores import Judgement, Place, RejudgedScores
+from loopwright.runs.rejudged_scores import Judgement, Place, RejudgedScores
+from loopwright.runs.stored_run import StoredGroup, StoredRun
 from loopwright.types import Failed, GroupStatus, Rollout, Scored
 
 AT_ONCE = 16

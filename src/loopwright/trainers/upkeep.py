@@ -9,7 +9,7 @@ from typing import Any
 
 from loopwright.core.together import to_its_end
 from loopwright.ports import Learner, Storage, Tracker
-from loopwright.trainers.checkpoint import Checkpoints
+from loopwright.runs.checkpoint import Checkpoints
 from loopwright.trainers.evaluator import Evaluator
 from loopwright.trainers.watchdog import Watchdog
 

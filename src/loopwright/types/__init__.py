@@ -56,6 +56,7 @@ from loopwright.types.sampling import (
 )
 from loopwright.types.task import Message, Task
 from loopwright.types.tokens import ChainStart, TokenChain, Turn
+from loopwright.types.trained import TrainedChain, TrainedRollout
 from loopwright.types.weights import (
     IN_PLACE,
     BroadcastBackend,
@@ -133,6 +134,8 @@ __all__ = [
     "ToolCallEnd",
     "ToolCallStart",
     "ToolScope",
+    "TrainedChain",
+    "TrainedRollout",
     "TrainerKind",
     "Turn",
     "Unscored",

@@ -10,16 +10,17 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from loopwright.track import report_trajectories as trajectories
-from loopwright.track.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar
-from loopwright.track.report_data import Progress, ReportData, RunSummary, duration, edges, mean
-from loopwright.track.report_drift import drift_paragraph
+from loopwright.core.duration import duration
+from loopwright.runs.report import trajectories
+from loopwright.runs.report.data import Progress, ReportData, RunSummary, edges, mean
+from loopwright.runs.report.drift import drift_paragraph
+from loopwright.runs.report.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar
 from loopwright.types import FailureCause
 
 
 def render_report(data: ReportData) -> str:
     """The whole page."""
-    page = Template(files("loopwright.track").joinpath("report.html").read_text(encoding="utf-8"))
+    page = Template(files("loopwright.runs.report").joinpath("page.html").read_text(encoding="utf-8"))
     name = escape(data.summary.folder.name)
     return page.substitute(title=name, lead=_lead(data), sections="".join(_sections(data)))
 

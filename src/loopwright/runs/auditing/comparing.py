@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from loopwright.buffer.archive import GroupKey
-from loopwright.buffer.auditing.findings import Finding, FindingKind, group_name
-from loopwright.buffer.auditing.lives import Life
 from loopwright.buffer.storage.refusals import DRAWN_AGAIN
+from loopwright.runs.auditing.findings import Finding, FindingKind, group_name
+from loopwright.runs.auditing.lives import Life
 from loopwright.types import StopReason
 
 

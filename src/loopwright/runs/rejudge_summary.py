@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from loopwright.trainers.rejudged_scores import Judgement
+from loopwright.runs.rejudged_scores import Judgement
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from loopwright.track.report_data import Comparison, StepRollouts
+from loopwright.runs.report.data import Comparison, StepRollouts
 from loopwright.types import Failed, Message, Rollout, Scored
 
 LONGEST = 4000

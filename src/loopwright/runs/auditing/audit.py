@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loopwright.buffer.archive import Archive, GroupKey
-from loopwright.buffer.auditing.ageing import check_trained, check_untrained
-from loopwright.buffer.auditing.comparing import (
+from loopwright.buffer.storage.schema import snapshot
+from loopwright.runs.auditing.ageing import check_trained, check_untrained
+from loopwright.runs.auditing.comparing import (
     LedgerRow,
     compare_draws,
     compare_groups,
     compare_rollouts,
     compare_steps,
 )
-from loopwright.buffer.auditing.findings import Finding
-from loopwright.buffer.auditing.lives import Life, Lives, TrailRow
-from loopwright.buffer.storage.schema import snapshot
+from loopwright.runs.auditing.findings import Finding
+from loopwright.runs.auditing.lives import Life, Lives, TrailRow
 from loopwright.types import GroupStatus
 
 

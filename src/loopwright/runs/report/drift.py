@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from html import escape
 
-from loopwright.track.report_data import RunSummary
+from loopwright.runs.report.data import RunSummary
 from loopwright.types import ChainStart, TokenDiff
 
 

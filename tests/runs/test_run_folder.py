@@ -16,9 +16,9 @@ import pytest
 
 from loopwright.config import load
 from loopwright.errors import ConfigChangedError, RunError, RunLockedError
-from loopwright.trainers import run_folder
-from loopwright.trainers.config_changes import config_changes
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs import run_folder
+from loopwright.runs.config_changes import config_changes
+from loopwright.runs.run_folder import RunFolder
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "smollm2"},
@@ -80,7 +80,7 @@ def test_a_second_user_is_refused_and_told_who_is_there(path: Path) -> None:
 def test_a_killed_process_leaves_no_lock(path: Path) -> None:
     child = """
         import pathlib, sys, time
-        from loopwright.trainers.run_folder import RunFolder
+        from loopwright.runs.run_folder import RunFolder
         with RunFolder.open(pathlib.Path(sys.argv[1]), {"a": 1}):
             print("locked", flush=True)
             time.sleep(60)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.errors import CheckpointError
-from loopwright.trainers.durable import flush, flush_tree
+from loopwright.runs.durable import flush, flush_tree
 
 FORMAT = 1
 STATE = "state.json"

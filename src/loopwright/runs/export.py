@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from loopwright.buffer.codec import encode_reward, encode_task
-from loopwright.buffer.reader import Attempt
 from loopwright.buffer.transcripts import transcript_fields
+from loopwright.runs.stored_run import Attempt
 from loopwright.types import Episode, TokenChain
 
 

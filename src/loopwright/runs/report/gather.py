@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.errors import RunError
+from loopwright.runs.durable import write_whole
+from loopwright.runs.report.data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
+from loopwright.runs.report.render import render_report
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.console_text import evaluations
 from loopwright.track.jsonl import read_jsonl
-from loopwright.track.report import render_report
-from loopwright.track.report_data import PHASES, Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
-from loopwright.trainers.durable import write_whole
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Rollout, TokenDiff
 
 PAIRS = 4

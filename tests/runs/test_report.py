@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.track.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar, ticks
-from loopwright.track.report import render_report
-from loopwright.track.report_data import Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
+from loopwright.runs.report.data import Comparison, Evaluated, Measure, ReportData, RunSummary, StepRollouts
+from loopwright.runs.report.plot import Mark, PlotLine, line_chart, smoothed, stacked_bar, ticks
+from loopwright.runs.report.render import render_report
 from loopwright.types import Episode, Failed, FailureCause, Rollout, RolloutKey, Scored, Task, Timing
 
 NASTY = "</pre><script>alert(1)</script>&\"'"

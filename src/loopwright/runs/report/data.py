@@ -136,14 +136,3 @@ def edges(series: Series, most: int = 5) -> tuple[Series, Series]:
 
 def mean(series: Series) -> float | None:
     return statistics.fmean(value for _, value in series) if series else None
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loopwright.buffer.reader import StoredRun
 from loopwright.errors import RunError
 from loopwright.ports import Learner
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Group
 
 COMPARED = ("loss", "grad_norm")

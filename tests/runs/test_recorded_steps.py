@@ -14,9 +14,9 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
 from loopwright.ports import StalePolicy, WeightSink
 from loopwright.ports.learner import StepReport
+from loopwright.runs.replay import RecordedSteps, replay
+from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import JsonlTracker
-from loopwright.trainers.replay import RecordedSteps, replay
-from loopwright.trainers.run_folder import RunFolder
 from loopwright.types import Group, GroupStatus, RolloutKey
 
 Told = list[tuple[str, int, int]]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from loopwright.buffer.archive import GroupKey
-from loopwright.buffer.auditing.findings import Finding, FindingKind, group_name
 from loopwright.buffer.storage.trail import TrailEvent
+from loopwright.runs.auditing.findings import Finding, FindingKind, group_name
 from loopwright.types import GroupStatus
 
 P, A, C, E = GroupStatus.PENDING, GroupStatus.ABORTED, GroupStatus.COMPLETED, GroupStatus.EXPIRED

@@ -6,15 +6,15 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 
 from loopwright.buffer.archive import Archive, GroupKey, Parcel, ParcelKind
-from loopwright.buffer.auditing.comparing import LedgerRow
-from loopwright.buffer.auditing.findings import Finding, FindingKind, group_name
-from loopwright.buffer.auditing.lives import Life
 from loopwright.buffer.codec import decode_task
 from loopwright.buffer.storage import ledger
 from loopwright.core.constrained import without_constrained
 from loopwright.core.staleness import is_too_old
 from loopwright.errors import LoopwrightError
 from loopwright.ports import StalePolicy
+from loopwright.runs.auditing.comparing import LedgerRow
+from loopwright.runs.auditing.findings import Finding, FindingKind, group_name
+from loopwright.runs.auditing.lives import Life
 from loopwright.types import Group, Scored, Stale
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loopwright.errors import RunError
-from loopwright.trainers.checkpoint import Checkpoint, Checkpoints
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.checkpoint import Checkpoint, Checkpoints
+from loopwright.runs.run_folder import RunFolder
 
 LATEST = "latest"
 

@@ -19,10 +19,10 @@ import yaml
 
 from loopwright.config.migration import with_new_names
 from loopwright.errors import ConfigChangedError, RunError, RunLockedError
+from loopwright.runs.config_changes import config_changes
+from loopwright.runs.durable import draft_of, write_whole
 from loopwright.track.jsonl import EVENTS, METRICS
 from loopwright.track.tensorboard import FOLDER as TENSORBOARD
-from loopwright.trainers.config_changes import config_changes
-from loopwright.trainers.durable import draft_of, write_whole
 
 HEADER = "# The config of this Loopwright run. Written by Loopwright; edit your own config file instead.\n"
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from loopwright.errors import CheckpointError
-from loopwright.trainers import checkpoint
-from loopwright.trainers.checkpoint import Checkpoints
-from loopwright.trainers.durable import flush_tree
+from loopwright.runs import checkpoint
+from loopwright.runs.checkpoint import Checkpoints
+from loopwright.runs.durable import flush_tree
 
 
 class CrashedError(BaseException):

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loopwright.buffer.export import to_line
-from loopwright.buffer.reader import StoredRun
 from loopwright.errors import RunError
-from loopwright.trainers.durable import draft_of, flush
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.durable import draft_of, flush
+from loopwright.runs.export import to_line
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import Failed, GroupStatus
 
 

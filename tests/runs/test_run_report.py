@@ -9,8 +9,8 @@ import pytest
 from made_up_run import CONFIG, add, answered, failed
 
 from loopwright.errors import RunError
-from loopwright.track.report_data import Measure
-from loopwright.trainers.report import (
+from loopwright.runs.report.data import Measure
+from loopwright.runs.report.gather import (
     PAIRS,
     EvaluatedTwice,
     compare_evaluations,
@@ -20,7 +20,7 @@ from loopwright.trainers.report import (
     summarise,
     write_report,
 )
-from loopwright.trainers.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder
 from loopwright.types import Rollout, RolloutKey
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from loopwright.errors import RunError, RunLockedError
+from loopwright.runs.durable import write_whole
 from loopwright.track.jsonl import JsonlFile, read_jsonl
-from loopwright.trainers.durable import write_whole
 from loopwright.types import Failed, Reward, Rollout, RolloutKey, Scored
 
 Place = tuple[RolloutKey, int]
