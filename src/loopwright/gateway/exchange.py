@@ -21,6 +21,7 @@ from loopwright.core.together import together
 from loopwright.errors import AlternativesError, ConstraintError, ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
+from loopwright.gateway.dialects.responses_compact import is_summary
 from loopwright.gateway.freeform import freeform_names, with_inputs
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
@@ -112,8 +113,10 @@ class Exchange:
 
     def given(self, session: Session, answer: str) -> Answer | None:
         """An answer that the session has recorded."""
-        number = None if answer in session.deleted else session.recorder.number_of(answer)
-        return None if number is None else self._recorded_answer(session, number, Call(()))
+        number = session.recorder.number_of(answer)
+        if number is None or not _is_response(session, answer):
+            return None
+        return self._recorded_answer(session, number, Call(()))
 
     def forget(self, session: Session, answer: str) -> None:
         """No request can name the answer any more. It stays recorded."""
@@ -361,7 +364,7 @@ def _history(session: Session, call: Call) -> History:
     if call.previous is not None:
         before = session.recorder.conversation_after(call.previous)
         # A completion has no chat template and no tools, so no chat can continue it.
-        if before is None or before[0]["role"] == TEXT or call.previous in session.deleted:
+        if before is None or before[0]["role"] == TEXT or not _is_response(session, call.previous):
             raise refused(
                 Code.PREVIOUS,
                 f"this session has given no response resp_{call.previous}",
@@ -371,6 +374,13 @@ def _history(session: Session, call: Call) -> History:
         preamble = messages[:1] if call.instructions else ()
         messages = (*preamble, *before, *messages[len(preamble) :])
     return session.recorder.history(messages, call.tools, call.begun)
+
+
+def _is_response(session: Session, answer: str) -> bool:
+    """Whether requests may name the recorded answer: it was not deleted, and is no summary of a compaction."""
+    number = session.recorder.number_of(answer)
+    is_known = number is not None and answer not in session.deleted
+    return is_known and not is_summary(session.recorder.turns[number or 0].wishes)
 
 
 def _answer(

@@ -18,7 +18,15 @@ from loopwright.gateway.reading import chosen, count, flag, model_name, number, 
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
 
-UNGRANTED = ("reasoning", "parallel_tool_calls", "truncation", "return_token_ids", "background", "max_tool_calls")
+UNGRANTED = (
+    "reasoning",
+    "parallel_tool_calls",
+    "truncation",
+    "return_token_ids",
+    "background",
+    "max_tool_calls",
+    "context_management",
+)
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "store")
 KEPT_ELSEWHERE = ("conversation", "prompt")
 """Parts of a prompt that are stored at OpenAI. Without them the model would answer something else."""
