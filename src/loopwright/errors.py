@@ -9,7 +9,8 @@
     │   ├── EngineLostError        an engine cannot be reached: it died, or the connection broke
     │   ├── ProofError             an engine does not compute what the learner's weights compute
     │   ├── UnanswerableError      no engine can answer the request as it is
-    │   │   └── ConstraintError    the form that an answer is to have cannot be kept
+    │   │   ├── ConstraintError    the form that an answer is to have cannot be kept
+    │   │   └── AlternativesError  the engine cannot tell which other tokens were likely
     │   ├── ToolServerError        a server of tools did not start, or died under a rollout
     │   ├── WorkerLostError        a rollout worker cannot be reached, or is silent
     │   ├── TrialLostError         a trial of Harbor lost its sandbox or its model
@@ -106,6 +107,11 @@ class UnanswerableError(EngineError):
 class ConstraintError(UnanswerableError):
     """The form that an answer is to have cannot be kept: its schema is wrong or not supported, or the engine or the
     model's renderer cannot do it."""
+
+
+class AlternativesError(UnanswerableError):
+    """The engine cannot tell which other tokens were likely, or only those of another distribution than it reports
+    logprobs of (T8)."""
 
 
 class TrialLostError(EngineError):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import pytest
 from loopwright.runs.auditing.audit import audit
 from loopwright.runs.stored_run import StoredRun
 from loopwright.track.jsonl import read_jsonl
-from loopwright.types import Failed, FailureCause
+from loopwright.types import Failed, FailureCause, TokenChain
 
 WriteConfig = Callable[..., Path]
 KEY = "the-key-of-the-gateway"
@@ -164,8 +164,9 @@ def settings(sides: Sides, **more: Any) -> dict[str, Any]:
     }
 
 
-def check_run(folder: Path, lineages: int) -> None:
-    """Every step is there, no program was blamed, and the engine's logprobs are those of the learner."""
+def check_run(folder: Path, lineages: int) -> list[TokenChain]:
+    """Every step is there, no program was blamed, and the engine's logprobs are those of the learner. Gives the trained
+    chains."""
     database = folder / "run" / "rollouts.sqlite"
     audited = audit(database)
     assert (audited.findings, audited.lineages) == ((), lineages)
@@ -174,11 +175,14 @@ def check_run(folder: Path, lineages: int) -> None:
     rollouts = [one for step in stored.steps() for one in stored.rollouts(step)]
     failed = [one.reward for one in rollouts if isinstance(one.reward, Failed)]
     assert {one.cause for one in failed} <= {FailureCause.INFRA}
-    versions = {int(v) for one in rollouts if one.episode for chain in one.episode.chains for v in chain.versions}
-    assert versions >= set(range(STEPS)), "every version of the weights has sampled"
     for record in read_jsonl(folder / "run" / "metrics.jsonl"):
         if (worst := record.get("mismatch_max")) is not None:
             assert worst < 1e-3, record
+    return [chain for one in rollouts if one.episode for chain in one.episode.chains]
+
+
+def versions_in(chains: Iterable[TokenChain]) -> set[int]:
+    return {int(version) for chain in chains for version in chain.versions[chain.mask]}
 
 
 @pytest.mark.real
@@ -207,7 +211,39 @@ def test_a_run_trains_through_a_relay_that_is_cut_and_killed(write_config: Write
             assert made.said(TRAINING).count("not connected to the gateway") >= 4, "three cuts, and a gateway that died"
         finally:
             made.end()
-    check_run(tmp_path, lineages=2)
+    chains = check_run(tmp_path, lineages=2)
+    assert versions_in(chains) >= set(range(STEPS)), "every version of the weights has sampled"
     assert not (tmp_path / "run" / "door.json").exists()
     assert KEY.encode() not in (tmp_path / "gateway.sqlite").read_bytes()
     assert json.loads(made.said(GATEWAY).splitlines()[0])["port"] == 8100
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root, ip, ss and nsenter")
+def test_a_disaggregated_run_updates_its_weights_while_answers_come_through_a_relay(
+    write_config: WriteConfig, tmp_path: Path
+) -> None:
+    """T4. The engine has a process of its own on the training side, and gets new weights while programs wait for
+    answers: an answer that was begun goes on, and each token has the version that sampled it."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    apart = {"produce": {"kind": "async"}, "rollout__engine": {"threads": 1}, "trainer__kind": "disaggregated"}
+    with three_sides() as sides:
+        made = Processes(sides, tmp_path)
+        try:
+            made.gateway()
+            training = made.training(write_config(**settings(sides, **apart)))
+            made.until(lambda: made.steps() >= 2, training)
+            assert sides.listeners(TRAINING) == []
+            sides.cut()
+            assert training.wait(timeout=DEADLINE) == 0, made.said(TRAINING)
+        finally:
+            made.end()
+    chains = check_run(tmp_path, lineages=1)
+    assert len(versions_in(chains)) > STEPS // 2
+    # One call samples a run of tokens: where its version changes, the update came in the middle of an answer.
+    assert any(changes_within_an_answer(chain) for chain in chains)
+
+
+def changes_within_an_answer(chain: TokenChain) -> bool:
+    neighbours = chain.mask[1:] & chain.mask[:-1]
+    return bool((neighbours & (chain.versions[1:] != chain.versions[:-1])).any())

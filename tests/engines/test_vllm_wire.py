@@ -55,6 +55,26 @@ def test_a_part_is_stamped_with_the_version_of_its_request() -> None:
     assert (last.sampled.finish, last.has_ended, last.spans) == (FinishReason.LENGTH, True, [1])
 
 
+def test_the_likeliest_tokens_are_read_beside_the_sampled_one() -> None:
+    asked = [request_to_vllm(replace(REQUEST, alternatives=n), "a", None)["sampling_params"] for n in (0, 2, 20)]
+    assert [sampling["logprobs"] for sampling in asked] == [1, 3, 20]
+    said = event(7, None, None)
+    (entry,) = said["choices"][0]["logprobs"]["content"]
+    # vLLM tells the sampled token first, and may spell ids as texts.
+    entry["top_logprobs"] = [
+        {"token_id": 7, "logprob": -1.5},
+        {"token": "token_id:3", "logprob": -0.5},
+        {"token": "token_id:4", "logprob": -0.9},
+    ]
+    assert part_from_json(said, 4, 2).sampled.alternatives == (((3, -0.5), (4, -0.9)),)
+    entry["rank"] = 3
+    assert part_from_json(said, 4, 3).sampled.alternatives == (((3, -0.5), (4, -0.9), (7, -1.5)),)
+    assert part_from_json(said, 4).sampled.alternatives == ()
+    entry["top_logprobs"] = []
+    with pytest.raises(RefusedError, match="top_logprobs"):
+        part_from_json(said, 4, 2)
+
+
 def span(version: str, start: int, end: int) -> dict[str, Any]:
     return {"version": version, "start": start, "end": end}
 

@@ -176,7 +176,7 @@ def test_what_is_no_answer_is_refused(body: Any) -> None:
 def test_a_server_that_says_nothing_of_a_constraint_has_ignored_it() -> None:
     answer = Generation((1,), (-0.5,), (0,), FinishReason.STOP, constrained=((0, 1),))
     body = sent(generation_to_json(answer))
-    asked = Constraint(GrammarKind.LARK, "start: /a/")
+    asked = GenerateRequest("a", (1,), Sampling(), constraint=Constraint(GrammarKind.LARK, "start: /a/"))
     assert generation_from_json(body, asked) == (answer, True)
     del body["choices"][0]["constrained"]
     assert generation_from_json(body)[0].constrained == ()

@@ -154,7 +154,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "echo": True}, "echo"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "best_of": 3}, "best_of"),
-    ({"prompt": "a", "logprobs": 2}, "logprobs"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
 ]
 
 

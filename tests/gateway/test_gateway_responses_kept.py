@@ -62,4 +62,3 @@ async def test_a_deleted_response_cannot_be_named_and_stays_recorded(tmp_path: P
         assert (goes_on.status_code, goes_on.json()["error"]["code"]) == (400, "previous_response_not_found")
         named = await h.post(PATH, {"input": [{"type": "item_reference", "id": given.output[0].id}]})
         assert named.status_code == 404
-        assert (await h.http.post(f"{PATH}/compact", json={"input": "x"})).status_code == 405

@@ -75,9 +75,7 @@ class PartialAnswer:
         self._parts = [new] if not self.tokens else [*self._parts, new]
         self.tokens += len(new.ids)
         if self._on_part is not None and new.ids:
-            self._on_part(
-                Generation(new.ids, new.logprobs, new.versions, FinishReason.ABORT, constrained=new.constrained)
-            )
+            self._on_part(replace(new, finish=FinishReason.ABORT, held=None))
         return self.so_far
 
     def cut_by_length(self) -> Generation:
@@ -93,6 +91,7 @@ def joined(parts: Sequence[Generation]) -> Generation:
         tuple(chain.from_iterable([part.versions for part in parts])),
         parts[-1].finish if parts else FinishReason.ABORT,
         constrained=_constrained(parts),
+        alternatives=tuple(chain.from_iterable([part.alternatives for part in parts])),
     )
 
 

@@ -46,7 +46,8 @@ class TimedClient:
     def _told(self, sampled: Generation, before: float) -> Generation:
         # Not `replace`: it takes as long as the whole call does here.
         held = before, self._held()
-        return Generation(sampled.ids, sampled.logprobs, sampled.versions, sampled.finish, held, sampled.constrained)
+        streams = sampled.ids, sampled.logprobs, sampled.versions
+        return Generation(*streams, sampled.finish, held, sampled.constrained, sampled.alternatives)
 
     def _own_time(self) -> float:
         return asyncio.get_running_loop().time() - self._held()

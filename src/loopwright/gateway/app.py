@@ -26,6 +26,7 @@ DIALECTS: dict[Action, Dialect] = {
     Action.COMPLETIONS: Completions(),
     Action.RESPONSES: Responses(),
     Action.INPUT_TOKENS: Responses(),
+    Action.COMPACT: Responses(),
     Action.MESSAGES: AnthropicMessages(),
     Action.COUNT_TOKENS: AnthropicMessages(),
     Action.GENERATE: Gemini(),
@@ -64,6 +65,7 @@ class GatewayApp:
             Action.RESPONSE: calls.response,
             Action.INPUT_ITEMS: calls.input_items,
             Action.INPUT_TOKENS: calls.input_tokens,
+            Action.COMPACT: calls.compact,
             Action.COUNT_TOKENS: calls.count_tokens,
             Action.COUNT_CONTENT: calls.count_content,
         }

@@ -29,7 +29,8 @@ class Wishes:
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request in canonical form. `token_ids` asks for the ids of the prompt and of the answer. `previous` names an
-    earlier answer that `messages` continue. `begun` is the beginning of the answer, which the agent wrote.
+    earlier answer that `messages` continue. `alternatives` is how many of the likeliest tokens to tell with the logprob
+    of each sampled one. `begun` is the beginning of the answer, which the agent wrote.
     `instructions` says that the first message is a preamble, which a continuation does not inherit. `form` is what the
     answer must look like. `echo` is the part of the request that the dialect needs to write its answer."""
 
@@ -41,6 +42,7 @@ class Call:
     samples: int = 1
     begun: str = ""
     logprobs: bool = False
+    alternatives: int = 0
     token_ids: bool = False
     previous: str | None = None
     instructions: bool = False
@@ -50,10 +52,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A sampled token as text, for clients that ask how likely it was."""
+    """A sampled token as text, for clients that ask how likely it was. `likeliest` are the texts and logprobs of the
+    likeliest tokens in its place, if the call asked for them."""
 
     text: str
     logprob: float
+    likeliest: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from loopwright.errors import LoopwrightError
 from loopwright.gateway.call import Answer, Call
 from loopwright.gateway.dialects import AnthropicMessages, Dialect, Gemini, Responses
 from loopwright.gateway.dialects.dialect import Recall
+from loopwright.gateway.dialects.responses_compact import compaction_body, read_compaction
 from loopwright.gateway.dialects.responses_items import input_items, item_page
 from loopwright.gateway.events import Events
 from loopwright.gateway.exchange import Exchange
@@ -97,6 +98,25 @@ class ModelCalls:
             raise invalid("generateContentRequest", "expected an object", remedy="send what you would generate from")
         call = Gemini().read(asked)
         await request.answer(200, {"totalTokens": await self._exchange.count_tokens(session, call)})
+
+    async def compact(self, request: Request, target: Target) -> None:
+        """Have the model summarise a conversation, and give back what stands for it from now on."""
+        session = self._sessions.find_open(target.session or "")
+        call = read_compaction(read_json(await request.body()), _recall(session))
+        ask = _ask(request)
+        with session.tries.delivering(ask):
+            (answer,) = await request.while_here(_within(session, self._exchange.answer(session, call, ask, None)))
+            conversation = session.recorder.conversation_after(answer.id)
+            if conversation is None:
+                raise refused(
+                    Code.CONTEXT,
+                    "no token is left for a summary",
+                    remedy="compact the conversation sooner",
+                    param="input",
+                )
+            # The last two are the request for a summary, and the summary.
+            await request.answer(200, compaction_body(answer, conversation[:-2]))
+            self._exchange.delivered(session, [answer])
 
     async def response(self, request: Request, target: Target) -> None:
         """An earlier response, without the settings of its request, which are not stored."""

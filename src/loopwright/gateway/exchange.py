@@ -12,14 +12,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import repeat
 from operator import attrgetter
 
 import orjson
 
 from loopwright.core.together import together
-from loopwright.errors import ConstraintError, ContextError, EngineError, LoopwrightError
+from loopwright.errors import AlternativesError, ConstraintError, ContextError, EngineError, LoopwrightError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes, sample_id, tool_call_id, whole_answer
 from loopwright.gateway.dialects.dialect import Head
+from loopwright.gateway.dialects.responses_compact import is_summary
 from loopwright.gateway.freeform import freeform_names, with_inputs
 from loopwright.gateway.hearing import Listener, SampleReader, tell_whole
 from loopwright.gateway.metrics import Metrics
@@ -32,12 +34,14 @@ from loopwright.gateway.store import SessionStore
 from loopwright.gateway.tries import Ask
 from loopwright.gateway.upstream import sample_answer
 from loopwright.render.recording.fingerprint import TEXT
+from loopwright.render.recording.likeliest import likeliest_of
 from loopwright.render.recording.matching import History
 from loopwright.render.recording.model_call import planned_turns, prepared_call, record_turns, with_call_ids
 from loopwright.render.recording.prepared import Prepared
 from loopwright.render.recording.recorder import Said
 from loopwright.render.text_conversation import text_history, writer_of
 from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, Message, Parsed, Sampling
+from loopwright.types.sampling import Likeliest
 
 log = logging.getLogger("loopwright")
 
@@ -109,8 +113,10 @@ class Exchange:
 
     def given(self, session: Session, answer: str) -> Answer | None:
         """An answer that the session has recorded."""
-        number = None if answer in session.deleted else session.recorder.number_of(answer)
-        return None if number is None else self._recorded_answer(session, number, Call(()))
+        number = session.recorder.number_of(answer)
+        if number is None or not _is_response(session, answer):
+            return None
+        return self._recorded_answer(session, number, Call(()))
 
     def forget(self, session: Session, answer: str) -> None:
         """No request can name the answer any more. It stays recorded."""
@@ -166,9 +172,8 @@ class Exchange:
     def _recorded_answer(self, session: Session, number: int, call: Call) -> Answer:
         turn = session.recorder.turns[number]
         prompt, cached = session.recorder.prompt_tokens(number)
-        generation = Generation(
-            tuple(turn.ids.tolist()), tuple(turn.logprobs.tolist()), tuple(turn.versions.tolist()), turn.finish
-        )
+        streams = tuple(turn.ids.tolist()), tuple(turn.logprobs.tolist()), tuple(turn.versions.tolist())
+        generation = Generation(*streams, turn.finish, alternatives=likeliest_of(turn.alternatives))
         return Answer(
             turn.answer,
             turn.created,
@@ -250,6 +255,7 @@ class Exchange:
             part_tokens=1,
             affinity=affinity,
             constraint=constraint,
+            alternatives=call.alternatives,
         )
         writer = writer_of(call.messages, served.renderer)
         # What the agent has begun is text: if it spells the mark of a thought, no thought is open (T9).
@@ -259,6 +265,8 @@ class Exchange:
             generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)
         except ConstraintError as error:
             raise _not_constrained(call, error) from error
+        except AlternativesError as error:
+            raise invalid("top_logprobs", error.message, remedy=error.remedy) from error
         except EngineError as error:
             raise self._unanswered(session, error) from error
         session.note_fault(None)
@@ -311,7 +319,16 @@ def _not_constrained(call: Call, error: ConstraintError) -> LoopwrightError:
 
 def _logprobs(generation: Generation, served: Served) -> tuple[TokenLogprob, ...]:
     pieces = served.renderer.pieces(generation.ids)
-    return tuple(TokenLogprob(piece, odds) for piece, odds in zip(pieces, generation.logprobs, strict=True))
+    told = generation.alternatives or repeat((), len(pieces))
+    return tuple(
+        TokenLogprob(piece, odds, _texts(likeliest, served))
+        for piece, odds, likeliest in zip(pieces, generation.logprobs, told, strict=True)
+    )
+
+
+def _texts(likeliest: Likeliest, served: Served) -> tuple[tuple[str, float], ...]:
+    pieces = served.renderer.pieces([token for token, _ in likeliest])
+    return tuple((piece, odds) for piece, (_, odds) in zip(pieces, likeliest, strict=True))
 
 
 def _unfit(served: Served, said: str, tokens: int) -> ContextError:
@@ -347,7 +364,7 @@ def _history(session: Session, call: Call) -> History:
     if call.previous is not None:
         before = session.recorder.conversation_after(call.previous)
         # A completion has no chat template and no tools, so no chat can continue it.
-        if before is None or before[0]["role"] == TEXT or call.previous in session.deleted:
+        if before is None or before[0]["role"] == TEXT or not _is_response(session, call.previous):
             raise refused(
                 Code.PREVIOUS,
                 f"this session has given no response resp_{call.previous}",
@@ -357,6 +374,13 @@ def _history(session: Session, call: Call) -> History:
         preamble = messages[:1] if call.instructions else ()
         messages = (*preamble, *before, *messages[len(preamble) :])
     return session.recorder.history(messages, call.tools, call.begun)
+
+
+def _is_response(session: Session, answer: str) -> bool:
+    """Whether requests may name the recorded answer: it was not deleted, and is no summary of a compaction."""
+    number = session.recorder.number_of(answer)
+    is_known = number is not None and answer not in session.deleted
+    return is_known and not is_summary(session.recorder.turns[number or 0].wishes)
 
 
 def _answer(

@@ -48,6 +48,7 @@ ROUTES: tuple[tuple[str, str, str, bool], ...] = (
     ("post", "/sessions/{session}/v1/responses/input_tokens", "How long a prompt would be.", True),
     ("get", "/sessions/{session}/v1/responses/{response}", "A response that was given.", True),
     ("delete", "/sessions/{session}/v1/responses/{response}", "No request can name it any more.", True),
+    ("post", "/sessions/{session}/v1/responses/compact", "A conversation, compacted to a summary.", True),
     ("get", "/sessions/{session}/v1/responses/{response}/input_items", "What a response answered.", True),
     ("post", "/sessions/{session}/v1/messages", "Anthropic Messages.", True),
     ("post", "/sessions/{session}/v1beta/models/{model}:generateContent", "Gemini.", True),

@@ -33,6 +33,7 @@ class Action(StrEnum):
     RESPONSE = "response"
     INPUT_ITEMS = "input_items"
     INPUT_TOKENS = "input_tokens"
+    COMPACT = "compact"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
     GENERATE = "generate_content"
@@ -59,6 +60,7 @@ METHODS = {
     Action.RESPONSE: ("GET", "DELETE"),
     Action.INPUT_ITEMS: ("GET",),
     Action.INPUT_TOKENS: ("POST",),
+    Action.COMPACT: ("POST",),
     Action.MESSAGES: ("POST",),
     Action.COUNT_TOKENS: ("POST",),
     Action.GENERATE: ("POST",),
@@ -78,6 +80,7 @@ MODEL_CALLS = {
     "completions": Action.COMPLETIONS,
     "responses": Action.RESPONSES,
     "responses/input_tokens": Action.INPUT_TOKENS,
+    "responses/compact": Action.COMPACT,
     "messages": Action.MESSAGES,
     "messages/count_tokens": Action.COUNT_TOKENS,
     "models": Action.MODELS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,8 @@ def turn_row(turn: Recorded) -> tuple[bytes, bytes]:
     }
     if turn.begun:
         facts["begun"] = turn.begun
+    if turn.alternatives:
+        facts["alternatives"] = base64.b64encode(turn.alternatives).decode()
     tokens = b"".join(
         stream.astype(kind, copy=False).tobytes()
         for stream, kind in ((turn.context, "<i4"), (turn.ids, "<i4"), (turn.logprobs, "<f4"), (turn.versions, "<i4"))
@@ -161,6 +164,7 @@ def turn_from_row(number: int, facts: bytes, tokens: bytes, earlier: Sequence[Re
         draws=said.get("draws", 0),
         begun=said.get("begun", ""),
         constrained=tuple((begin, end) for begin, end in said.get("constrained", ())),
+        alternatives=base64.b64decode(said.get("alternatives", "")),
     )
 
 

@@ -16,6 +16,7 @@ from loopwright.errors import EngineError
 from loopwright.ports import OnPart, PauseMode
 from loopwright.testing.chars import encode_chars
 from loopwright.types import IN_PLACE, NOTHING_YET, FinishReason, GenerateRequest, Generation, ProbeAnswer, WeightUpdate
+from loopwright.types.sampling import Likeliest
 
 Answer = str | Sequence[int]
 """The exact ids, or a text that the engine encodes."""
@@ -134,10 +135,13 @@ class ScriptedEngine:
             if aborted.is_set():
                 finish = FinishReason.ABORT
                 break
-            on_part(Generation((script[len(versions)],), (LOGPROB,), (self._version,), FinishReason.ABORT))
+            told = _likeliest(request, script[len(versions) : len(versions) + 1])
+            part = (script[len(versions)],), (LOGPROB,), (self._version,)
+            on_part(Generation(*part, FinishReason.ABORT, alternatives=told))
             versions.append(self._version)
         count = len(versions)
-        return Generation(script[:count], (LOGPROB,) * count, tuple(versions), finish)
+        told = _likeliest(request, script[:count])
+        return Generation(script[:count], (LOGPROB,) * count, tuple(versions), finish, alternatives=told)
 
     async def _wait(self, pace: float | None, aborted: asyncio.Event) -> None:
         """Wait the time of one token: longer while the engine is frozen, shorter if the request is aborted."""
@@ -148,3 +152,8 @@ class ScriptedEngine:
                 async with asyncio.timeout(pace):
                     await aborted.wait()
         await self._thawed.wait()
+
+
+def _likeliest(request: GenerateRequest, ids: tuple[int, ...]) -> tuple[Likeliest, ...]:
+    """The script knows no other token than its own."""
+    return tuple(((token, LOGPROB),) for token in ids) if request.alternatives else ()

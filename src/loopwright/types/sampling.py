@@ -54,6 +54,13 @@ PART_TOKENS = 64
 engine dies, at most this many tokens of an answer are lost."""
 
 
+MOST_ALTERNATIVES = 20
+"""How many of the likeliest tokens an engine tells for each sampled one at most, as in OpenAI's API."""
+
+Likeliest = tuple[tuple[int, float], ...]
+"""The likeliest tokens at one place with their logprobs, the likeliest first."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Token ids in. `id` names the request for `abort`; in lockstep, requests are ordered by it.
@@ -65,7 +72,8 @@ class GenerateRequest:
     limit. The side that holds the engines counts it, but not while the call is held, and ends the call with
     OutOfTimeError. `affinity`: requests with the same text begin with the same tokens, as those of a group do, so one
     engine should answer them all. Empty means that nothing is known. `constraint`: the grammar that the answer keeps,
-    beginning with the tokens that were sampled before.
+    beginning with the tokens that were sampled before. `alternatives`: how many of the likeliest tokens to tell for
+    each sampled one. What is sampled does not depend on it.
     """
 
     id: str
@@ -77,6 +85,7 @@ class GenerateRequest:
     seconds: float | None = None
     affinity: str = ""
     constraint: Constraint | None = None
+    alternatives: int = 0
 
     def within(self, seconds: float) -> GenerateRequest:
         """The request with so many seconds left for it; infinitely many are no limit."""
@@ -91,6 +100,7 @@ class GenerateRequest:
             limit,
             self.affinity,
             self.constraint,
+            self.alternatives,
         )
 
     def after(self, part: Generation) -> GenerateRequest:
@@ -113,7 +123,8 @@ class Generation:
     `held` tells how long the call was held, as while weights are exchanged: two readings of the clock that counts held
     seconds, when the call began and when it ended. It is None where nobody counts, and no part of the value.
     `constrained` are the spans of tokens that do not train: the request's constraint left no choice, or their logprobs
-    are those of what it left.
+    are those of what it left. `alternatives` are the likeliest tokens in the place of each token, of the distribution
+    that its logprob is of (T8). They are empty if the request did not ask for them.
     """
 
     ids: tuple[int, ...]
@@ -122,6 +133,7 @@ class Generation:
     finish: FinishReason
     held: tuple[float, float] | None = field(default=None, compare=False)
     constrained: Spans = ()
+    alternatives: tuple[Likeliest, ...] = ()
 
     def __post_init__(self) -> None:
         tokens = len(self.ids)
@@ -135,12 +147,23 @@ class Generation:
                 f"an engine gave {tokens} tokens and says that those at {self.constrained} were constrained",
                 remedy="see its log: spans come in order, and lie within the answer",
             )
+        if self.alternatives and len(self.alternatives) != tokens:
+            raise EngineError(
+                f"an engine gave {tokens} tokens, and the alternatives of {len(self.alternatives)}",
+                remedy="see its log: it tells those of every token or of none",
+            )
 
     def since(self, count: int) -> Generation:
         """The part after the first `count` tokens."""
         constrained = shifted_spans(self.constrained, -count) if self.constrained else ()
         return Generation(
-            self.ids[count:], self.logprobs[count:], self.versions[count:], self.finish, self.held, constrained
+            self.ids[count:],
+            self.logprobs[count:],
+            self.versions[count:],
+            self.finish,
+            self.held,
+            constrained,
+            self.alternatives[count:],
         )
 
 

@@ -16,6 +16,7 @@ import orjson
 from loopwright.engines.http.connection import LostError, Patience
 from loopwright.engines.http.wire import HELD, held_from_json
 from loopwright.errors import (
+    AlternativesError,
     ConstraintError,
     EngineError,
     EngineLostError,
@@ -44,6 +45,7 @@ KINDS: Mapping[str, type[LoopwrightError]] = {
     "OutOfTimeError": OutOfTimeError,
     "UnanswerableError": UnanswerableError,
     "ConstraintError": ConstraintError,
+    "AlternativesError": AlternativesError,
 }
 """A door that reports a lost engine has already tried others, so that is no EngineLostError here."""
 KINDS_OF_WORKER: Mapping[str, type[LoopwrightError]] = {**KINDS, "EngineLostError": EngineLostError}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Self
 
 from loopwright.core.partial_answer import joined
@@ -114,7 +115,7 @@ class HttpEngine:
             return await self._streamed(request, body, on_part or (lambda part: None))
         said = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
-            return generation_from_json(said, request.constraint)[0]
+            return generation_from_json(said, request)[0]
 
     async def model(self) -> ModelCard:
         """Which model is served."""
@@ -175,7 +176,7 @@ class HttpEngine:
                     self._hear(said)
                     continue
                 with answer_read():
-                    part, ended = generation_from_json(said, request.constraint)
+                    part, ended = generation_from_json(said, request)
                 parts.append(part)
                 if ended:
                     return self._ended(joined(parts), part.held)
@@ -186,7 +187,7 @@ class HttpEngine:
         if held is None:
             return answer
         self._hear({HELD_SECONDS: held[1], "version": answer.versions[-1] if answer.versions else None})
-        return Generation(answer.ids, answer.logprobs, answer.versions, answer.finish, held, answer.constrained)
+        return replace(answer, held=held)
 
     def _hear(self, state: Mapping[str, Any]) -> None:
         """Take what the other side says of itself."""

@@ -38,6 +38,7 @@ from loopwright.engines.http.wire import (
     update_from_json,
 )
 from loopwright.errors import (
+    AlternativesError,
     ConstraintError,
     LoopwrightError,
     OutOfTimeError,
@@ -52,7 +53,13 @@ from loopwright.types import PauseMode
 
 ABORT = "/abort_requests"
 MODES = {"wait": PauseMode.DRAIN, "abort": PauseMode.ABORT, "keep": PauseMode.KEEP}
-STATUSES = {WeightsError: 422, OutOfTimeError: 408, UnanswerableError: 400, ConstraintError: 400}
+STATUSES = {
+    WeightsError: 422,
+    OutOfTimeError: 408,
+    UnanswerableError: 400,
+    ConstraintError: 400,
+    AlternativesError: 400,
+}
 
 
 def engine_app(

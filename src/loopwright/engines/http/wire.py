@@ -7,10 +7,10 @@ of tokens. A value that does not fit the protocol is refused, and the error name
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any
 
 from loopwright.engines.http.fields import NUMBERS, Fields, malformed
@@ -32,7 +32,7 @@ from loopwright.types import (
     WeightFile,
     WeightUpdate,
 )
-from loopwright.types.sampling import PART_TOKENS
+from loopwright.types.sampling import MOST_ALTERNATIVES, PART_TOKENS, Likeliest
 from loopwright.types.spans import Spans, fits
 
 GENERATE = "/inference/v1/generate"
@@ -65,6 +65,7 @@ def request_to_json(request: GenerateRequest) -> Json:
         "seconds": request.seconds,
         "affinity": request.affinity,
         "constraint": request.constraint and {"kind": request.constraint.kind, "text": request.constraint.text},
+        "alternatives": request.alternatives,
     }
 
 
@@ -92,6 +93,9 @@ def request_from_json(body: Any) -> GenerateRequest:
     part, seconds = max(1, fields.integer("part_tokens", PART_TOKENS)), fields.number("seconds", math.inf)
     if not seconds >= 0:
         raise malformed("the body", "seconds", seconds, "0 or more")
+    alternatives = fields.integer("alternatives", 0)
+    if not 0 <= alternatives <= MOST_ALTERNATIVES:
+        raise malformed("the body", "alternatives", alternatives, f"a number from 0 to {MOST_ALTERNATIVES}")
     request = GenerateRequest(
         fields.string("request_id", ""),
         prompt,
@@ -101,6 +105,7 @@ def request_from_json(body: Any) -> GenerateRequest:
         part_tokens=part,
         affinity=fields.string("affinity", ""),
         constraint=_constraint_from_json(body.get("constraint")),
+        alternatives=alternatives,
     )
     return request.within(seconds)
 
@@ -122,8 +127,8 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
         "token_ids": generation.ids,
         "logprobs": {
             "content": [
-                {"token_id": token, "logprob": logprob}
-                for token, logprob in zip(generation.ids, generation.logprobs, strict=True)
+                {"token_id": token, "logprob": logprob, **more}
+                for token, logprob, more in zip(generation.ids, generation.logprobs, _told(generation), strict=True)
             ]
         },
         "weight_versions": spans_of(generation.versions),
@@ -134,19 +139,32 @@ def generation_to_json(generation: Generation, *, ended: bool = True) -> Json:
     return body if generation.held is None else {**body, HELD: generation.held}
 
 
+def _told(generation: Generation) -> Iterable[Json]:
+    """What else is told of each token."""
+    if not generation.alternatives:
+        return repeat({}, len(generation.ids))
+    return (
+        {"top_logprobs": [{"token_id": token, "logprob": logprob} for token, logprob in likeliest]}
+        for likeliest in generation.alternatives
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One answer or a part of one, as vLLM's route and ours write it. `finish` is None if the answer goes on. `spans`
-    are the versions of its tokens, as each side names them. `constrained` is None if the other side does not say it."""
+    are the versions of its tokens, as each side names them. `constrained` is None if the other side does not say it.
+    `alternatives` are there if they were asked for."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason | None
     spans: Any
     constrained: Spans | None = None
+    alternatives: tuple[Likeliest, ...] = ()
 
 
-def choice_from_json(body: Any) -> Choice:
+def choice_from_json(body: Any, alternatives: int = 0) -> Choice:
+    """`alternatives` is how many the request asked for."""
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list) or len(choices) != 1:
         raise malformed("the answer", "choices", choices, "a list of one choice")
@@ -160,18 +178,20 @@ def choice_from_json(body: Any) -> Choice:
         raise malformed("the choice", "finish_reason", finish, "one of " + ", ".join(FinishReason))
     ended = None if finish is None else FinishReason(finish)
     spans = _spans(choices[0].get("constrained"), len(ids))
-    return Choice(ids, _logprobs(content), ended, choices[0].get("weight_versions"), spans)
+    likeliest = tuple(_likeliest(entry, alternatives) for entry in content) if alternatives else ()
+    return Choice(ids, _logprobs(content), ended, choices[0].get("weight_versions"), spans, likeliest)
 
 
-def generation_from_json(body: Any, asked: Constraint | None = None) -> tuple[Generation, bool]:
-    """The answer or part, and whether the answer has ended. A part has `finish = abort`. `asked` is the constraint of
-    the request: a server that does not know constraints would ignore it."""
-    choice = choice_from_json(body)
-    if asked is not None and choice.constrained is None:
+def generation_from_json(body: Any, asked: GenerateRequest | None = None) -> tuple[Generation, bool]:
+    """The answer or part, and whether the answer has ended. A part has `finish = abort`. `asked` is the request: an
+    older server would ignore its constraint and the alternatives that it asks for."""
+    choice = choice_from_json(body, asked.alternatives if asked is not None else 0)
+    if asked is not None and asked.constraint is not None and choice.constrained is None:
         raise malformed("the choice", "constrained", None, "spans: an older server ignores constraints, so update it")
     versions = _versions(choice.spans, len(choice.ids))
     finish = choice.finish or FinishReason.ABORT
-    sampled = Generation(choice.ids, choice.logprobs, versions, finish, held_from_json(body), choice.constrained or ())
+    streams, spans = (choice.ids, choice.logprobs, versions), choice.constrained or ()
+    sampled = Generation(*streams, finish, held_from_json(body), spans, choice.alternatives)
     return sampled, choice.finish is not None
 
 
@@ -214,6 +234,18 @@ def _logprobs(content: Sequence[Any]) -> tuple[float, ...]:
     if not kinds <= NUMBERS:
         raise malformed("logprobs", "logprob", content, "a number, in every entry")
     return tuple(map(float, logprobs)) if int in kinds else logprobs
+
+
+def _likeliest(entry: Mapping[str, Any], asked: int) -> Likeliest:
+    """The likeliest tokens in the place of one. A server that does not tell them would leave a gap."""
+    match entry.get("top_logprobs"):
+        case [_, *_] as told:
+            fields = [Fields(one, "top_logprobs") for one in told[:asked]]
+            return tuple((one.integer("token_id"), one.number("logprob")) for one in fields)
+        case told:
+            raise malformed(
+                "logprobs", "top_logprobs", told, "the likeliest tokens: an older server does not tell them"
+            )
 
 
 def spans_of(versions: Sequence[int]) -> Sequence[Json]:

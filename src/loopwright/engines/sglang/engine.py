@@ -38,6 +38,7 @@ from loopwright.engines.sglang.wire import (
 from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.errors import (
+    AlternativesError,
     ConstraintError,
     EngineError,
     EngineLostError,
@@ -178,6 +179,11 @@ class SglangEngine:
             raise ConstraintError(
                 "answers of an SGLang server cannot be constrained here",
                 remedy="ask without a schema and without a required tool, or serve with vLLM or `loopwright engine`",
+            )
+        if request.alternatives:
+            raise AlternativesError(
+                "the likeliest tokens are not asked of an SGLang server here",
+                remedy="ask without top_logprobs, or serve with vLLM or `loopwright engine`",
             )
         answer = PartialAnswer(request, on_part)
         while True:

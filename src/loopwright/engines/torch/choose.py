@@ -81,6 +81,16 @@ class Chooser:
             )
         return ids.tolist(), logprobs
 
+    def likeliest(self, logits: torch.Tensor, rows: Seq[int], most: int) -> list[list[tuple[int, float]]]:
+        """The likeliest ids of some rows with their logprobs (T8), the likeliest first: over the whole vocabulary, also
+        where something limits the choice."""
+        picked = tensor_of(rows).to(logits.device)
+        scaled = logits[picked].float()
+        if self._temperature is not None:
+            scaled = scaled / self._temperature[picked]
+        odds, ids = scaled.log_softmax(dim=-1).topk(min(most, logits.shape[1]), dim=-1)
+        return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), odds.tolist(), strict=True)]
+
     def _draw(self, weights: torch.Tensor) -> torch.Tensor:
         if self._drawn == len(self._numbers):
             made = uniforms([s.seed for s in self._samplings], [p + self._chosen for p in self._positions])

@@ -28,6 +28,7 @@ class NextToken:
         self._stop_ids = {token for sampling in samplings for token in sampling.stop_token_ids}
         self._has_stop_strings = any(sampling.stop for sampling in samplings)
         self._constrained = [(row, s.grammar, s) for row, s in enumerate(sequences) if s.grammar is not None]
+        self._telling = [(row, s) for row, s in enumerate(sequences) if s.request.alternatives]
         self._sure = min((s.limit - len(s.ids) for s in sequences), default=0)
         """How many more tokens every sequence has room for."""
 
@@ -48,11 +49,22 @@ class NextToken:
             sequence.ids.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(version)
+        if self._telling:
+            self._tell_alternatives(logits)
         if legal is not None:
             self._advance(legal.counts)
         self._sure -= 1
         if self._sure <= 0 or self._has_stop_strings or not self._stop_ids.isdisjoint(ids):
             self._end()
+
+    def _tell_alternatives(self, logits: torch.Tensor) -> None:
+        """Keep the likeliest tokens for those who ask. A sampled token among them has the logprob that is recorded."""
+        most = max(sequence.request.alternatives for _, sequence in self._telling)
+        rows = self._chooser.likeliest(logits, [row for row, _ in self._telling], most)
+        for (_, sequence), row in zip(self._telling, rows, strict=True):
+            own, logprob = sequence.ids[-1], sequence.logprobs[-1]
+            told = row[: sequence.request.alternatives]
+            sequence.alternatives.append(tuple((token, logprob if token == own else odds) for token, odds in told))
 
     def _legal(self, vocabulary: int) -> Legal:
         return Legal([(row, grammar) for row, grammar, _ in self._constrained], vocabulary)

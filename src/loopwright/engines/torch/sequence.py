@@ -10,6 +10,7 @@ from loopwright.engines.torch.cache import Row
 from loopwright.engines.torch.grammar import GrammarState
 from loopwright.errors import ConstraintError
 from loopwright.types import FinishReason, GenerateRequest, Generation
+from loopwright.types.sampling import Likeliest
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,7 @@ class Sequence:
     finish: FinishReason | None = None
     grammar: GrammarState | None = None
     constrained: list[tuple[int, int]] = field(default_factory=list)
+    alternatives: list[Likeliest] = field(default_factory=list)
     failure: ConstraintError | None = None
 
     @property
@@ -67,4 +69,5 @@ class Sequence:
     def generation(self) -> Generation:
         finish = self.finish or FinishReason.ABORT
         streams = tuple(self.ids), tuple(self.logprobs), tuple(self.versions)
-        return Generation(*streams, finish, constrained=tuple(self.constrained))
+        told = tuple(self.constrained), tuple(self.alternatives)
+        return Generation(*streams, finish, None, *told)

@@ -34,6 +34,7 @@ from loopwright.engines.vllm.wire import (
     versions_from_json,
 )
 from loopwright.errors import (
+    AlternativesError,
     ConstraintError,
     EngineError,
     EngineLostError,
@@ -93,6 +94,8 @@ class VllmEngine:
         self._salt: str | None = None
         self._is_loading = False
         self._is_loaded = False
+        self._knows_temperature = False
+        """Whether a server that is not ours was seen to tell the logprobs of the temperature."""
         self._is_leased = False
         self._workers = 1
         self._holder: LeaseHolder | None = None
@@ -171,12 +174,29 @@ class VllmEngine:
         """
         if request.sampling.max_new_tokens == 0:
             return Generation((), (), (), FinishReason.LENGTH)
+        if request.alternatives:
+            await self._check_alternatives(request)
         if request.constraint is not None:
             return await self._constrained(request)
         if not await self._gate.admit(request):
             return NOTHING_YET
         call = self._call(request)
         return await self._calls.answer(call, self._asked(call, on_part))
+
+    async def _check_alternatives(self, request: GenerateRequest) -> None:
+        """Refuse to tell the likeliest tokens of another distribution than log-softmax(logits / T) (T8)."""
+        sampling = request.sampling
+        if request.constraint is not None or sampling.top_k > 0 or sampling.top_p < 1:
+            raise AlternativesError(
+                "vLLM tells the likeliest tokens after its mask, and after top_k and top_p",
+                remedy="ask without top_logprobs, or without a form of the answer, top_k and top_p",
+            )
+        if self._labels is None and sampling.temperature not in (0, 1) and not self._knows_temperature:
+            try:
+                await check_temperature(self, self._caller.url, REMEDY_FOR_LOGPROBS)
+            except ModelError as error:
+                raise AlternativesError(error.message, remedy=error.remedy) from error
+            self._knows_temperature = True
 
     async def _constrained(self, request: GenerateRequest) -> Generation:
         if request.sampled_before:
@@ -294,7 +314,7 @@ class VllmEngine:
                 if not is_event or not said.get("choices"):
                     continue
                 with answer_read():
-                    part = part_from_json(said, call.version)
+                    part = part_from_json(said, call.version, call.request.alternatives)
                 call.parts.append(part.sampled)
                 if part.has_ended:
                     return self._ended(joined(call.parts), part.spans)
@@ -314,7 +334,7 @@ class VllmEngine:
             raise self._other_weights(error.message) from error
         if labels is not None and said != answer.versions:
             raise self._other_weights(f"versions {sorted(set(said))} instead of {sorted(set(answer.versions))}")
-        return Generation(answer.ids, answer.logprobs, said, answer.finish)
+        return Generation(answer.ids, answer.logprobs, said, answer.finish, alternatives=answer.alternatives)
 
     def _other_weights(self, why: str) -> ProofError:
         """The server was started again, or somebody else has updated it. Its label comes with the last token only, so

@@ -11,6 +11,7 @@ from loopwright.engines.http.fields import Fields, malformed
 from loopwright.engines.http.wire import choice_from_json
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.types import FinishReason, GenerateRequest, Generation
+from loopwright.types.sampling import MOST_ALTERNATIVES, Likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Ma
             "stop_token_ids": sampling.stop_token_ids,
             # Only the request says where an answer ends: vLLM would also stop at the model's own end tokens.
             "ignore_eos": True,
-            "logprobs": 1,
+            "logprobs": _asked_logprobs(request.alternatives),
             **({} if constraint is None else {"structured_outputs": {constraint.kind.value: constraint.text}}),
         },
         **_salted(salt),
@@ -55,12 +56,45 @@ def score_request(request: GenerateRequest, salt: str | None) -> Mapping[str, An
     }
 
 
-def part_from_json(body: Any, version: int) -> VllmPart:
-    """A part of an answer whose request was sent to weights `version`."""
+def part_from_json(body: Any, version: int, alternatives: int = 0) -> VllmPart:
+    """A part of an answer whose request was sent to weights `version`, and asked for so many alternatives."""
     choice = choice_from_json(body)
     versions = (version,) * len(choice.ids)
-    sampled = Generation(choice.ids, choice.logprobs, versions, choice.finish or FinishReason.ABORT)
+    finish = choice.finish or FinishReason.ABORT
+    likeliest = tuple(_likeliest(entry, alternatives) for entry in _content(body)) if alternatives else ()
+    sampled = Generation(choice.ids, choice.logprobs, versions, finish, alternatives=likeliest)
     return VllmPart(sampled, choice.finish is not None, choice.spans)
+
+
+def _asked_logprobs(alternatives: int) -> int:
+    """vLLM lists the sampled token first, and then the likeliest, up to so many in all. One more leaves room for it,
+    but vLLM refuses more than 20."""
+    return min(alternatives + 1, MOST_ALTERNATIVES)
+
+
+def _content(body: Any) -> Sequence[Any]:
+    """The entries of the tokens. `choice_from_json` has checked their number."""
+    entries: Sequence[Any] = body["choices"][0]["logprobs"]["content"]
+    return entries
+
+
+def _likeliest(entry: Any, asked: int) -> Likeliest:
+    """The likeliest tokens in the place of one, without that one if it is none of them."""
+    told = entry.get("top_logprobs")
+    if not isinstance(told, list) or not told:
+        raise malformed("logprobs", "top_logprobs", told, "the likeliest tokens, the sampled one among them")
+    fields = [Fields(one, "top_logprobs") for one in told]
+    pairs = [(_token_of(one), one.number("logprob")) for one in fields]
+    rank = entry.get("rank")
+    if isinstance(rank, int) and rank > asked:
+        pairs = [(token, logprob) for token, logprob in pairs if token != entry.get("token_id")]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1])[:asked])
+
+
+def _token_of(fields: Fields) -> int:
+    """The id of a token that is told as a text such as `token_id:7`."""
+    kind, _, number = fields.string("token", "").partition(":")
+    return int(number) if kind == "token_id" and number.isdecimal() else fields.integer("token_id")
 
 
 def versions_from_json(spans: Any, tokens: int, labels: VersionLabels | None) -> tuple[int, ...]:

@@ -21,9 +21,9 @@ from loopwright.gateway.dialects.dialect import (
     Head,
     Recall,
     Stream,
+    alternatives_of,
     answer_begun,
     nothing,
-    refuse_alternatives,
     tool,
 )
 from loopwright.gateway.dialects.forms import CHAT_FORM, chat_form, choice_field, refuse_guided
@@ -67,7 +67,6 @@ class ChatCompletions:
     name = "openai"
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
-        refuse_alternatives(body)
         refuse_guided(body)
         messages = tuple(read_chat_messages(body.get("messages")))
         if not messages:
@@ -87,6 +86,7 @@ class ChatCompletions:
             samples=count(body, "n", most=MOST_SAMPLES) or 1,
             begun=begun,
             logprobs=flag(body, "logprobs"),
+            alternatives=_alternatives(body),
             token_ids=flag(body, "return_token_ids"),
             echo={"usage": isinstance(options, dict) and bool(options.get("include_usage"))},
         )
@@ -117,7 +117,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, (*CHAT_FORM, *UNGRANTED)) | _tools_not_granted(body),
+        others=chosen(body, (*CHAT_FORM, *UNGRANTED, "top_logprobs")) | _tools_not_granted(body),
     )
 
 
@@ -138,6 +138,13 @@ def _begins_answer(body: Mapping[str, Any]) -> bool:
         )
     *_, (_, last) = objects(body.get("messages"), "messages")
     return goes_on or last.get("prefix") is True
+
+
+def _alternatives(body: Mapping[str, Any]) -> int:
+    asked = alternatives_of(body, "top_logprobs")
+    if asked and not flag(body, "logprobs"):
+        raise invalid("top_logprobs", "there are no logprobs", remedy="send `logprobs: true` with it")
+    return asked
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:

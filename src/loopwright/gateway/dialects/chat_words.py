@@ -44,17 +44,16 @@ def token_ids(call: Call, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def logprobs_body(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
-    """The logprobs of the sampled tokens only: those of other tokens are not known here."""
+    """The logprobs of the sampled tokens, with the likeliest tokens if the call asked for them."""
     return {"content": logprob_entries(tokens), "refusal": None}
 
 
 def logprob_entries(tokens: Sequence[TokenLogprob]) -> list[Mapping[str, Any]]:
     return [
-        {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.text.encode("utf-8", "replace")),
-            "top_logprobs": [],
-        }
+        {**_entry(token.text, token.logprob), "top_logprobs": [_entry(*one) for one in token.likeliest]}
         for token in tokens
     ]
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}

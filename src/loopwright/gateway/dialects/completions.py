@@ -9,7 +9,7 @@ from typing import Any
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, prompt_token_ids, token_ids
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, event, nothing
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, alternatives_of, event, nothing
 from loopwright.gateway.dialects.forms import COMPLETION_FORM, completion_form, refuse_guided
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.reading import chosen, count, flag, model_name, number, strings
@@ -21,8 +21,8 @@ MOST_SAMPLES = 128
 LARGEST_ID = 1 << 31
 DONE = b"data: [DONE]\n\n"
 UNGRANTED = ("logit_bias", "frequency_penalty", "presence_penalty", "add_special_tokens")
-REFUSED = ("suffix", "echo", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "prompt_embeds")
-"""What would change the answer's form. `logprobs: 0` asks for no alternatives, and is granted."""
+REFUSED = ("suffix", "echo", "best_of", "top_logprobs", "prompt_logprobs", "prompt_embeds")
+"""What would change the answer's form. The likeliest tokens are asked for with `logprobs`."""
 
 
 class Completions:
@@ -33,7 +33,7 @@ class Completions:
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
         for name in REFUSED:
             if body.get(name) and not (name == "best_of" and body[name] == (body.get("n") or 1)):
-                raise invalid(name, "it is not granted here", remedy="omit it; `logprobs: 0` gives those of the answer")
+                raise invalid(name, "it is not granted here", remedy="omit it; `logprobs` gives those of the answer")
         refuse_guided(body)
         options = body.get("stream_options")
         return Call(
@@ -44,6 +44,7 @@ class Completions:
             stream=flag(body, "stream"),
             samples=count(body, "n", most=MOST_SAMPLES) or 1,
             logprobs=body.get("logprobs") is not None and body["logprobs"] is not False,
+            alternatives=0 if body.get("logprobs") is False else alternatives_of(body, "logprobs"),
             token_ids=flag(body, "return_token_ids"),
             echo={"usage": isinstance(options, dict) and bool(options.get("include_usage"))},
         )
@@ -104,7 +105,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, (*COMPLETION_FORM, *UNGRANTED)),
+        others=chosen(body, (*COMPLETION_FORM, *UNGRANTED, "logprobs")),
     )
 
 
@@ -117,14 +118,25 @@ def _choice(index: int, text: str, ending: Mapping[str, Any] | None = None) -> d
 
 
 def _ending(call: Call, answer: Answer) -> dict[str, Any]:
-    said = {"logprobs": _logprobs(answer.logprobs) if call.logprobs else None, "finish_reason": finish_reason(answer)}
+    said = {
+        "logprobs": _logprobs(call, answer.logprobs) if call.logprobs else None,
+        "finish_reason": finish_reason(answer),
+    }
     return said | prompt_token_ids(call, answer.prompt_ids) | token_ids(call, answer.ids)
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
+def _logprobs(call: Call, tokens: Sequence[TokenLogprob]) -> Mapping[str, Any]:
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": None,
+        "top_logprobs": [_likeliest(token) for token in tokens] if call.alternatives else None,
         "text_offset": list(accumulate((len(token.text) for token in tokens), initial=0))[: len(tokens)],
     }
+
+
+def _likeliest(token: TokenLogprob) -> Mapping[str, float]:
+    """The likeliest texts in the place of a token, and its own. Of tokens that look alike the likeliest counts."""
+    told: dict[str, float] = {}
+    for text, logprob in (*token.likeliest, (token.text, token.logprob)):
+        told.setdefault(text, logprob)
+    return told

@@ -10,9 +10,11 @@ import orjson
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call
+from loopwright.gateway.reading import count
 from loopwright.gateway.refusals import invalid
 from loopwright.render.canonical import value_of
 from loopwright.types import Delta, Message, Tool
+from loopwright.types.sampling import MOST_ALTERNATIVES
 
 Recall = Callable[[str], Message | None]
 """Returns the message of an earlier answer of the same session by its id, or None if there is no such answer."""
@@ -85,14 +87,12 @@ def tool(name: str, description: str, parameters: Any) -> Tool:
     return {"name": name, "description": description, "parameters": schema}
 
 
-def refuse_alternatives(body: Mapping[str, Any]) -> None:
-    """The logprobs of tokens that were not sampled are not known here."""
-    if body.get("top_logprobs") not in (None, 0):
-        raise invalid(
-            "top_logprobs",
-            "engines report the logprobs of sampled tokens only",
-            remedy="omit it, and ask for the logprobs of the sampled tokens",
-        )
+def alternatives_of(body: Mapping[str, Any], name: str) -> int:
+    """How many of the likeliest tokens a request asks for in the place of each sampled one."""
+    asked = count(body, name, least=0)
+    if asked is not None and asked > MOST_ALTERNATIVES:
+        raise invalid(name, f"{asked} are too many", remedy=f"ask for at most {MOST_ALTERNATIVES}")
+    return asked or 0
 
 
 def answer_begun(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, nothing, refuse_alternatives, tool
+from loopwright.gateway.dialects.dialect import Head, Recall, Stream, alternatives_of, nothing, tool
 from loopwright.gateway.dialects.forms import RESPONSES_FORM, responses_form
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_input import read_input
@@ -18,7 +18,15 @@ from loopwright.gateway.reading import chosen, count, flag, model_name, number, 
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
 
-UNGRANTED = ("reasoning", "parallel_tool_calls", "truncation", "return_token_ids", "background", "max_tool_calls")
+UNGRANTED = (
+    "reasoning",
+    "parallel_tool_calls",
+    "truncation",
+    "return_token_ids",
+    "background",
+    "max_tool_calls",
+    "context_management",
+)
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "store")
 KEPT_ELSEWHERE = ("conversation", "prompt")
 """Parts of a prompt that are stored at OpenAI. Without them the model would answer something else."""
@@ -32,14 +40,13 @@ class Responses:
 
     def read(self, body: Mapping[str, Any], recall: Recall = nothing) -> Call:
         _refuse_what_is_kept_elsewhere(body)
-        refuse_alternatives(body)
         instructions = text(body.get("instructions"), "instructions")
         preamble: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         previous = text(body.get("previous_response_id"), "previous_response_id") or None
         said = read_input(body.get("input"), recall, is_task=previous is None)
         if not said and previous is None:
             raise invalid("input", "there is nothing to answer", remedy="send a text or at least one item")
-        include = body.get("include")
+        include, alternatives = body.get("include"), alternatives_of(body, "top_logprobs")
         tools = () if body.get("tool_choice") == "none" else tuple(_tools(body))
         return Call(
             messages=(*preamble, *said),
@@ -48,7 +55,8 @@ class Responses:
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
-            logprobs=isinstance(include, list) and "message.output_text.logprobs" in include,
+            logprobs=alternatives > 0 or (isinstance(include, list) and "message.output_text.logprobs" in include),
+            alternatives=alternatives,
             previous=None if previous is None else previous.removeprefix("resp_"),
             instructions=bool(preamble),
             echo=chosen(body, (*ECHOED, *MORE_ECHOED)),
@@ -78,7 +86,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         max_tokens=count(body, "max_output_tokens"),
         temperature=number(body, "temperature", least=0, most=2),
         top_p=number(body, "top_p", least=0, most=1),
-        others=chosen(body, (*RESPONSES_FORM, *UNGRANTED)) | _tools_not_granted(body),
+        others=chosen(body, (*RESPONSES_FORM, *UNGRANTED, "top_logprobs")) | _tools_not_granted(body),
     )
 
 

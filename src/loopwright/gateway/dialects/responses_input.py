@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from loopwright.gateway.dialects.compaction import summary_message
 from loopwright.gateway.dialects.dialect import Recall, ToolNames, nothing
 from loopwright.gateway.dialects.responses_words import CALL, FREEFORM_CALL, MESSAGE, REASONING, named_by
 from loopwright.gateway.freeform import arguments_of
@@ -62,8 +63,11 @@ class _Reader:
             case "function_call_output" | "custom_tool_call_output":
                 parts = PartReader()
                 self._result(item, where, parts.text(item.get("output"), f"{where}.output"), parts)
-            case "compaction" | "compaction_trigger":
-                raise invalid(where, "this server compacts nothing", remedy="send the conversation itself")
+            case "compaction":
+                self._add(summary_message(item, where, self._recall))
+                self._is_task = False
+            case "compaction_trigger":
+                raise invalid(where, "an answer is no compaction", remedy="ask for one at `responses/compact`")
             case str() as kind:
                 self._other(item, kind, where)
             case _:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopwright.errors import RefusedError
-from loopwright.gateway.call import Answer, Call, tool_call_id
+from loopwright.gateway.call import Answer, Call, TokenLogprob, tool_call_id
+from loopwright.gateway.dialects.chat_words import logprob_entries
 from loopwright.gateway.dialects.dialect import Head, event
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_words import (
@@ -79,9 +80,10 @@ class ResponsesStream:
     def end(self, answers: Sequence[Answer]) -> bytes:
         answer = answers[0]
         cut = answer.finish is FinishReason.LENGTH
-        said = self._close("incomplete" if cut else "completed")
+        said = self._close("incomplete" if cut else "completed", answer.logprobs)
         if not self._done:
-            said += self._in(_Message) + self._close("incomplete" if cut else "completed")
+            said += self._in(_Message) + self._close("incomplete" if cut else "completed", answer.logprobs)
+        self._tell_logprobs(answer.logprobs)
         body = response_body(self._call, self._head.id, self._head.created, answer, self._done)
         return said + self._event("response.incomplete" if cut else "response.completed", response=body)
 
@@ -110,10 +112,19 @@ class ResponsesStream:
         self._open.text += text
         return self._parts([(f"response.{self._open.growth}.delta", {"delta": text, **self._open.extra})])
 
-    def _close(self, status: str = "completed") -> bytes:
+    def _tell_logprobs(self, odds: Sequence[TokenLogprob]) -> None:
+        """The whole response has the logprobs of all tokens in its last message, also if calls came after it."""
+        for place in reversed(range(len(self._done)) if odds else ()):
+            if self._done[place]["type"] == "message":
+                part = {**self._done[place]["content"][0], "logprobs": logprob_entries(odds)}
+                self._done[place] = {**self._done[place], "content": [part]}
+                return
+
+    def _close(self, status: str = "completed", odds: Sequence[TokenLogprob] = ()) -> bytes:
         item, self._open = self._open, None
         if item is None:
             return b""
+        item.odds = odds
         said = self._parts(item.closing(status), item)
         whole = item.whole(status)
         said += self._event("response.output_item.done", output_index=len(self._done), item=whole)
@@ -138,11 +149,12 @@ class _Message:
 
     def __init__(self, answer: str, place: int) -> None:
         self.text = ""
+        self.odds: Sequence[TokenLogprob] = ()
         self.id = item_id(MESSAGE, answer, place)
         self._answer, self._place = answer, place
 
     def whole(self, status: str) -> Item:
-        item = message_item(self._answer, self._place, self.text, status)
+        item = message_item(self._answer, self._place, self.text, status, self.odds)
         return {**item, "content": []} if status == IN_PROGRESS else item
 
     def opening(self) -> list[tuple[str, Mapping[str, Any]]]:
@@ -150,8 +162,11 @@ class _Message:
 
     def closing(self, status: str) -> list[tuple[str, Mapping[str, Any]]]:
         return [
-            ("response.output_text.done", {"content_index": 0, "text": self.text, "logprobs": []}),
-            ("response.content_part.done", {"content_index": 0, "part": text_part(self.text)}),
+            (
+                "response.output_text.done",
+                {"content_index": 0, "text": self.text, "logprobs": logprob_entries(self.odds)},
+            ),
+            ("response.content_part.done", {"content_index": 0, "part": text_part(self.text, self.odds)}),
         ]
 
 
@@ -163,6 +178,7 @@ class _Reasoning:
 
     def __init__(self, answer: str, place: int) -> None:
         self.text = ""
+        self.odds: Sequence[TokenLogprob] = ()
         self.id = item_id(REASONING, answer, place)
         self._answer, self._place = answer, place
 
@@ -185,6 +201,7 @@ class _Call:
 
     def __init__(self, answer: str, call: ToolCall, index: int) -> None:
         self.text = ""
+        self.odds: Sequence[TokenLogprob] = ()
         self.id = item_id(CALL, answer, index)
         self._answer = answer
         self._call = call

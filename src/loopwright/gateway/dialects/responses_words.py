@@ -121,7 +121,7 @@ def response_body(call: Call, id: str, created: int, answer: Answer | None, outp
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "model": call.model,
         "output": list(output),
-        "usage": _usage(answer) if answer else None,
+        "usage": usage_body(answer) if answer else None,
     }
 
 
@@ -129,7 +129,7 @@ def _status(answer: Answer) -> str:
     return "incomplete" if answer.finish is FinishReason.LENGTH else "completed"
 
 
-def _usage(answer: Answer) -> Mapping[str, Any]:
+def usage_body(answer: Answer) -> Mapping[str, Any]:
     return {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens},

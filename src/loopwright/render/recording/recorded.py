@@ -19,7 +19,8 @@ class Recorded:
     between the parent's reply and this reply. `preamble`: the first message of the conversation was the instructions of
     this request only. `draws` is how many samples the session had requested by then, including failed ones. `begun` is
     the beginning of the reply, if the agent wrote one: its tokens are context. `constrained` are the spans of `ids`
-    that do not train.
+    that do not train. `alternatives` are the likeliest tokens in the places of `ids`, packed, if they were
+    asked for.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Recorded:
     draws: int = 0
     begun: str = ""
     constrained: Spans = ()
+    alternatives: bytes = b""
 
     @property
     def omitted(self) -> list[str]:

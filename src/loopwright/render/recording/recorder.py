@@ -19,6 +19,7 @@ import numpy as np
 from loopwright.errors import ChainError
 from loopwright.ports import Renderer
 from loopwright.render.recording.fingerprint import EMPTY, TEXT, chained, prefix_digests, same_thoughts, tools_digest
+from loopwright.render.recording.likeliest import packed_likeliest
 from loopwright.render.recording.matching import History, Index, quoted, why_new
 from loopwright.render.recording.prepared import Placed, Prepared
 from loopwright.render.recording.recorded import Recorded
@@ -181,6 +182,7 @@ class Recorder:
             draws=said.draws,
             begun=prepared.history.begun,
             constrained=sampled.constrained,
+            alternatives=packed_likeliest(sampled.alternatives),
         )
 
     def _why_now(self, prepared: Prepared) -> ChainStart:
