@@ -17,10 +17,8 @@ from safetensors.numpy import load_file
 
 from loopwright.build import lineage, open_run
 from loopwright.build.running import Run
-from loopwright.build.serving import ServedModel, serve_engine
 from loopwright.config import load
 from loopwright.engines.http.model_card import ModelCard
-from loopwright.errors import LearnerLostError, RunError
 from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
