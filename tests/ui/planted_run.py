@@ -1,8 +1,8 @@
 """A made-up run in which several things go wrong, each in a step of its own. What the page says of it can be checked.
 
 The judger of the task set `facts` fails from step JUDGE_FAILS on, an engine dies in step ENGINE_DIES, answers become
-longer from step DRIFTS on, and the groups of step NO_SIGNAL are filtered. One rollout has chains that branch, and all
-that a model or a tool wrote in another one is HOSTILE.
+longer from step DRIFTS on, and most groups are filtered from step NO_SIGNAL on. One rollout has chains that branch, and
+all that a model or a tool wrote in another one is HOSTILE.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from loopwright.types import (
 
 STEPS = 24
 STEP_SECONDS = 60.0
-ENGINE_DIES, JUDGE_FAILS, DRIFTS, NO_SIGNAL = 8, 12, 15, 18
+JUDGE_FAILS, DRIFTS, ENGINE_DIES, NO_SIGNAL = 12, 15, 17, 18
 MEMBERS = 4
 HOSTILE = '<img src=x onerror="window.hit=1"><script>window.hit=1</script></pre>&lt;b&gt; {{x}} ${x} \u202ejs'
 HOSTILE_STEP = 3
@@ -89,7 +89,7 @@ def _groups(name: str, step: int, draw: int) -> Iterator[tuple[Group, GroupStatu
             GroupStatus.FAILED,
         )
         return
-    if step == NO_SIGNAL:
+    if step >= NO_SIGNAL:
         for more in range(3):
             yield (
                 _group(name, step, draw + more, [_rollout(name, step, draw + more, m, 0.0) for m in range(MEMBERS)]),
@@ -162,7 +162,7 @@ def _at(step: int) -> float:
 def _write_lines(folder: RunFolder) -> None:
     lines, events = [], []
     for step in range(1, STEPS + 1):
-        failing, filtered = step >= JUDGE_FAILS, 3.0 if step == NO_SIGNAL else 0.0
+        failing, filtered = step >= JUDGE_FAILS, 3.0 if step >= NO_SIGNAL else 0.0
         sizes = {"": 1.0 if failing else 2.0, "/sums": 1.0, "/facts": 0.0 if failing else 1.0}
         numbers: dict[str, float] = {
             "learner/mismatch_mean": 1e-3,

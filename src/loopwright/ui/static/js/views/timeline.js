@@ -54,7 +54,7 @@ export async function show({ run, query, signal, go, watch }) {
   const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Timeline"), h("span", { class: "grow" }), earlier, later, pick("steps", COUNTS.map((one) => [one, one]), count, (value) => go(address({ count: value }))), to ? h("button", { type: "button", onclick: () => go(address({ to: null })) }, "Latest") : null), box);
   return {
     node, title: `Timeline of ${run}`,
-    shown: () => watch([run], (said, old) => { if (!to && old && said.rows !== old.rows) load().catch(() => {}); }),
+    shown: () => watch([run], (said, old) => { if (!to && old && (said.rows !== old.rows || said.events !== old.events)) load().catch(() => {}); }),
     key: (event) => { if (event.key === "j" && !later.disabled) { later.click(); return true; } if (event.key === "k" && !earlier.disabled) { earlier.click(); return true; } return false; },
   };
 }
