@@ -59,7 +59,7 @@ class Wanted:
         return " AND ".join(parts), values
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """The latest attempt at one member."""
 
     member: int
@@ -93,7 +93,7 @@ class GroupAtStep:
     version: int
     why: str | None
     """Why it was filtered or failed."""
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
 class Bin(NamedTuple):
@@ -143,7 +143,7 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
         ).fetchall()
         groups = tuple(
             GroupAtStep(
-                task_set, draw, round, str(task), status, version, why, tuple(members_of(db, task_set, draw, round))
+                task_set, draw, round, str(task), status, version, why, tuple(summaries_of(db, task_set, draw, round))
             )
             for task_set, draw, round, task, status, version, why in rows
         )
@@ -161,7 +161,7 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
         )
 
 
-def members_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> Iterator[Member]:
+def summaries_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> Iterator[GroupMember]:
     for member, attempt, reward, *rest in db.execute(
         "SELECT member, attempt, reward, stop, agent_seconds, judge_seconds, oldest, advantage, loss_terms, worker,"
         " engines, held_seconds, judged_at"
@@ -171,7 +171,7 @@ def members_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> 
     ):
         said = json.loads(reward)
         is_scored, has_failed = said["kind"] == "scored", said["kind"] == "failed"
-        yield Member(
+        yield GroupMember(
             member,
             attempt,
             said["value"] if is_scored else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loopwright.errors import RefusedError
-from loopwright.runs.step_groups import GroupAtStep, Member, Wanted, step_page, trained_steps
+from loopwright.runs.step_groups import GroupAtStep, GroupMember, Wanted, step_page, trained_steps
 from loopwright.runs.text_search import search
 from loopwright.types import FailureCause, GroupStatus
 from loopwright.ui.answers import cut, numbers
@@ -60,7 +60,7 @@ def _group(group: GroupAtStep, loss_terms: float | None) -> dict[str, Any]:
     }
 
 
-def member_answer(member: Member, loss_terms: float | None) -> dict[str, Any]:
+def member_answer(member: GroupMember, loss_terms: float | None) -> dict[str, Any]:
     """One member. Its push is its part of the loss terms of the step."""
     fields: dict[str, Any] = cut(member._asdict(), 400)
     own = fields.pop("loss_terms")
