@@ -15,7 +15,7 @@ LATEST_DRAWS = 500
 """Failures are looked for among so many of a task set's latest draws, because a run may have millions of rollouts."""
 
 
-class Example(NamedTuple):
+class AlarmExample(NamedTuple):
     """One rollout that shows an alarm."""
 
     key: RolloutKey
@@ -38,7 +38,7 @@ def equal_groups(database: Path, first: int) -> dict[str, dict[int, float]]:
     return found
 
 
-def examples(database: Path, alarm: Alarm, most: int = 3) -> tuple[Example, ...]:
+def examples(database: Path, alarm: Alarm, most: int = 3) -> tuple[AlarmExample, ...]:
     """Rollouts that show the alarm, the clearest or the latest first. Empty if none does alone."""
     with snapshot(database) as db:
         chosen, order, values = _chosen(db, alarm)
@@ -51,7 +51,7 @@ def examples(database: Path, alarm: Alarm, most: int = 3) -> tuple[Example, ...]
             f" JOIN rollouts AS r USING (task_set, draw, round) WHERE {chosen} ORDER BY {order} LIMIT ?",
             (*values, most),
         )
-        return tuple(Example(RolloutKey(name, *numbers), round, step) for name, *numbers, round, step in rows)
+        return tuple(AlarmExample(RolloutKey(name, *numbers), round, step) for name, *numbers, round, step in rows)
 
 
 def _chosen(db: sqlite3.Connection, alarm: Alarm) -> tuple[str, str, list[Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from loopwright.runs.trends import FIRST, RECENT, Drift, Series, Share, sum_of
+from loopwright.runs.trends import FIRST, RECENT, Series, Share, SinceStart, added
 from loopwright.types import FailureCause
 
 STALL_TIMES, STALL_SECONDS = 6, 1800.0
@@ -128,8 +128,8 @@ def _failures(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
     sizes = vitals.of("groups/size", task_set)
     size = statistics.median(sizes.values()) if sizes else 0.0
     ended = (vitals.of(f"groups/{how}", task_set) for how in ("trained", "filtered"))
-    scored = sum_of(ended)
-    attempts = sum_of([{step: size * groups for step, groups in scored.items()}, *counts.values()])
+    scored = added(ended)
+    attempts = added([{step: size * groups for step, groups in scored.items()}, *counts.values()])
     for cause, failed in counts.items():
         share = Share(failed, attempts)
         if share.now >= FAILED_SHARE and share.part > 1:
@@ -147,8 +147,8 @@ def _failures(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
 
 def _no_signal(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
     filtered = vitals.of("groups/filtered", task_set)
-    equal = vitals.equal.get(task_set, {}) if task_set else sum_of(vitals.equal.values())
-    share = Share(sum_of([filtered, equal]), sum_of([filtered, vitals.of("groups/trained", task_set)]))
+    equal = vitals.equal.get(task_set, {}) if task_set else added(vitals.equal.values())
+    share = Share(added([filtered, equal]), added([filtered, vitals.of("groups/trained", task_set)]))
     if share.now >= NO_SIGNAL_SHARE:
         yield Alarm(
             AlarmKind.NO_SIGNAL,
@@ -178,7 +178,7 @@ def _truncated(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
 
 def _mismatch(vitals: Vitals) -> Iterator[Alarm]:
     apart = vitals.series.get("learner/mismatch_mean", {})
-    drift = Drift(apart)
+    drift = SinceStart(apart)
     if drift.is_known and drift.now >= max(MISMATCH_LEAST, MISMATCH_TIMES * drift.before):
         yield Alarm(
             AlarmKind.MISMATCH,
@@ -193,7 +193,7 @@ def _mismatch(vitals: Vitals) -> Iterator[Alarm]:
 
 
 def _lengths(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
-    drift = Drift(vitals.of("response/tokens", task_set))
+    drift = SinceStart(vitals.of("response/tokens", task_set))
     if not drift.is_known or min(drift.before, drift.now) <= 0:
         return
 

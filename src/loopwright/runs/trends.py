@@ -14,7 +14,7 @@ Series = Mapping[int, float]
 """Values by step."""
 
 
-def sum_of(series: Iterable[Series]) -> dict[int, float]:
+def added(series: Iterable[Series]) -> dict[int, float]:
     total: dict[int, float] = {}
     for one in series:
         for step, value in one.items():
@@ -66,7 +66,7 @@ class Share:
         return next((step for step in self._steps[max(0, end - RECENT) : end] if self._part.get(step)), None)
 
 
-class Drift:
+class SinceStart:
     """The latest steps beside the first ones."""
 
     def __init__(self, values: Series) -> None:
