@@ -208,6 +208,10 @@ class BudgetError(LoopwrightError):
     """The run can make no progress (every group fails): it stops and says why."""
 
 
+class NoRoomError(BudgetError):
+    """An actor has waited for room on the cluster for as long as it may, and no other one does its work."""
+
+
 class StalledError(LoopwrightError):
     """Nothing moved for too long; the message says who waits on whom. `facts["waits_for"]` is what was waited for."""
 
