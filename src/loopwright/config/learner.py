@@ -143,6 +143,7 @@ class LearnerConfig(Section):
     mini_batches: Count = 1
     micro_batch_tokens: Count = 4096
     checkpoint_activations: bool = False
+    max_restarts: CountOrZero = 3
     advantage: AdvantageConfig = PlainAdvantage()
     loss: LossConfig = PpoClipConfig()
     importance: ImportanceConfig = ImportanceConfig()

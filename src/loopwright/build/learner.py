@@ -1,0 +1,23 @@
+"""Opens the learner of a run, at its latest checkpoint or with the initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from loopwright.build.sampling import LocalSamplingParts
+from loopwright.learn.learner import TorchLearner
+from loopwright.learn.recipe import Recipe
+from loopwright.ports import Learner
+from loopwright.runs.checkpoint import Checkpoint
+
+
+@asynccontextmanager
+async def open_learner(
+    sampling: LocalSamplingParts, recipe: Recipe, latest: Checkpoint | None
+) -> AsyncIterator[Learner]:
+    """The learner of a run, until the block ends."""
+    learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
+    if latest is not None:
+        await learner.load(latest.path)
+    yield learner
