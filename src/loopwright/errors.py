@@ -35,7 +35,7 @@
     ├── RefusedError               a request to one of our servers cannot be served as it is
     ├── LeaseError                 another run holds the server that this one wants to use
     ├── BudgetError                the run can make no progress, and stops instead of spinning
-    │   └── NoRoomError            no room on the cluster for actors whose work nobody else does
+    │   └── ClusterRoomError       no room on the cluster for actors whose work nobody else does
     ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
     └── RunError                   a run folder or checkpoint cannot be used as asked
@@ -226,7 +226,7 @@ class BudgetError(LoopwrightError):
     """The run can make no progress (every group fails): it stops and says why."""
 
 
-class NoRoomError(BudgetError):
+class ClusterRoomError(BudgetError):
     """An actor has waited for room on the cluster for as long as it may, and no other one does its work."""
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from loopwright.cluster.crew import Crew
 from loopwright.cluster.judger import MAX_LOSSES, RayJudger
-from loopwright.errors import BudgetError, ConfigError, JudgeError, NoRoomError, WorkerLostError
+from loopwright.errors import BudgetError, ConfigError, JudgeError, ClusterRoomError, WorkerLostError
 from loopwright.testing import run_virtually
 from loopwright.types import Episode, Scored, Task
 
@@ -264,8 +264,8 @@ async def test_a_success_between_deaths_renews_the_budget() -> None:
     assert len(member.hosts) == 11
 
 
-def no_room() -> NoRoomError:
-    return NoRoomError("it takes 2 CPUs. Free are: n1 has 1 CPU", remedy="add nodes")
+def no_room() -> ClusterRoomError:
+    return ClusterRoomError("it takes 2 CPUs. Free are: n1 has 1 CPU", remedy="add nodes")
 
 
 @virtually
@@ -296,7 +296,7 @@ async def test_actors_without_room_are_given_up_if_nobody_does_their_work() -> N
 async def test_a_crew_that_has_no_room_at_its_start_says_so() -> None:
     member, other = places(echo, echo)
     other.starts = [no_room()]
-    with pytest.raises(NoRoomError):
+    with pytest.raises(ClusterRoomError):
         async with crew_of(member, other):
             pass
 

@@ -26,7 +26,7 @@ from loopwright.cluster.crew import Crew
 from loopwright.cluster.logs import ActorLogs
 from loopwright.config.roles import Role, RoleKind
 from loopwright.core.redaction import names_a_secret
-from loopwright.errors import BudgetError, ConfigError, NoRoomError, RemoteError, WorkerLostError
+from loopwright.errors import BudgetError, ConfigError, ClusterRoomError, RemoteError, WorkerLostError
 
 pytestmark = pytest.mark.real
 
@@ -203,7 +203,7 @@ async def test_an_actor_that_finds_no_room_says_what_it_takes_and_what_there_is(
 
     small, before = Cluster("127.0.0.1", ActorLogs(), room_seconds=1.5), living_actors()
     huge = Role(RoleKind.JUDGERS, "mine", 1, cpus=64.0)
-    with pytest.raises(NoRoomError, match=r"within 1\.5 s.*it takes 64 CPUs\. Free are: .* of 16 CPUs") as raised:
+    with pytest.raises(ClusterRoomError, match=r"within 1\.5 s.*it takes 64 CPUs\. Free are: .* of 16 CPUs") as raised:
         async with asyncio.timeout(20), small.launch(huge, 0, open_part, "mine"):
             pass
     assert "cluster.room_seconds" in raised.value.remedy

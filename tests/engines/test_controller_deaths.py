@@ -14,7 +14,7 @@ from counting import CountingEngine, Nursery
 from loopwright.engines import supervised
 from loopwright.engines.controller import MAX_BREAKS
 from loopwright.engines.worker import Worker
-from loopwright.errors import BudgetError, EngineError, EngineLostError, NoRoomError, WeightsError
+from loopwright.errors import BudgetError, EngineError, EngineLostError, ClusterRoomError, WeightsError
 from loopwright.types import GenerateRequest, Generation, PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
@@ -144,7 +144,7 @@ class Crowded(Nursery):
         if self.no_room:
             self.no_room -= 1
             await asyncio.sleep(0.001)
-            raise NoRoomError("it takes 2 CPUs. Free are: n1 has 1 CPU", remedy="add nodes")
+            raise ClusterRoomError("it takes 2 CPUs. Free are: n1 has 1 CPU", remedy="add nodes")
         async with super().launch() as worker:
             yield worker
 
@@ -164,7 +164,7 @@ async def test_engines_without_room_are_given_up_if_none_serves() -> None:
     async with pool(crowded, max_restarts=9) as controller:
         crowded.no_room = 99
         crowded.engines[0].dead.set()
-        with pytest.raises(NoRoomError, match="Free are: n1 has 1 CPU"):
+        with pytest.raises(ClusterRoomError, match="Free are: n1 has 1 CPU"):
             await controller.generate(ask())
     assert crowded.no_room == 98
 

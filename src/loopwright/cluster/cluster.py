@@ -21,7 +21,7 @@ from loopwright.cluster.remote_host import RemoteHost, launched, pickled
 from loopwright.config.placement import ROOM_SECONDS, START_SECONDS
 from loopwright.config.roles import Role
 from loopwright.core.redaction import Redactor
-from loopwright.errors import NoRoomError, WorkerLostError
+from loopwright.errors import ClusterRoomError, WorkerLostError
 
 log = logging.getLogger("loopwright")
 
@@ -111,7 +111,7 @@ class Cluster:
                 try:
                     host = await stack.enter_async_context(start)
                     break
-                except NoRoomError as error:
+                except ClusterRoomError as error:
                     raise await self._without_room(role, error) from None
                 except WorkerLostError as error:
                     # Ray notices late that a node is lost. What is started there meanwhile is lost with it, and that is
@@ -123,13 +123,13 @@ class Cluster:
             self._have_run.add(name)
             yield host
 
-    async def _without_room(self, role: Role, error: NoRoomError) -> NoRoomError:
+    async def _without_room(self, role: Role, error: ClusterRoomError) -> ClusterRoomError:
         """The error with the arithmetic: what the actor takes, and what each node has."""
         nodes = await asyncio.to_thread(live_nodes)
         free = "; ".join(
             f"{node.name} has {resources_text(node.free)} of {resources_text(node.total)}" for node in nodes
         )
-        return NoRoomError(
+        return ClusterRoomError(
             f"{error.message} within {self._room_seconds:g} s, which cluster.room_seconds allows: it takes "
             f"{resources_text(per_actor(role))}. Free are: {free}",
             remedy=error.remedy,

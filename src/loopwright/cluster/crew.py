@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 
 from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
-from loopwright.errors import BudgetError, LoopwrightError, NoRoomError, WorkerLostError
+from loopwright.errors import BudgetError, LoopwrightError, ClusterRoomError, WorkerLostError
 
 log = logging.getLogger("loopwright")
 
@@ -224,7 +224,7 @@ class Crew:
                     words = await self._until_lost(member, host)
             except WorkerLostError as error:
                 words = error.message
-            except NoRoomError as error:
+            except ClusterRoomError as error:
                 if not has_started or not self.running:
                     raise
                 log.warning("%s. Others of %s go on, so it waits for longer.", error.message, self._role)

@@ -19,7 +19,7 @@ from loopwright.cluster.answers import Answer, Ending, opened
 from loopwright.cluster.host import FAREWELL, Host, SignOfLife, Started
 from loopwright.cluster.output import OutputFiles
 from loopwright.core.together import GRACE_SECONDS, or_left_behind
-from loopwright.errors import ConfigError, NoRoomError, RemoteError, WorkerLostError
+from loopwright.errors import ConfigError, ClusterRoomError, RemoteError, WorkerLostError
 
 BEAT_SECONDS = 1.0
 MAX_CALLS = 100_000
@@ -74,14 +74,14 @@ class RemoteHost:
         return not self._ended.done()
 
     async def arrive(self, seconds: float) -> None:
-        """Wait until the actor has room, and its process says where it is. Raises NoRoomError after `seconds`."""
+        """Wait until the actor has room, and its process says where it is. Raises ClusterRoomError after `seconds`."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 self._started = await self._reached(self._handle.introduce.remote())
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise NoRoomError(f"{self.name} found no room", remedy=NO_ROOM_REMEDY) from None
+            raise ClusterRoomError(f"{self.name} found no room", remedy=NO_ROOM_REMEDY) from None
 
     async def start(self, opening: bytes, memory: int | None, seconds: float) -> None:
         """Open the part. Raises what that raises, and WorkerLostError if the process dies meanwhile, or if the part is

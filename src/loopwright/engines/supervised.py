@@ -19,7 +19,7 @@ from loopwright.errors import (
     ConfigError,
     EngineError,
     ModelError,
-    NoRoomError,
+    ClusterRoomError,
     RemoteError,
     WeightsError,
 )
@@ -77,7 +77,7 @@ class Supervised:
         while True:
             try:
                 words = await self._live()
-            except NoRoomError as error:
+            except ClusterRoomError as error:
                 if not self._served or not self._others_serve():
                     raise
                 log.warning("engine %s waits for longer, because others serve: %s", self.name, error.message)
