@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from loopwright.cluster.crew import Crew
 from loopwright.cluster.judger import MAX_LOSSES, RayJudger
-from loopwright.errors import BudgetError, ConfigError, JudgeError, ClusterRoomError, WorkerLostError
+from loopwright.errors import BudgetError, ClusterRoomError, ConfigError, JudgeError, WorkerLostError
 from loopwright.testing import run_virtually
 from loopwright.types import Episode, Scored, Task
 

@@ -26,7 +26,7 @@ from loopwright.cluster.crew import Crew
 from loopwright.cluster.logs import ActorLogs
 from loopwright.config.roles import Role, RoleKind
 from loopwright.core.redaction import names_a_secret
-from loopwright.errors import BudgetError, ConfigError, ClusterRoomError, RemoteError, WorkerLostError
+from loopwright.errors import BudgetError, ClusterRoomError, ConfigError, RemoteError, WorkerLostError
 
 pytestmark = pytest.mark.real
 

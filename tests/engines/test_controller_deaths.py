@@ -14,7 +14,7 @@ from counting import CountingEngine, Nursery
 from loopwright.engines import supervised
 from loopwright.engines.controller import MAX_BREAKS
 from loopwright.engines.worker import Worker
-from loopwright.errors import BudgetError, EngineError, EngineLostError, ClusterRoomError, WeightsError
+from loopwright.errors import BudgetError, ClusterRoomError, EngineError, EngineLostError, WeightsError
 from loopwright.types import GenerateRequest, Generation, PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")

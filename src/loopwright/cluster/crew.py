@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 
 from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
-from loopwright.errors import BudgetError, LoopwrightError, ClusterRoomError, WorkerLostError
+from loopwright.errors import BudgetError, ClusterRoomError, LoopwrightError, WorkerLostError
 
 log = logging.getLogger("loopwright")
 

@@ -19,7 +19,7 @@ from loopwright.cluster.answers import Answer, Ending, opened
 from loopwright.cluster.host import FAREWELL, Host, SignOfLife, Started
 from loopwright.cluster.output import OutputFiles
 from loopwright.core.together import GRACE_SECONDS, or_left_behind
-from loopwright.errors import ConfigError, ClusterRoomError, RemoteError, WorkerLostError
+from loopwright.errors import ClusterRoomError, ConfigError, RemoteError, WorkerLostError
 
 BEAT_SECONDS = 1.0
 MAX_CALLS = 100_000

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from loopwright.engines.worker import Launch, Worker
 from loopwright.errors import (
     BudgetError,
+    ClusterRoomError,
     ConfigError,
     EngineError,
     ModelError,
-    ClusterRoomError,
     RemoteError,
     WeightsError,
 )

@@ -19,7 +19,7 @@ from loopwright.models.lean import LeanForward, LeanLayer, LeanModel
 from loopwright.models.linear import Linear
 from loopwright.models.native.cells import STRIDE, Cells
 from loopwright.models.native.library import Library, Unavailable
-from loopwright.models.native.step import NativeStep, ClusterRoomError
+from loopwright.models.native.step import NativeStep, NoRoomError
 from loopwright.models.norm import ColumnNorm, RmsNorm
 from loopwright.models.probe import AttentionCall, ProbeResult, run_probe
 from loopwright.models.product import OutputHead, Product
@@ -67,7 +67,7 @@ def fastest_forward(
         if native is None or _decodes_the_same(native, proven):
             return faster
         log.warning("native decode steps compute something else for this model here: it decodes with torch")
-    except ClusterRoomError as error:
+    except NoRoomError as error:
         log.warning("no memory to prove native decode steps (%s): the model decodes with torch", error)
     finally:
         parts.angles.tabulate()

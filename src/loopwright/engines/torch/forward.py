@@ -21,7 +21,7 @@ from loopwright.engines.torch.prompts import Prompts
 from loopwright.engines.torch.sequence import Prefix, Sequence
 from loopwright.models.attention import AttentionPlan
 from loopwright.models.load import LoadedModel
-from loopwright.models.native.step import ClusterRoomError
+from loopwright.models.native.step import NoRoomError
 from loopwright.models.plans import Chunk, ChunkPlan
 
 log = logging.getLogger("loopwright")
@@ -83,7 +83,7 @@ class Forward:
         try:
             if self._native is not None:
                 self._native.pack()
-        except ClusterRoomError as error:
+        except NoRoomError as error:
             self._native = None
             if not self._is_without_room:
                 log.warning("no memory for the copy of the weights that native steps read (%s): torch decodes", error)
