@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.engine_actors import engine_actors, torch_actors
@@ -25,9 +26,12 @@ from loopwright.ports import Learner, Tracker, WeightPublisher
 from loopwright.runs.run_folder import RunFolder
 from loopwright.types import TrainerKind
 from loopwright.weights.folder import weights_folder
-from loopwright.weights.in_process import SharedWeights
+from loopwright.weights.in_process import MergedAdapters, SharedWeights
 from loopwright.weights.proof import WeightProof
 from loopwright.weights.shared_memory import SharedMemoryWeights
+
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
 
 log = logging.getLogger("loopwright")
 
@@ -59,14 +63,22 @@ class Engines:
 
 
 @asynccontextmanager
-async def embedded_engine(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
-    """An engine on the learner's own parameters: a weight update copies nothing."""
+async def embedded_engine(
+    sampling: LocalSamplingParts, learner: Learner, adapted: AdaptedModel | None
+) -> AsyncIterator[Engines]:
+    """An engine on the learner's own parameters: a weight update copies nothing. If adapters are trained, the weights
+    that have one are the engine's own, and the adapters are merged into them."""
     proof = _proof(sampling, learner)
     async with (
         sampling.embedded_engine(learner.version) as engine,
         RolloutController.open([embedded(engine, sampling.capacity)], prove=proof) as controller,
     ):
-        yield Engines(controller, SharedWeights(controller, proof), engine)
+        if adapted is None:
+            yield Engines(controller, SharedWeights(controller, proof), engine)
+            return
+        merging = MergedAdapters(learner, controller, sampling.model, adapted.base, proof)
+        await merging.publish(learner.version)
+        yield Engines(controller, merging, engine)
 
 
 @asynccontextmanager

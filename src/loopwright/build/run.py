@@ -20,6 +20,7 @@ from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.followers import open_followers
 from loopwright.build.gateway import RunSessions, gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
+from loopwright.build.lora import adapted_model
 from loopwright.build.page import open_run_page
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.relay import dialled_door
@@ -43,6 +44,7 @@ from loopwright.types import BufferKind
 
 if TYPE_CHECKING:
     from loopwright.gateway.remote_policy import RemoteSessionPolicies
+    from loopwright.learn.lora import AdaptedModel
 
 
 def open_run(
@@ -83,7 +85,8 @@ async def _open(
         ingredients = load_ingredients(loaded)
         cluster = await stack.enter_async_context(open_run_cluster(loaded, path))
         sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache, cluster))
-        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
+        adapted = await sampling.compute.run(adapted_model, config, sampling.model)
+        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache, adapted)
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
@@ -93,12 +96,12 @@ async def _open(
             stack.enter_context(cluster.kept_in(folder.actors, folder.ray, redact))
         storage = await stack.enter_async_context(_storage(config, folder))
         resume_state = await _resume(config, folder, storage)
-        learner = await _learner(sampling, recipe, folder, resume_state.latest)
+        learner = await _learner(sampling, recipe, folder, resume_state.latest, adapted)
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
         await stack.enter_async_context(open_followers(loaded, folder, env))
         await stack.enter_async_context(open_run_page(config, folder, console, env))
-        run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker)
+        run_parts = RunParts(sampling, folder, storage, resume_state, learner, tracker, adapted)
         engines = await stack.enter_async_context(_engines(run_parts, env))
         elsewhere = reached = brought = None
         card = ModelCard(parts.model_source(loaded, config.model.path), sampling.model.max_context)
@@ -193,7 +196,7 @@ def _forgets(config: RunConfig) -> bool:
 def _engines(run_parts: RunParts, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
     sampling, learner = run_parts.sampling, run_parts.learner
     if sampling.config.rollout.engine.processes(sampling.config.trainer.kind) == 0:
-        return embedded_engine(sampling, learner)
+        return embedded_engine(sampling, learner, run_parts.adapted)
     return engines_apart(sampling, learner, run_parts.folder, run_parts.tracker, env)
 
 
@@ -214,9 +217,13 @@ async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> Res
 
 
 async def _learner(
-    sampling: LocalSamplingParts, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None
+    sampling: LocalSamplingParts,
+    recipe: Recipe,
+    folder: RunFolder,
+    latest: Checkpoint | None,
+    adapted: AdaptedModel | None,
 ) -> TorchLearner:
-    learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
+    learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute, adapted)
     if latest is not None:
         await learner.load(latest.path)
     sampling.model.tokenizer.save_pretrained(folder.tokenizer)

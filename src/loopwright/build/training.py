@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.engines import Engines
@@ -23,6 +24,9 @@ from loopwright.trainers.evaluator import Evaluator
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import Rollout, TrainerKind
+
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
 
 Trainer = ColocateTrainer | DisaggregatedTrainer
 
@@ -47,6 +51,8 @@ class RunParts:
     resume_state: ResumeState
     learner: TorchLearner
     tracker: Tracker
+    adapted: AdaptedModel | None = None
+    """What the learner trains, if that is adapters."""
 
 
 class Rollouts:
