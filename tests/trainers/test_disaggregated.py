@@ -125,6 +125,8 @@ class Hand:
 class Pupil:
     """A learner that counts. `lesson` is awaited in every step."""
 
+    describes = "nothing"
+
     def __init__(self, log: list[str], version: int = 0) -> None:
         self.log = log
         self.version = version

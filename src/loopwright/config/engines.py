@@ -27,6 +27,7 @@ OWN_VLLM_OPTIONS = {
     "--max-num-seqs": "set rollout.engine.max_batch",
     "--logprobs-mode": "remove it: training needs processed_logprobs",
     "--worker-extension-cls": "remove it: weights are updated through Loopwright's own",
+    "--structured-outputs-config.backend": "remove it: only `guidance` reads the grammars of constrained answers",
     "--enable-scale-out": "remove it: weights are updated through it",
     "--no-enable-scale-out": "remove it: weights are updated through it",
 }

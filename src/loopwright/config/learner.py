@@ -186,6 +186,7 @@ class LearnerConfig(Section):
     micro_batch_tokens: Count = 4096
     checkpoint_activations: bool = False
     lora: LoraConfig | None = None
+    max_restarts: CountOrZero = 3
     advantage: AdvantageConfig = PlainAdvantage()
     loss: LossConfig = PpoClipConfig()
     importance: ImportanceConfig = ImportanceConfig()

@@ -77,6 +77,11 @@ class Storage(Protocol):
     A storage only records. The buffer decides which status a group may get next.
     """
 
+    @property
+    def lineage(self) -> int:
+        """The number of the present lineage, and before `resume` that of the one that it will begin."""
+        ...
+
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
         """Record that a group was drawn; it is PENDING."""
         ...

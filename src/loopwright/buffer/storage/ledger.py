@@ -177,6 +177,11 @@ def current_members(db: sqlite3.Connection, archive: Archive, task_set: str, dra
     return members_of(db, archive, (task_set, draw, round), decode_task(task), parcel, in_time=True)
 
 
+def count_lineages(db: sqlite3.Connection) -> int:
+    (count,) = db.execute("SELECT coalesce(max(lineage) + 1, 0) FROM lineages").fetchone()
+    return int(count)
+
+
 def count_groups(db: sqlite3.Connection) -> dict[str, dict[GroupStatus, int]]:
     table: dict[str, dict[GroupStatus, int]] = {}
     for task_set, status, count in db.execute("SELECT task_set, status, count(*) FROM groups GROUP BY 1, 2"):

@@ -34,6 +34,12 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._draws: dict[tuple[str, int], list[Round]] = {}
         self._evals: dict[tuple[int, str, str], list[tuple[int, str, RolloutRow]]] = {}
+        self._resumes = 0
+
+    @property
+    def lineage(self) -> int:
+        """It counts from 0 in every process."""
+        return max(0, self._resumes - 1)
 
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
         stored = decode_task(encode_task(task))
@@ -89,6 +95,7 @@ class MemoryStorage:
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
+        self._resumes += 1
         self._evals = {key: rows for key, rows in self._evals.items() if key[0] <= step}
         again_from = {} if next_draws is None else {task_set: next_draws.get(task_set, 0) for task_set in task_sets}
         current: dict[str, list[Round]] = {task_set: [] for task_set in task_sets}

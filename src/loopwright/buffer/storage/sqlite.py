@@ -36,6 +36,7 @@ class SqliteStorage:
         self._reader = SqliteThread("loopwright-storage-reader", path, reading)
         self._archive = Archive.beside(path)
         self._archived = 0
+        self._lineage = 0
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> SqliteStorage:
@@ -44,6 +45,7 @@ class SqliteStorage:
             for thread in (self._writer, self._reader):
                 opening.push_async_callback(thread.stop)
                 await thread.start()
+            self._lineage = await self._reader.do(ledger.count_lineages)
             self._open = opening.pop_all()
         return self
 
@@ -51,6 +53,10 @@ class SqliteStorage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._open.aclose()
+
+    @property
+    def lineage(self) -> int:
+        return self._lineage
 
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
         text = encode_task(task)
@@ -91,7 +97,9 @@ class SqliteStorage:
     ) -> Mapping[str, ResumePlan]:
         # This needs its own Archive: an Archive caches files, and the reader's belongs to another thread.
         archive, self._archived = Archive.beside(self._path), 0
-        return await self._writer.do(lambda db: resume_at(db, archive, task_sets, step, next_draws, policy))
+        plans = await self._writer.do(lambda db: resume_at(db, archive, task_sets, step, next_draws, policy))
+        self._lineage = await self._reader.do(ledger.count_lineages) - 1
+        return plans
 
     async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
         return await self._reader.do(lambda db: ledger.current_members(db, self._archive, task_set, draw))
