@@ -70,6 +70,9 @@ def check_updates(folder: RunFolder, engine: str = "0") -> None:
     bytes_moved = set(metrics(folder, "sync/bytes"))
     size = sum(tensor.nbytes for tensor in adapter_of(sorted(folder.checkpoints.iterdir())[-1]).values())
     assert all(size <= moved < size + 10_000 for moved in bytes_moved)
+
+
+def check_on_policy(folder: RunFolder) -> None:
     assert all(mismatch < 1e-3 for mismatch in metrics(folder, "learner/mismatch_max"))
 
 
@@ -83,6 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, write_in: WriteConfig) -> 
 
 def test_beside_the_embedded_engine_it_trains_adapters_and_proves_each_update(trained: RunFolder) -> None:
     check_updates(trained)
+    check_on_policy(trained)
     assert len(metrics(trained, "engine/0/proof_max")) == 3
     first, *_, last = (adapter_of(path) for path in sorted(trained.checkpoints.iterdir()))
     assert all(not torch.equal(first[name], last[name]) for name in first)
@@ -129,6 +133,8 @@ async def test_an_engine_in_a_process_of_its_own_gets_the_adapters_and_merges_th
     )
     folder = await run(file)
     check_updates(folder)
+    if trainer == "colocate":
+        check_on_policy(folder)
 
 
 def copied(run: RunFolder, tmp_path: Path) -> RunFolder:
