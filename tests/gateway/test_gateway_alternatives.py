@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,37 @@ async def test_an_engine_that_cannot_tell_them_is_a_400(
 
         monkeypatch.setattr(h.engine, "generate", refuse)
         said = await h.post(f"/session-1/v1/{path}", asked(path, 3, stream=stream))
-        assert (said.status_code, said.json()["error"]["param"]) == (400, "top_logprobs")
+        field = "logprobs" if path == "completions" else "top_logprobs"
+        assert (said.status_code, said.json()["error"]["param"]) == (400, field)
         assert len(h.recorder()) == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_engine_that_tells_none_without_a_word_is_a_400_too(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(["Hello."]) as h:
+        await h.session()
+        generate = h.engine.generate
+
+        async def silent(request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+            return await generate(replace(request, alternatives=0), on_part)
+
+        monkeypatch.setattr(h.engine, "generate", silent)
+        said = await h.post(f"/session-1/v1/{path}", asked(path, 3))
+        assert (said.status_code, len(h.recorder())) == (400, 0)
+
+
+async def test_each_sample_of_a_streamed_call_has_its_own(folder: Path) -> None:
+    async with torch_house(folder) as h:
+        await h.session(seed=8)
+        said = await h.post("/session-1/v1/chat/completions", asked("chat/completions", 3, n=3, stream=True))
+        events = [json.loads(line[6:]) for line in said.text.splitlines() if line.startswith("data: {")]
+        ends = [choice for event in events for choice in event["choices"] if choice.get("logprobs")]
+        assert sorted(choice["index"] for choice in ends) == [0, 1, 2]
+        sampled = {tuple(one["logprob"] for one in choice["logprobs"]["content"]) for choice in ends}
+        assert sampled == {generation.logprobs for _, generation in h.engine.log}
+        assert all(len(one["top_logprobs"]) == 3 for choice in ends for one in choice["logprobs"]["content"])
 
 
 async def lose(h: House, monkeypatch: pytest.MonkeyPatch, path: str, body: Any) -> Any:

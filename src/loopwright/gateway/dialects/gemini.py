@@ -18,6 +18,7 @@ from loopwright.gateway.dialects.dialect import (
     arguments_object,
     event,
     nothing,
+    samples_of,
     tool,
 )
 from loopwright.gateway.dialects.forms import GEMINI_FORM, gemini_form
@@ -30,7 +31,19 @@ from loopwright.gateway.dialects.gemini_words import (
     gemini_usage,
     shows_thoughts,
 )
-from loopwright.gateway.reading import check_recordable, chosen, count, flag, model_name, number, objects, strings, text
+from loopwright.gateway.reading import (
+    IGNORED,
+    check_recordable,
+    chosen,
+    count,
+    flag,
+    ignored,
+    model_name,
+    number,
+    objects,
+    strings,
+    text,
+)
 from loopwright.gateway.refusals import invalid
 from loopwright.types import (
     ContentDelta,
@@ -58,6 +71,14 @@ UNGRANTED = (
 )
 """Settings inside `generationConfig`."""
 UNGRANTED_OUTSIDE = ("toolConfig", "safetySettings")
+GRANTED = ("candidateCount", "maxOutputTokens", "stopSequences", "temperature", "topP", "topK", "seed")
+GRANTED_OUTSIDE = (
+    *("contents", "systemInstruction", "tools", "generationConfig", "cachedContent", "model", "stream"),
+    # Of no matter for the answer.
+    *("labels", "store", "serviceTier"),
+)
+WISHES = (*GEMINI_FORM, *UNGRANTED)
+KNOWN, KNOWN_OUTSIDE = frozenset((*GRANTED, *WISHES)), frozenset((*GRANTED_OUTSIDE, *UNGRANTED_OUTSIDE))
 
 
 class Gemini:
@@ -87,7 +108,7 @@ class Gemini:
             wishes=_wishes(body, config),
             model=model_name(body),
             stream=flag(body, "stream"),
-            samples=count(config, "candidateCount", most=MOST_CANDIDATES) or 1,
+            samples=samples_of(config, "candidateCount", MOST_CANDIDATES),
             begun=begun,
             echo={"thoughts": shows_thoughts(config)},
         )
@@ -163,8 +184,17 @@ def _wishes(body: Mapping[str, Any], config: Mapping[str, Any]) -> Wishes:
         top_p=number(config, "topP", least=0, most=1),
         top_k=count(config, "topK", least=0),
         seed=count(config, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(config, (*GEMINI_FORM, *UNGRANTED)) | chosen(body, UNGRANTED_OUTSIDE) | _tools_left_out(body),
+        others=chosen(config, WISHES)
+        | chosen(body, UNGRANTED_OUTSIDE)
+        | _ignored(body, config)
+        | _tools_left_out(body),
     )
+
+
+def _ignored(body: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    outside = ignored(body, KNOWN_OUTSIDE).get(IGNORED, [])
+    inside = ignored(config, KNOWN, "generationConfig.").get(IGNORED, [])
+    return {IGNORED: [*outside, *inside]} if outside or inside else {}
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
