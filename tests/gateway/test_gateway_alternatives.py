@@ -19,6 +19,7 @@ from loopwright.types import GenerateRequest, Generation
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 PATHS = ["chat/completions", "completions", "responses"]
+GENERATE = "v1beta/models/m:generateContent"
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,56 @@ async def test_the_likeliest_tokens_are_told_whole_and_streamed(folder: Path, pa
         for (_, _, likeliest), exact in zip(said, generation.alternatives, strict=True):
             assert {odds for _, odds in exact} >= {odds for _, odds in likeliest[:1]}
             assert 1 <= len(likeliest) <= 5
+
+
+@pytest.mark.parametrize("path", [GENERATE, "v1beta/models/m:streamGenerateContent?alt=sse"])
+async def test_geminis_api_tells_them_in_its_own_words(folder: Path, path: str) -> None:
+    config = {"responseLogprobs": True, "logprobs": 4, "maxOutputTokens": 9, "candidateCount": 2}
+    body = {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": config}
+    async with torch_house(folder) as h:
+        await h.session(seed=5)
+        said = await h.post(f"/session-1/{path}", body)
+        assert said.status_code == 200
+        last = said.text.strip().splitlines()[-1].removeprefix("data: ") if "stream" in path else said.text
+        candidates = json.loads(last)["candidates"]
+        sampled = {generation.logprobs: generation for _, generation in h.engine.log}
+        assert len(candidates) == len(sampled) == 2
+        for one in candidates:
+            chosen = one["logprobsResult"]["chosenCandidates"]
+            generation = sampled[tuple(token["logProbability"] for token in chosen)]
+            assert one["avgLogprobs"] == pytest.approx(sum(generation.logprobs) / len(generation.ids))
+            told = [each["candidates"] for each in one["logprobsResult"]["topCandidates"]]
+            exact = [[odds for _, odds in likeliest] for likeliest in generation.alternatives]
+            assert [[token["logProbability"] for token in each] for each in told] == exact
+            pieces = h.gateway.exchange.offer.current().renderer.pieces(generation.ids)
+            assert [token["token"] for token in chosen] == list(pieces)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"logprobs": 3}, "responseLogprobs: true"),
+        ({"responseLogprobs": True, "logprobs": 21}, "logprobs: 21 are too many"),
+        ({"responseLogprobs": "yes"}, "responseLogprobs: expected true or false"),
+        ({"responseLogprobs": True, "logprobs": -1}, "logprobs: expected a whole number"),
+    ],
+)
+async def test_odd_wishes_of_geminis_api_are_refused(config: dict[str, Any], words: str) -> None:
+    async with house(["Never."]) as h:
+        await h.session()
+        body = {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": config}
+        said = await h.post(f"/session-1/{GENERATE}", body)
+        assert (said.status_code, words in said.text) == (400, True)
+        assert not h.engine.log
+
+
+async def test_geminis_api_tells_logprobs_only_if_they_are_asked_for() -> None:
+    async with house(["Hello."] * 2) as h:
+        await h.session()
+        for config, told in (({}, set()), ({"responseLogprobs": True}, {"chosenCandidates"})):
+            body = {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": config}
+            (one,) = (await h.post(f"/session-1/{GENERATE}", body)).json()["candidates"]
+            assert set(one.get("logprobsResult", {})) == told
 
 
 @pytest.mark.parametrize("path", PATHS)

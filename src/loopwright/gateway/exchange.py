@@ -268,8 +268,7 @@ class Exchange:
         except ConstraintError as error:
             raise _not_constrained(call, error) from error
         except AlternativesError as error:
-            field = "logprobs" if call.messages[0]["role"] == TEXT else "top_logprobs"
-            raise invalid(field, error.message, remedy=error.remedy) from error
+            raise invalid(call.alternatives_field, error.message, remedy=error.remedy) from error
         except EngineError as error:
             raise self._unanswered(session, error) from error
         session.note_fault(None)

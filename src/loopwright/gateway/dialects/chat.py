@@ -24,8 +24,8 @@ from loopwright.gateway.dialects.dialect import (
     Stream,
     alternatives_of,
     answer_begun,
+    answers_asked,
     nothing,
-    samples_of,
     tool,
 )
 from loopwright.gateway.dialects.forms import CHAT_FORM, chat_form, choice_field, refuse_guided
@@ -94,7 +94,7 @@ class ChatCompletions:
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
-            samples=samples_of(body, "n", MOST_SAMPLES),
+            samples=answers_asked(body, "n", MOST_SAMPLES),
             begun=begun,
             logprobs=flag(body, "logprobs"),
             alternatives=_alternatives(body),

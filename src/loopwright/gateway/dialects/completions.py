@@ -15,9 +15,9 @@ from loopwright.gateway.dialects.dialect import (
     Recall,
     Stream,
     alternatives_of,
+    answers_asked,
     event,
     nothing,
-    samples_of,
 )
 from loopwright.gateway.dialects.forms import COMPLETION_FORM, completion_form, refuse_guided
 from loopwright.gateway.dialects.openai_errors import openai_error
@@ -57,9 +57,10 @@ class Completions:
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
-            samples=samples_of(body, "n", MOST_SAMPLES),
+            samples=answers_asked(body, "n", MOST_SAMPLES),
             logprobs=body.get("logprobs") is not None and body["logprobs"] is not False,
             alternatives=0 if body.get("logprobs") is False else alternatives_of(body, "logprobs"),
+            alternatives_field="logprobs",
             token_ids=flag(body, "return_token_ids"),
             echo={"usage": isinstance(options, dict) and bool(options.get("include_usage"))},
         )

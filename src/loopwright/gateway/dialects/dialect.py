@@ -101,7 +101,7 @@ def alternatives_of(body: Mapping[str, Any], name: str) -> int:
     return asked or 0
 
 
-def samples_of(body: Mapping[str, Any], name: str, most: int) -> int:
+def answers_asked(body: Mapping[str, Any], name: str, most: int) -> int:
     """How many answers a request asks for."""
     asked = count(body, name) or 1
     if asked > most:

@@ -14,11 +14,12 @@ from loopwright.gateway.dialects.dialect import (
     Head,
     Recall,
     Stream,
+    alternatives_of,
     answer_begun,
+    answers_asked,
     arguments_object,
     event,
     nothing,
-    samples_of,
     tool,
 )
 from loopwright.gateway.dialects.forms import GEMINI_FORM, gemini_form
@@ -62,8 +63,6 @@ SCHEMAS = ("parametersJsonSchema", "parameters")
 UNGRANTED = (
     "presencePenalty",
     "frequencyPenalty",
-    "responseLogprobs",
-    "logprobs",
     "thinkingConfig",
     "responseModalities",
     "speechConfig",
@@ -71,13 +70,22 @@ UNGRANTED = (
 )
 """Settings inside `generationConfig`."""
 UNGRANTED_OUTSIDE = ("toolConfig", "safetySettings")
-GRANTED = ("candidateCount", "maxOutputTokens", "stopSequences", "temperature", "topP", "topK", "seed")
+GRANTED = (
+    "responseLogprobs",
+    "candidateCount",
+    "maxOutputTokens",
+    "stopSequences",
+    "temperature",
+    "topP",
+    "topK",
+    "seed",
+)
 GRANTED_OUTSIDE = (
     *("contents", "systemInstruction", "tools", "generationConfig", "cachedContent", "model", "stream"),
     # Of no matter for the answer.
     *("labels", "store", "serviceTier"),
 )
-WISHES = (*GEMINI_FORM, *UNGRANTED)
+WISHES = (*GEMINI_FORM, *UNGRANTED, "logprobs")
 KNOWN, KNOWN_OUTSIDE = frozenset((*GRANTED, *WISHES)), frozenset((*GRANTED_OUTSIDE, *UNGRANTED_OUTSIDE))
 
 
@@ -108,8 +116,11 @@ class Gemini:
             wishes=_wishes(body, config),
             model=model_name(body),
             stream=flag(body, "stream"),
-            samples=samples_of(config, "candidateCount", MOST_CANDIDATES),
+            samples=answers_asked(config, "candidateCount", MOST_CANDIDATES),
             begun=begun,
+            logprobs=flag(config, "responseLogprobs"),
+            alternatives=_alternatives(config),
+            alternatives_field="generationConfig.logprobs",
             echo={"thoughts": shows_thoughts(config)},
         )
 
@@ -195,6 +206,13 @@ def _ignored(body: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, An
     outside = ignored(body, KNOWN_OUTSIDE).get(IGNORED, [])
     inside = ignored(config, KNOWN, "generationConfig.").get(IGNORED, [])
     return {IGNORED: [*outside, *inside]} if outside or inside else {}
+
+
+def _alternatives(config: Mapping[str, Any]) -> int:
+    asked = alternatives_of(config, "logprobs")
+    if asked and not flag(config, "responseLogprobs"):
+        raise invalid("logprobs", "there are no logprobs", remedy="send `responseLogprobs: true` with it")
+    return asked
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
