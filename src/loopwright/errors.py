@@ -29,6 +29,7 @@
     ├── FilterError                the user's filter raised, timed out or said neither yes nor no
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
+    │   └── LearnerLostError       a rank of the learner died or is silent: the run goes on from its last checkpoint
     ├── WeightsError               weights could not be handed over; the engines keep what they have
     ├── RemoteError                code on an actor raised something that could not be sent as it is
     ├── RefusedError               a request to one of our servers cannot be served as it is
@@ -186,6 +187,22 @@ class MetricError(LoopwrightError):
 
 class LearnerError(LoopwrightError):
     """A train step went wrong, and its update was not made. The last checkpoint is sound."""
+
+
+class LearnerLostError(LearnerError):
+    """A rank of the learner died, or has been silent for too long, so its weights are gone. `step`, `save`, `publish`
+    and `logprobs` of a learner raise it. `facts` has the `rank`, the `cause`, and the `last_words` of its log."""
+
+    @classmethod
+    def of_rank(cls, rank: int, cause: str, last_words: str) -> LearnerLostError:
+        words = f"; its last words:\n{last_words}" if last_words else ""
+        return cls(
+            f"rank {rank} of the learner is lost: {cause}{words}",
+            remedy="the same command goes on from the last checkpoint",
+            rank=rank,
+            cause=cause,
+            last_words=last_words,
+        )
 
 
 class WeightsError(LoopwrightError):
