@@ -9,7 +9,7 @@ from loopwright.buffer.archive import Archive, Parcel
 from loopwright.buffer.codec import decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, snapshot
-from loopwright.runs.step_groups import Member, members_of
+from loopwright.runs.step_groups import GroupMember, summaries_of
 from loopwright.types import GroupStatus, Rollout, RolloutKey
 
 
@@ -21,7 +21,7 @@ class RolloutPage:
     round: int
     status: GroupStatus
     step: int | None
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     attempts: tuple[int, ...]
 
 
@@ -49,6 +49,6 @@ def read_rollout(database: Path, archive: Archive, key: RolloutKey, round: int |
             of_round,
             GroupStatus(status),
             step,
-            tuple(members_of(db, *group)),
+            tuple(summaries_of(db, *group)),
             tuple(attempt for (attempt,) in attempts.fetchall()),
         )

@@ -59,7 +59,7 @@ class Wanted:
         return " AND ".join(parts), values
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """The latest attempt at one member."""
 
     member: int
@@ -83,7 +83,7 @@ class GroupAtStep:
     task: str
     status: str
     version: int
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
 class Bin(NamedTuple):
@@ -130,7 +130,9 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
             (*values, most, offset),
         ).fetchall()
         groups = tuple(
-            GroupAtStep(task_set, draw, round, str(task), status, version, tuple(members_of(db, task_set, draw, round)))
+            GroupAtStep(
+                task_set, draw, round, str(task), status, version, tuple(summaries_of(db, task_set, draw, round))
+            )
             for task_set, draw, round, task, status, version in rows
         )
         return StepPage(
@@ -146,7 +148,7 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
         )
 
 
-def members_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> Iterator[Member]:
+def summaries_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> Iterator[GroupMember]:
     for member, attempt, reward, stop, agent, judge, oldest in db.execute(
         "SELECT member, attempt, reward, stop, agent_seconds, judge_seconds, oldest FROM rollouts AS r"
         f" WHERE (task_set, draw, round) = (?, ?, ?) AND {LATEST} ORDER BY member",
@@ -154,7 +156,7 @@ def members_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> 
     ):
         said = json.loads(reward)
         is_scored, has_failed = said["kind"] == "scored", said["kind"] == "failed"
-        yield Member(
+        yield GroupMember(
             member,
             attempt,
             said["value"] if is_scored else None,
