@@ -11,7 +11,7 @@ from functools import partial
 
 from loopwright.build import parts
 from loopwright.build.engine_actors import engine_actors, torch_actors
-from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.sampling import LoadedSamplingParts, LocalSamplingParts
 from loopwright.build.servers import attached_launches, version_labels
 from loopwright.build.vllm import vllm_launches
 from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, TorchEngineConfig, VllmEngineConfig
@@ -59,7 +59,7 @@ class Engines:
 
 
 @asynccontextmanager
-async def embedded_engine(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
+async def embedded_engine(sampling: LoadedSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing."""
     proof = _proof(sampling, learner)
     async with (
@@ -89,8 +89,9 @@ async def engines_apart(
 
 def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
     config = sampling.config
-    vocabulary = sampling.model.model.config.vocab_size
-    return WeightProof(learner, vocabulary, temperature=config.rollout.temperature, dtype=config.model.dtype)
+    return WeightProof(
+        learner, sampling.model.vocabulary, temperature=config.rollout.temperature, dtype=config.model.dtype
+    )
 
 
 def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:

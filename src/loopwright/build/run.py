@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,15 +21,22 @@ from loopwright.build.followers import open_followers
 from loopwright.build.gateway import RunSessions, gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
 from loopwright.build.page import open_run_page
-from loopwright.build.recipe import load_ingredients, make_recipe
+from loopwright.build.recipe import Ingredients, load_ingredients, make_driver_recipe, make_recipe
 from loopwright.build.relay import dialled_door
 from loopwright.build.running import Run, RunOpening
-from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
-from loopwright.build.training import ResumeState, RunParts, make_trainer
+from loopwright.build.sampling import (
+    LoadedSamplingParts,
+    LocalSamplingParts,
+    RankedSamplingParts,
+    open_local_sampling_parts,
+    open_ranked_sampling_parts,
+)
+from loopwright.build.training import ResumeState, RunLearner, RunParts, make_trainer
 from loopwright.config import DoorConfig, Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.learn.learner import TorchLearner
+from loopwright.learn.ranks.learner import RankedLearner
 from loopwright.learn.recipe import Recipe
 from loopwright.ports import Storage, StreamingEngine, Tracker
 from loopwright.runs.checkpoint import Checkpoint, Checkpoints
@@ -42,7 +49,11 @@ from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.types import BufferKind
 
 if TYPE_CHECKING:
+    from loopwright.cluster.cluster import Cluster
     from loopwright.gateway.remote_policy import RemoteSessionPolicies
+
+
+SamplingOfRun = LoadedSamplingParts | RankedSamplingParts
 
 
 def open_run(
@@ -82,8 +93,7 @@ async def _open(
         stack.enter_context(redacting(redact))
         ingredients = load_ingredients(loaded)
         cluster = await stack.enter_async_context(open_run_cluster(loaded, path))
-        sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache, cluster))
-        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
+        sampling, recipe = await _model_and_recipe(loaded, ingredients, cache, cluster, stack)
         folder = stack.enter_context(
             RunFolder.open(path, snapshot, fresh=fresh, allow_config_change=allow_config_change)
         )
@@ -93,7 +103,7 @@ async def _open(
             stack.enter_context(cluster.kept_in(folder.actors, folder.ray, redact))
         storage = await stack.enter_async_context(_storage(config, folder))
         resume_state = await _resume(config, folder, storage)
-        learner = await _learner(sampling, recipe, folder, resume_state.latest)
+        learner = await stack.enter_async_context(_learner(sampling, recipe, folder, resume_state.latest, env))
         folder.adopt(snapshot, loaded.base)
         tracker = _tracker(config, folder, learner.version, console, redact)
         await stack.enter_async_context(open_followers(loaded, folder, env))
@@ -192,7 +202,8 @@ def _forgets(config: RunConfig) -> bool:
 
 def _engines(run_parts: RunParts, env: Mapping[str, str]) -> AbstractAsyncContextManager[Engines]:
     sampling, learner = run_parts.sampling, run_parts.learner
-    if sampling.config.rollout.engine.processes(sampling.config.trainer.kind) == 0:
+    is_embedded = sampling.config.rollout.engine.processes(sampling.config.trainer.kind) == 0
+    if is_embedded and isinstance(sampling, LoadedSamplingParts):
         return embedded_engine(sampling, learner)
     return engines_apart(sampling, learner, run_parts.folder, run_parts.tracker, env)
 
@@ -213,14 +224,45 @@ async def _resume(config: RunConfig, folder: RunFolder, storage: Storage) -> Res
     return ResumeState(checkpoints, latest, buffer, plans)
 
 
+async def _model_and_recipe(
+    loaded: Loaded, ingredients: Ingredients, cache: Path, cluster: Cluster | None, stack: AsyncExitStack
+) -> tuple[SamplingOfRun, Recipe]:
+    """The model, or what this process must know of it if ranks train it, and what the learner does with it."""
+    if loaded.config.learner.ranks > 1:
+        outlined = await stack.enter_async_context(open_ranked_sampling_parts(loaded, cache, cluster))
+        return outlined, make_driver_recipe(loaded, ingredients, outlined.model)
+    sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache, cluster))
+    return sampling, await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache)
+
+
+@asynccontextmanager
 async def _learner(
-    sampling: LocalSamplingParts, recipe: Recipe, folder: RunFolder, latest: Checkpoint | None
-) -> TorchLearner:
-    learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
-    if latest is not None:
-        await learner.load(latest.path)
-    sampling.model.tokenizer.save_pretrained(folder.tokenizer)
-    return learner
+    sampling: SamplingOfRun,
+    recipe: Recipe,
+    folder: RunFolder,
+    latest: Checkpoint | None,
+    env: Mapping[str, str],
+) -> AsyncIterator[RunLearner]:
+    async with AsyncExitStack() as stack:
+        learner: RunLearner
+        if isinstance(sampling, RankedSamplingParts):
+            learner = await stack.enter_async_context(_ranked_learner(sampling, recipe, folder, env))
+        else:
+            learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
+        if latest is not None:
+            await learner.load(latest.path)
+        sampling.model.tokenizer.save_pretrained(folder.tokenizer)
+        yield learner
+
+
+def _ranked_learner(
+    sampling: RankedSamplingParts, recipe: Recipe, folder: RunFolder, env: Mapping[str, str]
+) -> AbstractAsyncContextManager[RankedLearner]:
+    # Imported here: one process needs nothing of torch.distributed, which takes time to import.
+    from loopwright.build.ranks import open_ranked_learner
+
+    loaded, compute, cache = sampling.loaded, sampling.compute, sampling.cache
+    return open_ranked_learner(loaded, sampling.model, recipe, compute, cache=cache, folder=folder, env=env)
 
 
 def _tracker(config: RunConfig, folder: RunFolder, step: int, console: Console | None, redact: Redactor) -> Tracker:

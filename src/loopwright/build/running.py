@@ -13,11 +13,10 @@ from typing import Any
 
 from loopwright.build.plain_rollouts import sample_groups
 from loopwright.build.sampling import SamplingParts
-from loopwright.build.training import Trainer
+from loopwright.build.training import RunLearner, Trainer
 from loopwright.config import RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.errors import ConfigError, RunError
-from loopwright.learn.learner import TorchLearner
 from loopwright.ports import Engine, Tracker
 from loopwright.produce import RolloutRunner
 from loopwright.runs.durable import draft_of
@@ -38,7 +37,7 @@ class Run:
 
     folder: RunFolder
     config: RunConfig
-    learner: TorchLearner
+    learner: RunLearner
     trainer: Trainer
     tracker: Tracker
     _sampling: SamplingParts

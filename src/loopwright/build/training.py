@@ -12,6 +12,7 @@ from loopwright.build.engines import Engines
 from loopwright.build.eval_plans import eval_modes
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.learn.learner import TorchLearner
+from loopwright.learn.ranks.learner import RankedLearner
 from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
 from loopwright.produce import AgentLoopManager, RolloutRunner
 from loopwright.runs.checkpoint import Checkpoint, Checkpoints
@@ -25,6 +26,7 @@ from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import Rollout, TrainerKind
 
 Trainer = ColocateTrainer | DisaggregatedTrainer
+RunLearner = TorchLearner | RankedLearner
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class RunParts:
     folder: RunFolder
     storage: Storage
     resume_state: ResumeState
-    learner: TorchLearner
+    learner: RunLearner
     tracker: Tracker
 
 

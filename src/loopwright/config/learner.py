@@ -143,6 +143,8 @@ class LearnerConfig(Section):
     mini_batches: Count = 1
     micro_batch_tokens: Count = 4096
     checkpoint_activations: bool = False
+    ranks: Count = 1
+    placement: Literal["local"] = "local"
     advantage: AdvantageConfig = PlainAdvantage()
     loss: LossConfig = PpoClipConfig()
     importance: ImportanceConfig = ImportanceConfig()

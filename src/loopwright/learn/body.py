@@ -23,7 +23,6 @@ from loopwright.models.lean import LeanModel
 from loopwright.models.load import LoadedModel
 from loopwright.models.rotary import Angles
 
-
 T = TypeVar("T")
 
 

@@ -29,10 +29,10 @@ def layers_of(model: Any) -> nn.ModuleList:
     stacks = [part for part in model.base_model.children() if isinstance(part, nn.ModuleList) and len(part) == count]
     if len(stacks) != 1:
         raise ModelError(
-            f"the layers of a {model.config.model_type} model are not in one list, so they cannot be computed again or "
-            "sharded one by one",
-            remedy="remove learner.checkpoint_activations (a smaller learner.micro_batch_tokens needs less memory too), "
-            "and train it in one process",
+            f"the layers of a {model.config.model_type} model are not in one list, so they cannot be computed again, "
+            "or sharded over ranks",
+            remedy="remove learner.checkpoint_activations and learner.ranks; a smaller "
+            "learner.micro_batch_tokens needs less memory too",
         )
     return stacks[0]
 

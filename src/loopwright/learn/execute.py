@@ -28,7 +28,6 @@ from loopwright.learn.sft import Example
 from loopwright.learn.token_numbers import trained_chains
 from loopwright.types import RolloutKey, TrainedChain
 
-
 IDLE = Example.of([0], [0])
 """What a rank computes when the others have more micro-batches than it has."""
 
@@ -51,6 +50,12 @@ class StepNumbers:
 
     meter: StepMeter = field(default_factory=StepMeter)
     chains: dict[RolloutKey, list[TrainedChain]] = field(default_factory=dict)
+
+    def add(self, other: StepNumbers) -> None:
+        """Add what another rank has found out in its part of the same step."""
+        self.meter.add(other.meter)
+        for key, chains in other.chains.items():
+            self.chains.setdefault(key, []).extend(chains)
 
 
 class StepExecutor:
@@ -114,7 +119,8 @@ class StepExecutor:
         """The old and the reference logprobs of a micro-batch, where they are needed."""
         kl = self._recipe.kl
         old = self._frozen_logprobs(self.body, rows, tensors) if self._recipe.mini_batches > 1 else None
-        return old, None if kl is None else self._frozen_logprobs(kl.reference, rows, tensors)
+        reference = None if kl is None else kl.reference
+        return old, None if reference is None else self._frozen_logprobs(reference, rows, tensors)
 
     @torch.no_grad()
     def _frozen_logprobs(self, body: Body, rows: Rows, tensors: Tensors) -> torch.Tensor:

@@ -33,6 +33,18 @@ from loopwright.types import Group
 FUSED = ("cpu", "cuda")
 
 
+def optimizer_of(weights: MasterWeights, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        weights.named.values(),
+        lr=recipe.lr,
+        betas=recipe.betas,
+        eps=recipe.eps,
+        weight_decay=recipe.weight_decay,
+        # Elsewhere torch has no fused kernel.
+        fused=device.type in FUSED,
+    )
+
+
 class TorchLearner:
     """Trains the parameters of `loaded` in place, in the compute thread. It must be constructed in that thread too,
     because the constructor computes."""
@@ -44,15 +56,7 @@ class TorchLearner:
         self._compute = compute
         self._version = 0
         self._weights = MasterWeights(loaded.model)
-        self._optimizer = torch.optim.AdamW(
-            self._weights.named.values(),
-            lr=recipe.lr,
-            betas=recipe.betas,
-            eps=recipe.eps,
-            weight_decay=recipe.weight_decay,
-            # Elsewhere torch has no fused kernel.
-            fused=loaded.model.device.type in FUSED,
-        )
+        self._optimizer = optimizer_of(self._weights, recipe, loaded.model.device)
         self._executor = StepExecutor(
             recipe,
             body_of(loaded, checkpointed=recipe.checkpoint_activations),

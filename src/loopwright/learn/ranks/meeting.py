@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from loopwright.models.device import CUDA
@@ -30,7 +31,7 @@ def meeting(rank: int, ranks: int, folder: Path, device: torch.device, silence_s
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == CUDA else "gloo",
-        store=dist.FileStore(str(folder / "meeting"), ranks),
+        store=FileStore(str(folder / "meeting"), ranks),
         rank=rank,
         world_size=ranks,
         timeout=timeout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from loopwright.types import TensorSpec
 class Work(StrEnum):
     """What a rank can be asked for. All ranks get the same calls in the same order, because each is a collective."""
 
-    OPEN = "open"
-    """Meet the others, and load the model."""
     STEP = "step"
     SAVE = "save"
     LOAD = "load"
@@ -52,6 +50,8 @@ class Offer:
 
     tensors: Mapping[str, TensorSpec] | None = None
     bucket: Path | None = None
+    names: tuple[str, ...] = ()
+    """The tensors of the bucket, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,11 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Who a rank is, and where it meets the others: in a folder that is new at every start."""
+    """The first message to a rank: who it is, where it meets the others, in a folder that is new at every start, and
+    what it needs to build its model and recipe."""
 
     rank: int
     ranks: int
     folder: Path
     silence_seconds: float
-    options: Mapping[str, Any] = field(default_factory=dict)
+    setup: Any

@@ -6,17 +6,18 @@ import torch
 from torch.distributed.tensor import DTensor
 
 
-def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+def part_here(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """This rank's part, and at which row of the whole it begins. It may have no rows."""
     if not isinstance(tensor, DTensor):
         return tensor.detach(), 0
     rows = -(-tensor.shape[0] // tensor.device_mesh.size())
-    return tensor.detach().to_local(), min(rows * tensor.device_mesh.get_local_rank(), tensor.shape[0])
+    part: torch.Tensor = tensor.to_local()
+    return part.detach(), min(rows * tensor.device_mesh.get_local_rank(), tensor.shape[0])
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor. All ranks call it for the same tensors in the same order."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    found: torch.Tensor = tensor.detach().full_tensor()
-    return found
+    found: torch.Tensor = tensor.full_tensor()
+    return found.detach()

@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from loopwright.errors import ModelError
-from loopwright.learn.ranks.parts import local_part
+from loopwright.learn.ranks.parts import part_here
 from loopwright.models.load import load_weights
+from loopwright.types import TensorSpec
 
 log = logging.getLogger("loopwright")
 
@@ -23,14 +24,14 @@ Rows = Callable[[int, int], torch.Tensor]
 """The rows of a stored tensor from one number up to, but without, another."""
 
 
-def fill_model(model: Any, source: str) -> None:
-    """Give the parameters of `model` this rank's part of the weights that `source` has."""
+def fill_model(model: Any, source: str, beat: Callable[[], None]) -> None:
+    """Give the parameters of `model` this rank's part of the weights that `source` has. `beat` is called after each."""
     parameters = dict(model.named_parameters())
     with ExitStack() as stack:
         stored = _stored(source, stack)
         missing = parameters.keys() - stored.keys()
         if not missing:
-            fill(parameters, stored)
+            fill(parameters, stored, beat)
             return
     # transformers knows other names and forms for the weights of some models. It reads all of them.
     log.info("the files of %s do not have %s by its name: this rank reads the whole model", source, min(missing))
@@ -40,24 +41,34 @@ def fill_model(model: Any, source: str) -> None:
             f"model {source!r} lacks {len(missing)} of its weights, such as {min(missing)!r}",
             remedy="save the whole model again with save_pretrained; its config.json may belong to another model",
         )
-    fill(parameters, {name: _rows_of(tensor.detach()) for name, tensor in whole.items()})
+    fill(parameters, {name: _rows_of(tensor.detach()) for name, tensor in whole.items()}, beat)
 
 
 @torch.no_grad()
-def fill(parameters: Mapping[str, torch.Tensor], stored: Mapping[str, Rows]) -> None:
+def fill(
+    parameters: Mapping[str, torch.Tensor], stored: Mapping[str, Rows], beat: Callable[[], None] = lambda: None
+) -> None:
     """Copy this rank's rows of each stored tensor into the parameter of the same name."""
     for name, parameter in parameters.items():
-        part, first = local_part(parameter)
+        part, first = part_here(parameter)
         if not part.ndim:
             part.copy_(stored[name](0, 0))
         elif len(part):
             part.copy_(stored[name](first, first + len(part)))
+        beat()
 
 
 def rows_of_file(file: Path, stack: ExitStack) -> dict[str, Rows]:
     """The tensors of a safetensors file, which is open until the stack ends."""
     opened = stack.enter_context(safe_open(file, "pt"))
     return {name: _slices(opened, name) for name in opened.keys()}  # noqa: SIM118
+
+
+def specs_of_file(file: Path) -> dict[str, TensorSpec]:
+    """What a safetensors file says of its tensors."""
+    with safe_open(file, "pt") as opened:
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return {name: TensorSpec(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
 
 
 def _slices(opened: Any, name: str) -> Rows:

@@ -39,7 +39,9 @@ class Sharding:
     dtype: torch.dtype
     communication: Communication
 
-    def load(self, path: str, *, cache: Path, max_context: int | None, checkpointed: bool = False) -> ShardedBody:
+    def load(
+        self, path: str, *, cache: Path, max_context: int | None, checkpointed: bool, beat: Callable[[], None]
+    ) -> ShardedBody:
         """The model at `path`, with this rank's part of its weights."""
         source = source_of(path, cache)
         config = read_config(source)
@@ -52,7 +54,7 @@ class Sharding:
         # Each place of a tied weight got a parameter of its own.
         model.tie_weights()
         _fill_buffers(model)
-        fill_model(model, source)
+        fill_model(model, source, beat)
         choose_angles(model, context_of(config, max_context))
         return ShardedBody(model, inner)
 
