@@ -33,9 +33,7 @@ def chains_of(plan: StepPlan) -> list[Counter[tuple[object, ...]]]:
 
 def examples_of(plan: StepPlan) -> list[Counter[int]]:
     return [
-        Counter(
-            id(batch.examples[index]) for rows in batch.imitation for row in rows for index in row.chains
-        )
+        Counter(id(batch.examples[index]) for rows in batch.imitation for row in rows for index in row.chains)
         for batch in plan.mini_batches
     ]
 

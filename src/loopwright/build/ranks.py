@@ -78,7 +78,7 @@ async def open_ranked_learner(
         ranks = [await _started(number, folder.ranks / f"rank-{number}.log", env, stack) for number in range(count)]
         gang = Gang(ranks, silence)
         places = [RankPlace(number, count, meeting_folder, silence, setup) for number in range(count)]
-        describes = (await gang.tell(places))[0]
+        describes = (await gang.open(places))[0]
         # Products of the forward pass: two for each parameter and token, and two for each layer, feature and pair.
         cost = RowCost(2.0 * model.parameters, 2.0 * model.attention)
         yield RankedLearner(gang, recipe, cost, model.tokenizer, compute, describes)

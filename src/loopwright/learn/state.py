@@ -40,7 +40,7 @@ def save_state(
 
 def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
     """Read what `save_state` wrote into `weights` and the optimiser, and return the version."""
-    with readable(folder):
+    with while_read(folder):
         saved = load_file(folder / MODEL)
         about = json.loads((folder / META).read_text())
         version = int(about["version"])
@@ -65,7 +65,7 @@ def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: tor
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def while_read(folder: Path) -> Iterator[None]:
     """While a checkpoint is read: what is missing or damaged is a CheckpointError."""
     try:
         yield

@@ -17,7 +17,7 @@ from loopwright.core.together import to_its_end
 from loopwright.learn.plan import StepPlan, plan_step
 from loopwright.learn.ranks.cut import RowCost, cut_plan
 from loopwright.learn.ranks.gang import Gang
-from loopwright.learn.ranks.messages import Offer, RankReport, Taken, Work
+from loopwright.learn.ranks.messages import RankReport, RankWork, WeightOffer, WeightsTaken
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.token_numbers import with_chains
 from loopwright.models.compute import ComputeThread
@@ -49,14 +49,14 @@ class RankedLearner:
         return await to_its_end(self._step(groups))
 
     async def save(self, folder: Path) -> None:
-        await to_its_end(self._all(Work.SAVE, folder))
+        await to_its_end(self._all(RankWork.SAVE, folder))
         await self._compute.run(self._tokenizer.save_pretrained, folder)
 
     async def load(self, folder: Path) -> None:
-        self._version = (await to_its_end(self._all(Work.LOAD, folder)))[0]
+        self._version = (await to_its_end(self._all(RankWork.LOAD, folder)))[0]
 
     async def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float, ...]:
-        found: tuple[float, ...] = (await to_its_end(self._all(Work.LOGPROBS, tuple(ids), temperature)))[0]
+        found: tuple[float, ...] = (await to_its_end(self._all(RankWork.LOGPROBS, tuple(ids), temperature)))[0]
         return found
 
     async def publish(self, sink: WeightSink) -> None:
@@ -64,15 +64,15 @@ class RankedLearner:
 
     async def export(self, folder: Path) -> None:
         await self._compute.run(partial(folder.mkdir, parents=True, exist_ok=True))
-        await to_its_end(self._all(Work.EXPORT, folder))
+        await to_its_end(self._all(RankWork.EXPORT, folder))
         await self._compute.run(self._tokenizer.save_pretrained, folder)
 
-    async def _all(self, work: Work, *args: Any) -> list[Any]:
+    async def _all(self, work: RankWork, *args: Any) -> list[Any]:
         return await self._gang.ask(work, [args] * len(self._gang))
 
     async def _step(self, groups: Sequence[Group]) -> StepReport:
         plan, parts = await self._compute.run(self._plan, groups)
-        reports: list[RankReport] = await self._gang.ask(Work.STEP, [(part,) for part in parts])
+        reports: list[RankReport] = await self._gang.ask(RankWork.STEP, [(part,) for part in parts])
         numbers = reports[0].numbers
         for report in reports[1:]:
             numbers.add(report.numbers)
@@ -85,14 +85,14 @@ class RankedLearner:
         return plan, cut_plan(plan, len(self._gang), self._cost, self._recipe.micro_batch_tokens)
 
     async def _publish(self, sink: WeightSink) -> None:
-        async def pass_on(offer: Offer) -> None:
+        async def pass_on(offer: WeightOffer) -> None:
             await self._compute.run(_give, sink, offer)
-            await self._gang.reply(0, Taken())
+            await self._gang.reply(0, WeightsTaken())
 
-        await self._gang.ask(Work.PUBLISH, [()] * len(self._gang), pass_on)
+        await self._gang.ask(RankWork.PUBLISH, [()] * len(self._gang), pass_on)
 
 
-def _give(sink: WeightSink, offer: Offer) -> None:
+def _give(sink: WeightSink, offer: WeightOffer) -> None:
     if offer.tensors is not None:
         sink.begin(offer.tensors)
     if offer.bucket is not None:

@@ -13,7 +13,7 @@ from loopwright.learn.execute import StepNumbers
 from loopwright.types import TensorSpec
 
 
-class Work(StrEnum):
+class RankWork(StrEnum):
     """What a rank can be asked for. All ranks get the same calls in the same order, because each is a collective."""
 
     STEP = "step"
@@ -25,28 +25,28 @@ class Work(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RankCall:
     """The driver wants some work done, with these arguments."""
 
-    work: Work
+    work: RankWork
     args: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class WeightsTaken:
     """The driver has taken the weights that rank 0 has offered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class RankBeat:
     """The rank is alive, and has done so many pieces of work since it began."""
 
     done: int
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Rank 0 has weights: first which ones will come, then the file of each bucket. It waits for `Taken`."""
+class WeightOffer:
+    """Rank 0 has weights: first which ones will come, then the file of each bucket. It waits for `WeightsTaken`."""
 
     tensors: Mapping[str, TensorSpec] | None = None
     bucket: Path | None = None
@@ -55,14 +55,14 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RankDone:
     """A call has ended well."""
 
     value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RankFailed:
     """A call has ended with an error. `error` is one that Loopwright raises on purpose; any other is in `words`."""
 
     words: str

@@ -15,7 +15,7 @@ def part_here(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return part.detach(), min(rows * tensor.device_mesh.get_local_rank(), tensor.shape[0])
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gathered_from(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor. All ranks call it for the same tensors in the same order."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()

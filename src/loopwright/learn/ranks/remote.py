@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from loopwright.errors import LearnerLostError
-from loopwright.learn.ranks.messages import Beat, Done, Failed, Offer
+from loopwright.learn.ranks.messages import RankBeat, RankDone, RankFailed, WeightOffer
 
-OnOffer = Callable[[Offer], Awaitable[None]]
+OnOffer = Callable[[WeightOffer], Awaitable[None]]
 
 
 class RankLine(Protocol):
@@ -38,7 +38,7 @@ class RemoteRank:
         self.heard = self.moved = time.monotonic()
         """When it last said anything, and when it last had done something."""
         self._done = 0
-        self._answers: asyncio.Queue[Done | Failed | Offer] = asyncio.Queue()
+        self._answers: asyncio.Queue[RankDone | RankFailed | WeightOffer] = asyncio.Queue()
         self.lost: asyncio.Future[LearnerLostError] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
 
@@ -46,7 +46,7 @@ class RemoteRank:
         """For how long it has said nothing, and has done nothing."""
         return now - self.heard, now - self.moved
 
-    def cause_of(self, cause: str) -> LearnerLostError:
+    def lost_by(self, cause: str) -> LearnerLostError:
         return LearnerLostError.of_rank(self.number, cause, self._line.last_words())
 
     async def tell(self, value: object) -> None:
@@ -57,9 +57,9 @@ class RemoteRank:
         except OSError:
             await asyncio.shield(self.lost)
 
-    async def answer(self, on_offer: OnOffer) -> Done | Failed:
+    async def answer(self, on_offer: OnOffer) -> RankDone | RankFailed:
         """Its answer to the call. Never comes if it is lost."""
-        while isinstance(said := await self._answers.get(), Offer):
+        while isinstance(said := await self._answers.get(), WeightOffer):
             await on_offer(said)
         return said
 
@@ -73,7 +73,7 @@ class RemoteRank:
             while True:
                 said = await self._line.receive()
                 self.heard = time.monotonic()
-                if not isinstance(said, Beat):
+                if not isinstance(said, RankBeat):
                     self.moved = self.heard
                     self._answers.put_nowait(said)
                 elif said.done != self._done:

@@ -18,7 +18,16 @@ from typing import Any, BinaryIO
 from safetensors.torch import save_file
 
 from loopwright.errors import LoopwrightError
-from loopwright.learn.ranks.messages import Beat, Call, Done, Failed, Offer, RankPlace, Taken, Work
+from loopwright.learn.ranks.messages import (
+    RankBeat,
+    RankCall,
+    RankDone,
+    RankFailed,
+    RankPlace,
+    RankWork,
+    WeightOffer,
+    WeightsTaken,
+)
 from loopwright.learn.ranks.rank import RankLearner
 from loopwright.serve.frames import frame, read_frame
 from loopwright.types import TensorSpec
@@ -72,7 +81,7 @@ class DriverPipe:
     def _beat(self, seconds: float) -> None:
         pause = threading.Event()
         while not pause.wait(seconds):
-            self.send(Beat(self._done))
+            self.send(RankBeat(self._done))
 
 
 class OfferingSink:
@@ -83,17 +92,17 @@ class OfferingSink:
         self._file = folder / "bucket.safetensors"
 
     def begin(self, tensors: Mapping[str, TensorSpec]) -> None:
-        self._offer(Offer(tensors=tensors))
+        self._offer(WeightOffer(tensors=tensors))
 
     def take(self, bucket: Mapping[str, Any]) -> None:
         save_file({name: tensor.contiguous() for name, tensor in bucket.items()}, self._file)
-        self._offer(Offer(bucket=self._file, names=tuple(bucket)))
+        self._offer(WeightOffer(bucket=self._file, names=tuple(bucket)))
 
-    def _offer(self, offer: Offer) -> None:
+    def _offer(self, offer: WeightOffer) -> None:
         self._pipe.progressed()
         self._pipe.send(offer)
         answer = self._pipe.receive()
-        if not isinstance(answer, Taken):
+        if not isinstance(answer, WeightsTaken):
             raise RuntimeError(f"the driver answered {answer!r:.80} to weights")
 
 
@@ -107,25 +116,25 @@ def serve_rank(pipe: DriverPipe, open_rank: Open) -> None:
             rank = open_rank(place, pipe.progressed, stack)
             answer(rank.describes)
         while True:
-            call: Call = pipe.receive()
+            call: RankCall = pipe.receive()
             with _told(pipe) as answer:
                 answer(_do(rank, call, pipe, place))
             pipe.progressed()
 
 
-def _do(rank: RankLearner, call: Call, pipe: DriverPipe, place: RankPlace) -> Any:
+def _do(rank: RankLearner, call: RankCall, pipe: DriverPipe, place: RankPlace) -> Any:
     match call.work:
-        case Work.STEP:
+        case RankWork.STEP:
             return rank.step(*call.args)
-        case Work.LOGPROBS:
+        case RankWork.LOGPROBS:
             return rank.logprobs(*call.args)
-        case Work.SAVE:
+        case RankWork.SAVE:
             return rank.save(*call.args)
-        case Work.LOAD:
+        case RankWork.LOAD:
             return rank.load(*call.args)
-        case Work.EXPORT:
+        case RankWork.EXPORT:
             return rank.export(*call.args)
-        case Work.PUBLISH:
+        case RankWork.PUBLISH:
             return rank.publish(OfferingSink(pipe, place.folder))
 
 
@@ -134,10 +143,10 @@ def _told(pipe: DriverPipe) -> Iterator[Callable[[Any], None]]:
     """The driver hears how a call has ended. After an error this rank does nothing more: the others may be within a
     collective that it has left, so the driver ends them all."""
     try:
-        yield lambda value: pipe.send(Done(value))
+        yield lambda value: pipe.send(RankDone(value))
     except LoopwrightError as error:
-        pipe.send(Failed(str(error), error))
+        pipe.send(RankFailed(str(error), error))
         raise
     except BaseException as error:
-        pipe.send(Failed("".join(traceback.format_exception_only(error)).strip()))
+        pipe.send(RankFailed("".join(traceback.format_exception_only(error)).strip()))
         raise

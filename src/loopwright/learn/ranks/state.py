@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from loopwright.errors import CheckpointError
 from loopwright.learn import state
 from loopwright.learn.publishing import stream_tensors
-from loopwright.learn.ranks.parts import whole
+from loopwright.learn.ranks.parts import gathered_from
 from loopwright.learn.ranks.reading import fill, rows_of_file, specs_of_file
 from loopwright.learn.sharded_moments import MOMENTS, read_moments, write_moments
 from loopwright.models.weight_files import WeightFileWriter, spec_of
@@ -47,7 +47,7 @@ def stream_whole(weights: Weights, dtype: torch.dtype, sink: WeightSink) -> None
 
     def gathered() -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in weights.items():
-            tensor = whole(weight)
+            tensor = gathered_from(weight)
             if is_first:
                 yield name, tensor.to(dtype)
 
@@ -89,7 +89,7 @@ def save_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer,
 
 def load_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer) -> int:
     """Read this rank's part of a checkpoint, of ranks or of one process, and return its version."""
-    with state.readable(folder), ExitStack() as stack:
+    with state.while_read(folder), ExitStack() as stack:
         about = json.loads((folder / state.META).read_text())
         _check_fits(folder, weights, specs_of_file(folder / state.MODEL))
         fill(weights, rows_of_file(folder / state.MODEL, stack))
