@@ -130,6 +130,7 @@ async def test_reference_examples_and_importance_train_and_resume_bit_for_bit(
     async with open_run(first, cache=tmp_path, stop=asyncio.Event()) as opened:
         await opened.train()
     async with open_run(load(broken), cache=tmp_path, stop=asyncio.Event()) as opened:
+        assert isinstance(opened.learner, TorchLearner)
         kl = opened.learner._recipe.kl
         assert kl is not None
         assert kl.reference is not None

@@ -162,6 +162,9 @@ class LoadedSamplingParts(LocalSamplingParts):
         )
 
 
+SamplingOfRun = LoadedSamplingParts | RankedSamplingParts
+
+
 @asynccontextmanager
 async def open_sampling_parts(loaded: Loaded, model: ModelSpec) -> AsyncIterator[SamplingParts]:
     """Load the user's own code, for a model whose weights are elsewhere."""

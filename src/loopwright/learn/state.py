@@ -24,10 +24,14 @@ RANDOM = "torch_rng"
 
 
 def save_state(
-    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int
+    folder: Path,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    version: int,
+    file: str = MODEL,
 ) -> None:
     """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
-    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / MODEL)
+    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / file)
     moments = {
         f"{name}/{moment}": optimizer.state[weight][moment].cpu()
         for name, weight in weights.items()
@@ -38,10 +42,12 @@ def save_state(
     (folder / META).write_text(json.dumps({"version": version}))
 
 
-def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
+def load_state(
+    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, file: str = MODEL
+) -> int:
     """Read what `save_state` wrote into `weights` and the optimiser, and return the version."""
     with while_read(folder):
-        saved = load_file(folder / MODEL)
+        saved = load_file(folder / file)
         about = json.loads((folder / META).read_text())
         version = int(about["version"])
         moments, random_state = _of_ranks(folder, weights, about) if is_sharded(folder) else _of_one(folder)

@@ -23,6 +23,7 @@ FREE = (
     "learner.checkpoint_activations",
     "learner.ranks",
     "learner.placement",
+    "learner.max_restarts",
     "rollout.worker_silence_seconds",
     "rollout.engine.urls.",
     "rollout.engine.num_engines",

@@ -42,7 +42,7 @@ class RankLearner:
         self._is_first = sharding.mesh.get_local_rank() == 0
         self._communication: Communication = sharding.communication
         self._version = 0
-        self._weights = MasterWeights(body.model)
+        self._weights = MasterWeights(dict(body.model.named_parameters()))
         self._optimizer = optimizer_of(self._weights, recipe, self._device)
         room = Room(self._device, recipe.micro_batch_tokens, recipe.checkpoint_activations)
         self._executor = StepExecutor(recipe, body, self._weights, self._optimizer, room, beat)

@@ -23,6 +23,7 @@ from loopwright.learn.checkpointing import layers_of
 from loopwright.learn.ranks.communication import Communication, TimedGather, TimedReduce
 from loopwright.learn.ranks.reading import fill_model
 from loopwright.learn.samples import Tensors
+from loopwright.models.adapter_files import base_of
 from loopwright.models.load import context_of, read_config, source_of
 from loopwright.models.outline import model_on_meta
 from loopwright.models.rotary import choose_angles
@@ -44,6 +45,11 @@ class Sharding:
     ) -> ShardedBody:
         """The model at `path`, with this rank's part of its weights."""
         source = source_of(path, cache)
+        if base_of(source)[1]:
+            raise ModelError(
+                f"model {path!r} is an adapter, and ranks load whole models",
+                remedy="merge it first: loopwright export RUN --merged --out DIR, and name that folder",
+            )
         config = read_config(source)
         model = model_on_meta(config)
         # Before it is sharded, so that what computes a layer again finds its parameters whole.
