@@ -33,12 +33,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How models are sharded: over the ranks of `mesh`. They compute in `dtype`, and their parameters are float32."""
+    """How models are sharded: over the ranks of `mesh`. They compute in the precision `dtype_name`, and
+    their parameters are float32."""
 
     mesh: DeviceMesh
     device: torch.device
-    dtype: torch.dtype
+    dtype_name: str
     communication: Communication
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        return dtype
 
     def load(
         self, path: str, *, cache: Path, max_context: int | None, checkpointed: bool, beat: Callable[[], None]
