@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +23,16 @@ from loopwright.types import Group, TensorSpec
 OpenLearner = Callable[[LocalSamplingParts, Recipe, Checkpoint | None], AbstractAsyncContextManager[Learner]]
 
 
+async def no_wait() -> None: ...
+
+
 @dataclass
 class Losses:
     """At which calls the learner is lost, for example `("step", 3)`: at the third one, counted over all learners of a
-    run. `before_losing` is called first."""
+    run. `before_losing` is awaited first."""
 
     at: Sequence[tuple[str, int]]
-    before_losing: Callable[[], object] = lambda: None
+    before_losing: Callable[[], Awaitable[object]] = no_wait
     calls: Counter[str] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
     """The versions at which a learner was opened."""
@@ -52,7 +55,7 @@ class Losses:
             losable = LosableLearner(learner, self)
             self.versions.append(learner.version)
             if self.come("open"):
-                losable.lose()
+                await losable.lose()
             yield losable
 
         return open_learner
@@ -74,9 +77,9 @@ class LosableLearner:
     def describes(self) -> str:
         return self._learner.describes
 
-    def lose(self) -> None:
+    async def lose(self) -> None:
         self._is_lost = True
-        self._losses.before_losing()
+        await self._losses.before_losing()
         self._check()
 
     async def step(self, groups: Sequence[Group]) -> StepReport:
@@ -84,13 +87,13 @@ class LosableLearner:
         version = self._learner.version
         report = await self._learner.step(groups)
         self._losses.trained.append(version + 1)
-        self._maybe("step")
+        await self._maybe("step")
         return report
 
     async def save(self, folder: Path) -> None:
         self._check()
         await self._learner.save(folder)
-        self._maybe("save")
+        await self._maybe("save")
 
     async def load(self, folder: Path) -> None:
         self._check()
@@ -98,24 +101,24 @@ class LosableLearner:
 
     async def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float, ...]:
         self._check()
-        self._maybe("logprobs")
+        await self._maybe("logprobs")
         return await self._learner.logprobs(ids, temperature)
 
     async def publish(self, sink: WeightSink) -> None:
         self._check()
         if self._losses.come("publish"):
             await self._learner.publish(HalfOfIt(sink))
-            self.lose()
+            await self.lose()
         await self._learner.publish(sink)
 
     async def export(self, folder: Path) -> None:
         self._check()
         await self._learner.export(folder)
-        self._maybe("export")
+        await self._maybe("export")
 
-    def _maybe(self, call: str) -> None:
+    async def _maybe(self, call: str) -> None:
         if self._losses.come(call):
-            self.lose()
+            await self.lose()
 
     def _check(self) -> None:
         if self._is_lost:
