@@ -90,6 +90,7 @@ def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, ca
         steps=config.trainer.steps,
         constant_length=learner.loss.constant_length or config.rollout.max_new_tokens,
         aggregate=learner.loss.aggregate,
+        token_numbers=config.track.tokens,
         importance=Importance(bounds.kind, bounds.level, bounds.cap, bounds.floor),
         clip=_clip(learner.loss),
         kl=_kl(learner.kl, loaded, model, cache) if learner.kl else None,
