@@ -4,6 +4,7 @@ with the same engines, and leave what a run leaves that was killed and resumed t
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from loopwright.build import lineage, open_run
 from loopwright.build.running import Run
 from loopwright.build.serving import ServedModel, serve_engine
 from loopwright.config import load
+from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.errors import LearnerLostError, RunError
 from loopwright.runs.auditing.audit import audit
@@ -27,7 +29,7 @@ from loopwright.runs.stored_run import StoredRun
 from loopwright.testing.scripted import ScriptedEngine
 from loopwright.testing.scripted_server import serve_scripted
 from loopwright.track.jsonl import read_jsonl
-from loopwright.types import GenerateRequest, GroupStatus
+from loopwright.types import FinishReason, GenerateRequest, Generation, GroupStatus, Sampling
 
 WriteConfig = Callable[..., Path]
 KEY = "the-key-of-the-engine"
@@ -320,6 +322,34 @@ async def test_agents_of_the_lost_lineage_end_and_their_rollouts_are_made_again(
             assert rollout.episode is not None
             versions = {int(version) for chain in rollout.episode.chains for version in chain.versions} - {-1}
             assert versions <= {step - 2, step - 1}
+
+
+async def test_what_others_ask_meanwhile_is_cut_off_and_then_waits_for_proven_weights(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here somebody at the run's door."""
+    scripted, url = engine
+    asked: list[asyncio.Task[Generation]] = []
+
+    async def somebody_asks() -> None:
+        asked.append(
+            asyncio.create_task(client.generate(GenerateRequest("mine/0", (5, 6), Sampling(max_new_tokens=4))))
+        )
+        async with asyncio.timeout(20):
+            while "mine/0" not in str(scripted._live):
+                await asyncio.sleep(0.001)
+
+    # It would never get to its end.
+    monkeypatch.setattr(scripted, "_seconds", lambda request: 600.0 if "mine" in request.id else 0.001)
+    losses = Losses([("step", 3)], somebody_asks)
+    async with opened(write_config(**settings(url, **APART, rollout__door={})), losses, monkeypatch) as run:
+        door = json.loads(run.folder.door.read_text())
+        async with HttpEngine.connect(door["url"], door["key"]) as client:
+            assert await run.train()
+            cut = await asyncio.wait_for(asked[0], 5)
+    assert cut.finish is FinishReason.ABORT
+    assert len(cut.ids) < 4
+    assert losses.versions == [0, 2]
 
 
 async def test_a_run_without_a_database_goes_on_too(

@@ -16,7 +16,7 @@ from loopwright.runs.checkpoint import Checkpoint
 async def open_learner(
     sampling: LocalSamplingParts, recipe: Recipe, latest: Checkpoint | None
 ) -> AsyncIterator[Learner]:
-    """The learner of a run, until the block ends."""
+    """The learner of a run, until the block ends. Raises LearnerLostError if it is lost while it is opened."""
     learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
     if latest is not None:
         await learner.load(latest.path)
