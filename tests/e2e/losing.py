@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.build import parts
-from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.standing import Standing
 from loopwright.errors import LearnerLostError
 from loopwright.learn.learner import TorchLearner
-from loopwright.learn.recipe import Recipe
 from loopwright.ports import Learner, WeightSink
 from loopwright.ports.learner import StepReport
 from loopwright.runs.checkpoint import Checkpoint
 from loopwright.types import Group, TensorSpec
 
-OpenLearner = Callable[[LocalSamplingParts, Recipe, Checkpoint | None], AbstractAsyncContextManager[Learner]]
+OpenLearner = Callable[[Standing, Checkpoint | None], AbstractAsyncContextManager[Learner]]
 
 
 async def no_wait() -> None: ...
@@ -45,11 +44,10 @@ class Losses:
 
     def opener(self) -> OpenLearner:
         @asynccontextmanager
-        async def open_learner(
-            sampling: LocalSamplingParts, recipe: Recipe, latest: Checkpoint | None
-        ) -> AsyncIterator[Learner]:
-            model = await sampling.compute.run(parts.make_model, sampling.loaded, sampling.cache)
-            learner = await sampling.compute.run(TorchLearner, model, recipe, sampling.compute)
+        async def open_learner(standing: Standing, latest: Checkpoint | None) -> AsyncIterator[Learner]:
+            sampling, compute = standing.sampling, standing.sampling.compute
+            model = await compute.run(parts.make_model, sampling.loaded, sampling.cache)
+            learner = await compute.run(TorchLearner, model, standing.recipe, compute)
             if latest is not None:
                 await learner.load(latest.path)
             losable = LosableLearner(learner, self)

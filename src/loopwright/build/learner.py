@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.standing import Standing
 from loopwright.learn.learner import TorchLearner
-from loopwright.learn.recipe import Recipe
 from loopwright.ports import Learner
 from loopwright.runs.checkpoint import Checkpoint
 
 
 @asynccontextmanager
-async def open_learner(
-    sampling: LocalSamplingParts, recipe: Recipe, latest: Checkpoint | None
-) -> AsyncIterator[Learner]:
+async def open_learner(standing: Standing, latest: Checkpoint | None) -> AsyncIterator[Learner]:
     """The learner of a run, until the block ends. Raises LearnerLostError if it is lost while it is opened."""
-    learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute)
+    sampling, recipe, compute = standing.sampling, standing.recipe, standing.sampling.compute
+    learner = await compute.run(TorchLearner, sampling.model, recipe, compute, standing.adapted)
     if latest is not None:
         await learner.load(latest.path)
     yield learner
