@@ -130,6 +130,7 @@ async def _runner(standing: Standing, resume_state: ResumeState) -> AsyncIterato
         concurrency=concurrency,
         elsewhere=elsewhere,
         reached=standing.reached,
+        in_flight=engines.engine.in_flight,
     ) as runner:
         yield runner
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from loopwright.core.in_flight import RolloutInFlight, RolloutsInFlight
 from loopwright.core.partial_answer import PartialAnswer
 from loopwright.engines.pool import LOAD_SECONDS, MAX_RESTARTS, Pool, Prove, unproven
 from loopwright.engines.routing import Router
@@ -43,10 +44,12 @@ STRAGGLER_SECONDS = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request, its answer so far, which engines answered it with an error, and why it may have to end early."""
+    """A request, its answer so far, which engines answered it with an error, and why it may have to end early.
+    `rollout` is the one that it is made for, if that is in flight here."""
 
     request: GenerateRequest
     answer: PartialAnswer
+    rollout: RolloutInFlight | None = None
     begun: bool = False
     aborted: bool = False
     cut: bool = False
@@ -63,6 +66,7 @@ class RolloutController:
     """A `StreamingEngine` over a pool of engines. `open` makes it."""
 
     def __init__(self, pool: Pool) -> None:
+        self.in_flight = RolloutsInFlight()
         self._pool = pool
         self._router: Router[Supervised] = Router()
         self._calls: set[_Call] = set()
@@ -111,11 +115,16 @@ class RolloutController:
         return self._held.seconds()
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        call = _Call(request, PartialAnswer(request, on_part))
+        rollout = self.in_flight.of(request)
+        call = _Call(request, PartialAnswer(request, on_part), rollout)
         self._calls.add(call)
+        if rollout is not None:
+            rollout.began(call.answer)
         try:
             return await self._answer(call)
         finally:
+            if rollout is not None:
+                rollout.ended(call.answer)
             self._calls.remove(call)
             self._pool.changed.notify()
 
@@ -242,6 +251,8 @@ class RolloutController:
             call.answer.hear(part)
             self._steps += 1
 
+        if call.rollout is not None:
+            call.rollout.asked(member.name)
         call.asking = asyncio.ensure_future(engine.generate(call.answer.rest(), keep))
         member.busy += 1
         member.asking.add(call.asking)
