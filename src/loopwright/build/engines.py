@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.engine_actors import engine_actors, torch_actors
@@ -31,9 +32,12 @@ from loopwright.ports import Learner, Storage, StreamingEngine, Tracker, WeightP
 from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.lease import LeaseHolder
 from loopwright.weights.folder import weights_folder
-from loopwright.weights.in_process import SharedWeights
+from loopwright.weights.in_process import MergedAdapters, SharedWeights
 from loopwright.weights.proof import WeightProof
 from loopwright.weights.shared_memory import SharedMemoryWeights
+
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
 
 log = logging.getLogger("loopwright")
 
@@ -71,16 +75,16 @@ class Engines:
     engine: RolloutController
     follow: Callable[[Learner], WeightPublisher]
     lockstep: TorchEngine | None = None
+    share_weights: bool = False
     restarts: Callable[[], int] = lambda: 0
-
-    @property
-    def share_weights(self) -> bool:
-        return self.lockstep is not None
 
 
 @asynccontextmanager
-async def embedded_engine(sampling: LocalSamplingParts, version: int, tracker: Tracker) -> AsyncIterator[Engines]:
-    """An engine on the learner's own parameters: a weight update copies nothing. The learner begins with weights
+async def embedded_engine(
+    sampling: LocalSamplingParts, version: int, tracker: Tracker, adapted: AdaptedModel | None
+) -> AsyncIterator[Engines]:
+    """An engine on the learner's own parameters: a weight update copies nothing. If adapters are trained, the weights
+    that have one are the engine's own, and the adapters are merged into them. The learner begins with weights
     `version`."""
     followed = Followed(tracker)
     async with (
@@ -91,9 +95,11 @@ async def embedded_engine(sampling: LocalSamplingParts, version: int, tracker: T
         def follow(learner: Learner) -> WeightPublisher:
             proof = _proof(sampling, learner)
             followed.change(learner, proof)
-            return SharedWeights(controller, proof)
+            if adapted is None:
+                return SharedWeights(controller, proof)
+            return MergedAdapters(learner, controller, sampling.model, adapted.base, proof)
 
-        yield Engines(controller, follow, engine)
+        yield Engines(controller, follow, engine, share_weights=adapted is None)
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.gateway import gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder
+from loopwright.build.lora import adapted_model
 from loopwright.build.page import open_run_page
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.build.relay import dialled_door
@@ -42,6 +43,7 @@ from loopwright.types import BufferKind
 
 if TYPE_CHECKING:
     from loopwright.gateway.registration import RunModel
+    from loopwright.learn.lora import AdaptedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Standing:
     settings: RunSettings
     redact: Redactor
     sampling: LocalSamplingParts
+    adapted: AdaptedModel | None
+    """What the learner trains, if that is adapters."""
     recipe: Recipe
     folder: RunFolder
     storage: Storage
@@ -97,7 +101,8 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         ingredients = load_ingredients(loaded)
         cluster = await stack.enter_async_context(open_run_cluster(loaded, settings.path))
         sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, settings.cache, cluster))
-        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, settings.cache)
+        adapted = await sampling.compute.run(adapted_model, config, sampling.model)
+        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, settings.cache, adapted)
         folder = stack.enter_context(_folder(settings))
         # A process that was killed may have left it, and this one may have no cluster.
         folder.ray.unlink(missing_ok=True)
@@ -106,12 +111,12 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         storage = await stack.enter_async_context(_storage(config, folder))
         journal = JsonlTracker(folder.path, redact)
         await stack.enter_async_context(open_run_page(config, folder, console, settings.env))
-        opening = _engines(sampling, folder, storage, journal, settings.env)
+        opening = _engines(sampling, adapted, folder, storage, journal, settings.env)
         engines = await stack.enter_async_context(opening)
         reached, brought = await _doors(loaded, sampling, engines, folder, storage, stack)
         if console is not None:
             stack.enter_context(console)
-        yield Standing(settings, redact, sampling, recipe, folder, storage, journal, engines, reached, brought)
+        yield Standing(settings, redact, sampling, adapted, recipe, folder, storage, journal, engines, reached, brought)
 
 
 def _folder(settings: RunSettings) -> AbstractContextManager[RunFolder]:
@@ -137,12 +142,17 @@ def checkpoints_of(config: RunConfig, folder: RunFolder) -> Checkpoints:
 
 
 def _engines(
-    sampling: LocalSamplingParts, folder: RunFolder, storage: Storage, journal: JsonlTracker, env: Mapping[str, str]
+    sampling: LocalSamplingParts,
+    adapted: AdaptedModel | None,
+    folder: RunFolder,
+    storage: Storage,
+    journal: JsonlTracker,
+    env: Mapping[str, str],
 ) -> AbstractAsyncContextManager[Engines]:
     config = sampling.config
     if config.rollout.engine.processes(config.trainer.kind) == 0:
         latest = checkpoints_of(config, folder).latest()
-        return embedded_engine(sampling, latest.step if latest else 0, journal)
+        return embedded_engine(sampling, latest.step if latest else 0, journal, adapted)
     return engines_apart(sampling, folder, storage, journal, env)
 
 

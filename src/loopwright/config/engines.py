@@ -58,6 +58,11 @@ class EngineKind(Section):
         return True
 
     @property
+    def merges_adapters(self) -> bool:
+        """Whether it takes adapters as new weights. One that does not gets whole weights."""
+        return True
+
+    @property
     def truncates_logprobs(self) -> bool:
         """Whether its logprobs come after top-k and top-p, so that these cannot be used in training (T8)."""
         return False
@@ -116,6 +121,10 @@ class ServerConfig(EngineKind, PlacedSection):
 
     @property
     def keeps_requests(self) -> bool:
+        return False
+
+    @property
+    def merges_adapters(self) -> bool:
         return False
 
     @property
@@ -178,6 +187,10 @@ class SglangEngineConfig(EngineKind):
 
     @property
     def keeps_requests(self) -> bool:
+        return False
+
+    @property
+    def merges_adapters(self) -> bool:
         return False
 
     def needs(self) -> Iterator[Need]:
