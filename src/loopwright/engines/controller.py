@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from loopwright.core.in_flight import RolloutInFlight, RolloutsInFlight
 from loopwright.core.partial_answer import PartialAnswer
+from loopwright.engines.engine_spans import TellSpan, nobody
 from loopwright.engines.pool import LOAD_SECONDS, MAX_RESTARTS, Pool, Prove, unproven
 from loopwright.engines.routing import Router
 from loopwright.engines.stopwatch import Stopwatch
@@ -86,13 +87,16 @@ class RolloutController:
         load_seconds: float = LOAD_SECONDS,
         on_death: Callable[[str], object] = lambda words: None,
         prove: Prove = unproven,
+        tell: TellSpan = nobody,
     ) -> AsyncIterator[Self]:
         """Start the engines of a pool, and yield the controller when they serve. Leaving ends them.
 
         `on_death` gets the last words of each engine that is lost. `prove` is asked after every update. An engine may
         take `load_seconds` for an update with its proof.
         """
-        pool = Pool(launches, max_restarts=max_restarts, on_death=on_death, prove=prove, load_seconds=load_seconds)
+        pool = Pool(
+            launches, max_restarts=max_restarts, on_death=on_death, prove=prove, load_seconds=load_seconds, tell=tell
+        )
         async with pool.open():
             yield cls(pool)
 
@@ -113,6 +117,26 @@ class RolloutController:
     def held_seconds(self) -> float:
         """For how many seconds in total nobody was answered, because the pool was paused or no engine ran."""
         return self._held.seconds()
+
+    def standing(self) -> list[dict[str, Any]]:
+        """Each engine: whether it serves, its weights and their proof, its calls, and how often it was lost."""
+        return [
+            {
+                "name": member.name,
+                "serves": member in self._pool.running,
+                "version": self._pool.version if member.engine is not None else None,
+                "proof": None if member.proof is None else {"version": member.proof.version, "at": member.proof.at},
+                "calls": member.busy,
+                "losses": member.losses,
+                "away_since": member.away_since,
+                "last_words": member.last_words or None,
+            }
+            for member in self._pool.members
+        ]
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused is not None
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         rollout = self.in_flight.of(request)
@@ -152,6 +176,8 @@ class RolloutController:
             call.cut = True
         self._pool.changed.notify()
         await self._pool.each(lambda engine: engine.pause(mode))
+        for member in self._pool.members:
+            member.answering.flush()
         if mode is PauseMode.ABORT:
             await self._cut_stragglers()
 
@@ -254,12 +280,17 @@ class RolloutController:
         if call.rollout is not None:
             call.rollout.asked(member.name)
         call.asking = asyncio.ensure_future(engine.generate(call.answer.rest(), keep))
+        if not member.busy:
+            member.answering.began()
         member.busy += 1
+        member.answering.called()
         member.asking.add(call.asking)
         try:
             await _end_of(call.asking)
         finally:
             member.busy -= 1
+            if not member.busy:
+                member.answering.rested()
             member.asking.discard(call.asking)
             if not call.asking.done():
                 call.asking.cancel()

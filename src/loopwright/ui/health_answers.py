@@ -7,7 +7,7 @@ from typing import Any
 from loopwright.runs.auditing.audit import standing
 from loopwright.ui.answers import cut
 from loopwright.ui.asked import Asked
-from loopwright.ui.run_answers import is_alive
+from loopwright.ui.run_answers import is_alive, status_of
 from loopwright.ui.run_view import RunView
 
 
@@ -18,6 +18,7 @@ def health(view: RunView, asked: Asked) -> dict[str, Any]:
     ]
     return {
         "alive": is_alive(view),
+        "status": status_of(view),
         **view.progress(),
         "conservation": _conservation(view),
         "engine_events": engines,

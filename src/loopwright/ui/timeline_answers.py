@@ -6,6 +6,7 @@ from typing import Any
 
 from loopwright.ui.answers import cut
 from loopwright.ui.asked import Asked
+from loopwright.ui.run_answers import status_of
 from loopwright.ui.run_view import RunView
 
 MOST_STEPS = 20
@@ -32,4 +33,7 @@ def timeline(view: RunView, asked: Asked) -> dict[str, Any]:
         for event in events[-MOST_SPANS:]
     ]
     first, last = (steps[0], steps[-1]) if steps else (None, None)
-    return {"first": first, "last": last, "steps": shown, "spans": spans, "left_out": max(0, len(events) - MOST_SPANS)}
+    # Who is in flight now belongs to the end of the timeline only.
+    status = status_of(view) if to is None or not steps or to >= steps[-1] else None
+    left_out = max(0, len(events) - MOST_SPANS)
+    return {"status": status, "first": first, "last": last, "steps": shown, "spans": spans, "left_out": left_out}
