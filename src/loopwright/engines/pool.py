@@ -65,7 +65,14 @@ class Pool:
         self._load_seconds = load_seconds
         self._members = [
             Supervised(
-                str(number), launch, self._join, on_death, self._count_running, max_restarts=max_restarts, tell=tell
+                str(number),
+                launch,
+                self._join,
+                on_death,
+                self._count_running,
+                max_restarts=max_restarts,
+                others_serve=lambda: bool(self.running),
+                tell=tell,
             )
             for number, launch in enumerate(launches)
         ]

@@ -10,15 +10,26 @@ weights.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from loopwright.engines.engine_spans import AnsweringSpans, EngineSpan, TellSpan, nobody
 from loopwright.engines.worker import Launch, Worker
-from loopwright.errors import BudgetError, ConfigError, EngineError, ModelError, RemoteError, WeightsError
+from loopwright.errors import (
+    BudgetError,
+    ClusterRoomError,
+    ConfigError,
+    EngineError,
+    ModelError,
+    RemoteError,
+    WeightsError,
+)
 from loopwright.ports import StreamingEngine
 from loopwright.types import UNKNOWN_CAPACITY, Generation
+
+log = logging.getLogger("loopwright")
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
@@ -40,9 +51,10 @@ class ProvenVersion:
 class Supervised:
     """`engine` is the running engine, if there is one. `capacity` is what it, or the last one, can hold. `busy` counts
     its calls, and `asking` holds them: they end when the engine is lost, because it may never answer them. Answers of
-    `distrusted`, an engine that was lost, are in doubt. `on_change` is called when `engine` has changed. `tell` hears
-    what the engine did, and `answering` when it answered calls. `proof` says which weights it was proven to serve last.
-    It was lost `losses` times, last with `last_words`; `away_since` then (Unix time), if it is not back."""
+    `distrusted`, an engine that was lost, are in doubt. `on_change` is called when `engine` has changed. An engine that
+    finds no room on a cluster is given up, unless `others_serve`. `tell` hears what the engine did, and `answering`
+    when it answered calls. `proof` says which weights it was proven to serve last. It was lost `losses` times, last
+    with `last_words`; `away_since` then (Unix time), if it is not back."""
 
     def __init__(
         self,
@@ -53,6 +65,7 @@ class Supervised:
         on_change: Callable[[], object],
         *,
         max_restarts: int,
+        others_serve: Callable[[], bool] = lambda: False,
         tell: TellSpan = nobody,
     ) -> None:
         self.name = name
@@ -72,6 +85,7 @@ class Supervised:
         self._on_death = on_death
         self._on_change = on_change
         self._max_restarts = max_restarts
+        self._others_serve = others_serve
         self._deaths = 0
         self._errors = 0
         self._served = False
@@ -83,6 +97,11 @@ class Supervised:
         while True:
             try:
                 words = await self._live()
+            except ClusterRoomError as error:
+                if not self._served or not self._others_serve():
+                    raise
+                log.warning("engine %s waits for longer, because others serve: %s", self.name, error.message)
+                continue
             except (ConfigError, ModelError, RemoteError, WeightsError) as error:
                 # A model or weights that it could not read are perhaps there the next time.
                 if not self._served or self._deaths >= self._max_restarts:
