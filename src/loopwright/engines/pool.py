@@ -60,7 +60,15 @@ class Pool:
         self._prove = prove
         self._load_seconds = load_seconds
         self._members = [
-            Supervised(str(number), launch, self._join, on_death, self._count_running, max_restarts=max_restarts)
+            Supervised(
+                str(number),
+                launch,
+                self._join,
+                on_death,
+                self._count_running,
+                max_restarts=max_restarts,
+                others_serve=lambda: bool(self.running),
+            )
             for number, launch in enumerate(launches)
         ]
         self.running: list[Supervised] = []
