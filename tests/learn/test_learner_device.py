@@ -91,7 +91,7 @@ def test_all_terms_of_a_step_work_there(llama_folder: Path, gpu: Gpu) -> None:
 def test_a_tensor_on_the_wrong_device_is_caught(llama_folder: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulated device must notice what a GPU would refuse."""
     learner = learner_of(on_gpu(llama_folder))
-    monkeypatch.setattr("loopwright.learn.learner.credit_of", _credit_on_the_cpu)
+    monkeypatch.setattr("loopwright.learn.execute.credit_of", _credit_on_the_cpu)
     with pytest.raises(MixedDevicesError, match="got tensors of gpu:0 and of cpu"):
         learner._step(simple_groups())
 

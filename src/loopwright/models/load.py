@@ -53,10 +53,10 @@ def load_model(
     """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. With
     `native`, it decodes with native steps if it can. Rotary angles that depend on the length are those of
     `trained_context`, or of `max_context` if that is not given."""
-    source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
+    source = source_of(path, cache)
     tokenizer = load_tokenizer(source)
     config = read_pretrained(AutoConfig, source, "config")
-    _check_architecture(config)
+    check_architecture(config)
     model = _load_weights(source, dtype)
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     device = torch.device(device)
@@ -76,6 +76,11 @@ def load_model(
     return LoadedModel(model, tokenizer, longest, forward, parts)
 
 
+def source_of(path: str, cache: Path) -> str:
+    """The folder or the Hugging Face name from which a model is read."""
+    return str(smollm2_folder(cache)) if path == SMOLLM2 else path
+
+
 def _load_weights(source: str, dtype: str) -> Any:
     options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
     model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
@@ -88,7 +93,8 @@ def _load_weights(source: str, dtype: str) -> Any:
     return model
 
 
-def _check_architecture(config: Any) -> None:
+def check_architecture(config: Any) -> None:
+    """Raise ModelError if it is known from its config that such a model cannot run here."""
     name = getattr(config, "model_type", "model")
     if getattr(config, "is_encoder_decoder", False):
         raise unsupported(name, "it is an encoder-decoder")
