@@ -12,14 +12,13 @@ from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.body import body_of
 from loopwright.learn.logprobs import head_memory
 from loopwright.learn.master import HALF, MasterWeights
+from loopwright.learn.room import MOMENT_BYTES
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
 from loopwright.models.live_memory import LiveMemory
 from loopwright.models.shapes import ModelShape
 
 FLOAT32 = 4
-MOMENTS = 2
-"""AdamW keeps two numbers for each trained one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class TrainedState:
             weights=sum(p.nbytes for p in parameters.values()),
             masters=FLOAT32 * sum(p.numel() for p in trained if p.dtype in HALF),
             gradients=FLOAT32 * numbers,
-            moments=MOMENTS * FLOAT32 * numbers,
+            moments=MOMENT_BYTES * numbers,
         )
 
 

@@ -86,6 +86,13 @@ def chosen_device(
     return device
 
 
+def planned_device(wanted: str, *, repeatable: bool = False) -> str:
+    """The name of the device that `wanted` means, also if this machine does not have it."""
+    if wanted == AUTO:
+        return str(chosen_device(AUTO, repeatable=repeatable))
+    return f"{CUDA}:0" if wanted == CUDA else wanted
+
+
 def give_back(device: torch.device) -> None:
     """Give memory that no tensor uses back to the device, so that other processes can have it."""
     # What a pass of a model leaves behind refers to itself in part, and would keep its memory for a while.

@@ -20,12 +20,16 @@ class LiveMemory(TorchDispatchMode):
         self.used = 0
         self._storages: set[int] = set()
 
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's memory counts already."""
+        return tensor.untyped_storage()._cdata in self._storages
+
     def count(self, tensor: torch.Tensor) -> None:
         """Count a tensor until it is freed."""
+        if self.counts(tensor):
+            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._storages:
-            return
         self._storages.add(key)
         self.used += size
         self.peak = max(self.peak, self.used)
