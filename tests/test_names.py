@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "src/loopwright"
 SHARED = {
     "open_run",  # the two doors for Python programs, and what both open
     "judge",  # the function that a judger's import path names
+    "main",  # the entry point of a module that is run by `python -m`
     "problems",  # every file of config/checks has one
     "warnings",  # likewise
 }

@@ -29,11 +29,13 @@
     ├── FilterError                the user's filter raised, timed out or said neither yes nor no
     ├── MetricError                an evaluation's metric raised, or had nothing to measure
     ├── LearnerError               a train step went wrong, and its update was not made
+    │   └── LearnerLostError       a rank of the learner died or is silent: the run goes on from its last checkpoint
     ├── WeightsError               weights could not be handed over; the engines keep what they have
     ├── RemoteError                code on an actor raised something that could not be sent as it is
     ├── RefusedError               a request to one of our servers cannot be served as it is
     ├── LeaseError                 another run holds the server that this one wants to use
     ├── BudgetError                the run can make no progress, and stops instead of spinning
+    │   └── ClusterRoomError       no room on the cluster for actors whose work nobody else does
     ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
     └── RunError                   a run folder or checkpoint cannot be used as asked
@@ -188,6 +190,22 @@ class LearnerError(LoopwrightError):
     """A train step went wrong, and its update was not made. The last checkpoint is sound."""
 
 
+class LearnerLostError(LearnerError):
+    """A rank of the learner died, or has been silent for too long, so its weights are gone. `step`, `save`, `publish`
+    and `logprobs` of a learner raise it. `facts` has the `rank`, the `cause`, and the `last_words` of its log."""
+
+    @classmethod
+    def of_rank(cls, rank: int, cause: str, last_words: str) -> LearnerLostError:
+        words = f"; its last words:\n{last_words}" if last_words else ""
+        return cls(
+            f"rank {rank} of the learner is lost: {cause}{words}",
+            remedy="the same command goes on from the last checkpoint",
+            rank=rank,
+            cause=cause,
+            last_words=last_words,
+        )
+
+
 class WeightsError(LoopwrightError):
     """Weights could not be written, or are not what their manifest says. The engines keep the weights they have."""
 
@@ -206,6 +224,10 @@ class LeaseError(LoopwrightError):
 
 class BudgetError(LoopwrightError):
     """The run can make no progress (every group fails): it stops and says why."""
+
+
+class ClusterRoomError(BudgetError):
+    """An actor has waited for room on the cluster for as long as it may, and no other one does its work."""
 
 
 class StalledError(LoopwrightError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 WORKER = "train_worker_config"
 
@@ -49,6 +50,13 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
     (f"{ACTOR}.kl_loss_coef", 0.02, {}, {"learner.kl": None}),
     (f"{ACTOR}.kl_loss_coef", 0.0, {f"{ACTOR}.use_kl_loss": True}, {"learner.kl": None}),
     (f"{ACTOR}.kl_loss_type", "mse", {f"{ACTOR}.use_kl_loss": True}, {"learner.kl.kind": "k2"}),
+    (f"{MODEL}.lora_rank", 8, {}, {"learner.lora.rank": 8, "learner.lora.alpha": 16}),
+    (f"{MODEL}.lora_rank", 0, {f"{MODEL}.lora_alpha": 32}, {"learner.lora": None}),
+    (f"{MODEL}.lora_alpha", 64, {f"{MODEL}.lora_rank": 8}, {"learner.lora.rank": 8, "learner.lora.alpha": 64}),
+    (f"{MODEL}.lora_alpha", 64, {}, {"learner.lora": None}),
+    (f"{MODEL}.target_modules", "all-linear", {f"{MODEL}.lora_rank": 8}, {"learner.lora.targets": ["all-linear"]}),
+    (f"{MODEL}.target_modules", ["q_proj"], {f"{MODEL}.lora_rank": 8}, {"learner.lora.targets": ["q_proj"]}),
+    (f"{MODEL}.exclude_modules", None, {f"{MODEL}.lora_rank": 8}, {"learner.lora.rank": 8}),
     (f"{ROLLOUT}.n", 4, {}, {"rollout.samples_per_task": 4}),
     (f"{ROLLOUT}.temperature", 0.7, {}, {"rollout.temperature": 0.7}),
     (f"{ROLLOUT}.top_k", -1, {}, {"rollout.top_k": 0}),
@@ -164,7 +172,6 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
 
 # Settings that have to be left at one value, and another one that has no equivalent.
 FIXED: dict[str, tuple[object, object]] = {
-    "actor_rollout_ref.model.lora_rank": (0, 8),
     "actor_rollout_ref.model.trust_remote_code": (False, True),
     f"{ACTOR}.optim.min_lr_ratio": (0.0, 0.1),
     f"{ACTOR}.optim.num_cycles": (0.5, 2),

@@ -65,6 +65,14 @@ def test_engines_that_already_run_are_named_by_their_urls(load_text: LoadText, m
         ((*APART, "rollout.engine={kind: vllm, args: ['--max_model_len=7']}"), "args.0: is '--max_model_len=7'"),
         ((*APART, "rollout.engine={kind: vllm, args: ['--hos=::']}"), "args.0: is '--hos=::', short for --host"),
         ((*APART, "rollout.engine={kind: vllm, args: [--logprobs_m, raw_logprobs]}"), "short for --logprobs-mode"),
+        (
+            (*APART, "rollout.engine={kind: vllm, args: [--structured-outputs-config.backend=xgrammar]}"),
+            "only `guidance` reads the grammars",
+        ),
+        (
+            (*APART, """rollout.engine={kind: vllm, args: ['--structured-outputs-config={"backend": "xgrammar"}']}"""),
+            "short for --structured-outputs-config.backend",
+        ),
         ((*APART, "rollout.engine={kind: vllm, args: [--no_enable_scale_out]}"), "args.0: is '--no_enable_scale_out'"),
         ((*APART, attached()), "rollout.engine.urls: "),
         ((*APART, attached("127.0.0.1:8000")), "rollout.engine.urls.0: '127.0.0.1:8000' is no address"),

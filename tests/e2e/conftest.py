@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-import loopwright.build.run
+import loopwright.build.lineage
 from loopwright.testing.tiny import tiny_llama
 
 TASKS = """
@@ -41,7 +41,7 @@ def little_collections() -> Iterator[None]:
     imports, and takes longer than the run."""
     little = SimpleNamespace(collect=partial(gc.collect, 0), freeze=gc.freeze, unfreeze=gc.unfreeze)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loopwright.build.run, "gc", little)
+        patched.setattr(loopwright.build.lineage, "gc", little)
         yield
 
 

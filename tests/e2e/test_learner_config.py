@@ -17,6 +17,7 @@ from loopwright.build import open_run
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.errors import ConfigError, DataError, LearnerError, ModelError
+from loopwright.learn.learner import TorchLearner
 from loopwright.models.load import load_model
 from loopwright.runs.run_folder import RunFolder
 from loopwright.testing.tiny import tiny_llama
@@ -129,6 +130,7 @@ async def test_reference_examples_and_importance_train_and_resume_bit_for_bit(
     async with open_run(first, cache=tmp_path, stop=asyncio.Event()) as opened:
         await opened.train()
     async with open_run(load(broken), cache=tmp_path, stop=asyncio.Event()) as opened:
+        assert isinstance(opened.learner, TorchLearner)
         kl = opened.learner._recipe.kl
         assert kl is not None
         initial = load_model(str(tiny_model), cache=tmp_path, dtype=dtype).model

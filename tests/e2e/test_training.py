@@ -53,7 +53,7 @@ async def test_as_many_rollouts_are_in_flight_as_the_engine_holds_and_the_number
     file, out = write_config(rollout__concurrency="auto", rollout__engine={"max_batch": 3}), io.StringIO()
     console = Console(steps=3, title="x", out=rich.console.Console(file=out, width=200))
     async with open_run(load(file), cache=file.parent, stop=asyncio.Event(), console=console) as opened:
-        assert opened._runner._concurrency == 3
+        assert opened._lineages.present.runner._concurrency == 3
     assert "rollout.concurrency: 3 rollouts at a time" in out.getvalue()
 
 

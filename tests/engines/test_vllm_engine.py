@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from controller_pool import FILE, PROMPT, ask
@@ -15,13 +15,14 @@ from counting import Nursery
 
 from loopwright.engines.attached import BEATS_PER_LEASE
 from loopwright.engines.controller import RolloutController
-from loopwright.engines.http.caller import COMMAND_SECONDS
+from loopwright.engines.http.caller import COMMAND_SECONDS, EngineCaller
 from loopwright.engines.http.connection import Connections, LostError, Patience
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm import engine as vllm
 from loopwright.engines.vllm.engine import VllmEngine
 from loopwright.engines.worker import Worker
 from loopwright.errors import ConstraintError, EngineError, EngineLostError, UnanswerableError, WeightsError
+from loopwright.ports import Exchanges
 from loopwright.serve.lease import LeaseHolder
 from loopwright.types import NOTHING_YET, Constraint, Generation, GrammarKind, PauseMode
 
@@ -318,6 +319,38 @@ async def test_a_constrained_answer_that_is_cut_begins_again() -> None:
 async def test_no_constrained_answer_goes_on_from_its_middle() -> None:
     with pytest.raises(ConstraintError, match="within its grammar"):
         await engine_of(Server()).generate(replace(ask(), constraint=BOUND, sampled_before=2))
+
+
+class Answering:
+    """A connection whose stream says this."""
+
+    url = "http://127.0.0.1:9"
+
+    def __init__(self, *events: Any) -> None:
+        self._said = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+        self.status = 200
+
+    @asynccontextmanager
+    async def ask(self, *_: Any) -> AsyncIterator[Answering]:
+        yield self
+
+    async def more(self) -> bytes:
+        said, self._said = self._said, b""
+        return said
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(400, UnanswerableError), (500, EngineError), ("400", EngineError), (None, EngineError)]
+)
+async def test_an_error_in_a_stream_says_whose_fault_it_is(code: Any, error: type[EngineError]) -> None:
+    """vLLM checks a request after it has begun its answer with 200. An engine that is asked for what it cannot do
+    would count as sick."""
+    said = {"error": {"message": "Grammar error: uniqueItems", "type": "BadRequestError", "code": code}}
+    caller = EngineCaller(cast(Exchanges, Answering(said)))
+    async with caller.stream("/inference/v1/generate", {}) as events:
+        with pytest.raises(EngineError, match="uniqueItems") as raised:
+            await anext(events)
+    assert type(raised.value) is error
 
 
 async def test_what_the_server_refuses_of_a_constraint_is_the_constraints_fault() -> None:

@@ -16,7 +16,7 @@ from loopwright.engines.vllm.wire import (
     score_request,
     versions_from_json,
 )
-from loopwright.errors import RefusedError
+from loopwright.errors import ConstraintError, RefusedError
 from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, GrammarKind, Sampling
 
 LABELS = VersionLabels("run-1", 3)
@@ -41,11 +41,25 @@ def test_the_request_alone_says_where_an_answer_ends_and_no_seed_is_sent() -> No
     assert score_request(REQUEST, "salt")["sampling_params"] == {"max_tokens": 1, "prompt_logprobs": 0}
 
 
-def test_a_constraint_is_sent_in_vllms_own_words() -> None:
-    for kind, name in ((GrammarKind.JSON_SCHEMA, "json"), (GrammarKind.LARK, "grammar")):
-        body = request_to_vllm(replace(REQUEST, constraint=Constraint(kind, "{}")), "a/0#1", None)
-        assert body["sampling_params"]["structured_outputs"] == {name: "{}"}
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_every_constraint_is_sent_as_a_grammar_that_says_how_json_is_written(kind: GrammarKind) -> None:
+    """vLLM would let another library keep a bare schema, with any white space."""
+    text = "start: /a/\n" if kind is GrammarKind.LARK else '{"type": "object"}'
+    body = request_to_vllm(replace(REQUEST, constraint=Constraint(kind, text)), "a/0#1", None)
+    sent = body["sampling_params"]["structured_outputs"]
+    assert list(sent) == ["grammar"]
+    if kind is GrammarKind.LARK:
+        assert sent["grammar"] == text
+    else:
+        assert sent["grammar"].startswith('start: %json {"x-guidance": {"whitespace_flexible": false')
+        assert '"type": "object"' in sent["grammar"]
     assert "structured_outputs" not in request_to_vllm(REQUEST, "a/0#1", None)["sampling_params"]
+
+
+def test_a_schema_that_is_no_json_is_the_constraints_fault() -> None:
+    broken = Constraint(GrammarKind.JSON_SCHEMA, "{")
+    with pytest.raises(ConstraintError, match="no JSON"):
+        request_to_vllm(replace(REQUEST, constraint=broken), "a/0#1", None)
 
 
 def test_a_part_is_stamped_with_the_version_of_its_request() -> None:

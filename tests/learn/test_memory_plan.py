@@ -14,6 +14,7 @@ from made_groups import Maker, group_of, learner_of
 from loopwright.learn.body import LeanBody, ModuleBody, body_of
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.memory_plan import StepShape, TrainedState, step_memory
+from loopwright.learn.trained import WholeModel
 from loopwright.models.live_memory import LiveMemory
 from loopwright.models.load import load_model
 from loopwright.models.shapes import META, model_shape
@@ -51,7 +52,9 @@ def compare(folder: Path, step: StepShape, limit: int, checkpointed: bool, dtype
     with memory:
         found = second_step(learner, groups_of(step), memory)
     with model_shape(str(folder), cache=folder, dtype=dtype) as shape:
-        planned = step_memory(shape, step, micro_batch_tokens=limit, checkpointed=checkpointed)
+        planned = step_memory(
+            shape, WholeModel(shape.loaded), step, micro_batch_tokens=limit, checkpointed=checkpointed
+        )
     assert planned.peak == pytest.approx(found, rel=NEAR)
 
 
@@ -76,7 +79,7 @@ def test_the_plan_holds_on_another_device(llama_folder: Path) -> None:
         learner = learner_of(load_model(str(llama_folder), cache=llama_folder, device=DEVICE))
         found = second_step(learner, groups_of(LONG), gpu)
     with model_shape(str(llama_folder), cache=llama_folder, dtype="float32", device_type="cuda") as shape:
-        planned = step_memory(shape, LONG, micro_batch_tokens=4096, checkpointed=False)
+        planned = step_memory(shape, WholeModel(shape.loaded), LONG, micro_batch_tokens=4096, checkpointed=False)
     assert planned.peak == pytest.approx(found, rel=NEAR)
 
 
@@ -85,7 +88,7 @@ def test_the_state_is_what_a_learner_keeps(llama_folder: Path, dtype: str) -> No
     learner = learner_of(load_model(str(llama_folder), cache=llama_folder, dtype=dtype))
     learner._step(groups_of(StepShape(1, 2, 9, 5)))
     with model_shape(str(llama_folder), cache=llama_folder, dtype=dtype) as shape:
-        state = TrainedState.of(shape.parameters)
+        state = TrainedState.of(shape.parameters, shape.size)
     named = learner._weights.named.values()
     moments = [x for one in learner._optimizer.state.values() for name, x in one.items() if name != "step"]
     assert state.weights == sum(p.nbytes for p in learner._model.parameters())

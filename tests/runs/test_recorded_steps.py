@@ -25,6 +25,8 @@ Told = list[tuple[str, int, int]]
 class Listener:
     """A learner that remembers what it is given."""
 
+    describes = "nothing"
+
     def __init__(self) -> None:
         self.version = 0
         self.told: list[Told] = []

@@ -104,6 +104,7 @@ def guarded_vllm(model: Path, folder: Path, *flags: str) -> Iterator[GuardedVllm
         pytest.fail(f"{VLLM} is not there: run `make .peers/vllm/.ready`")
     state, log, shared = folder / "state", folder / "log", shared_memory()
     serve = [str(VLLM), "serve", str(model), *FLAGS.split(), *flags, "--logprobs-mode", "processed_logprobs"]
+    serve += ["--structured-outputs-config.backend=guidance"]
     serve += ["--host", "127.0.0.1", "--port", "{port}", "--worker-extension-cls", "loopwright_vllm.WeightLoader"]
     guard = [sys.executable, "-m", "loopwright.engines.vllm.guard", "--state", str(state), "--log", str(log)]
     env = child_environment(dict(os.environ)) | {

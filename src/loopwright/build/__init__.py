@@ -11,7 +11,7 @@ import typing
 if typing.TYPE_CHECKING:
     from loopwright.build.chat import ChatModel, open_chat, run_renderer
     from loopwright.build.evaluate import evaluate_weights
-    from loopwright.build.export import export_model
+    from loopwright.build.export import ExportKind, export_model
     from loopwright.build.gateway import ForRuns, serve_gateway
     from loopwright.build.plain_rollouts import Made, roll_out
     from loopwright.build.rehearsal import rehearse
@@ -25,6 +25,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "ChatModel",
+    "ExportKind",
     "ForRuns",
     "Made",
     "Relayed",
@@ -50,7 +51,7 @@ __all__ = [
 _MODULES = {
     "chat": ("ChatModel", "open_chat", "run_renderer"),
     "evaluate": ("evaluate_weights",),
-    "export": ("export_model",),
+    "export": ("ExportKind", "export_model"),
     "gateway": ("ForRuns", "serve_gateway"),
     "plain_rollouts": ("Made", "roll_out"),
     "rehearsal": ("rehearse",),

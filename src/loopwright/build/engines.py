@@ -1,5 +1,9 @@
 """The engines of a run: in this process, on the learner's own parameters, in a process of its own, or somebody else's
-that already run."""
+that already run.
+
+They are opened once, also if the learner is lost and opened again. So nothing here belongs to one learner, except what
+`Engines.follow` makes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.engine_actors import engine_actors, torch_actors
+from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.build.servers import attached_launches, version_labels
 from loopwright.build.vllm import vllm_launches
@@ -20,71 +26,101 @@ from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.pool import Prove, unproven
 from loopwright.engines.torch.engine import TorchEngine
+from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch, embedded
-from loopwright.ports import Learner, Tracker, WeightPublisher
+from loopwright.ports import Learner, Storage, StreamingEngine, Tracker, WeightPublisher
 from loopwright.runs.run_folder import RunFolder
-from loopwright.types import TrainerKind
+from loopwright.serve.lease import LeaseHolder
 from loopwright.weights.folder import weights_folder
-from loopwright.weights.in_process import SharedWeights
+from loopwright.weights.in_process import MergedAdapters, SharedWeights
 from loopwright.weights.proof import WeightProof
 from loopwright.weights.shared_memory import SharedMemoryWeights
+
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
 
 log = logging.getLogger("loopwright")
 
 
-class Deaths:
-    """Counts the engines that died, and logs when and with which last words."""
+class Followed:
+    """The learner that the engines follow, for what asks about the present one: the proofs of engines, and the step at
+    which one was lost. Before there is a learner, nothing is sampled, and nothing can be proven."""
 
-    def __init__(self, learner: Learner, tracker: Tracker) -> None:
-        self._learner = learner
+    def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self.count = 0
+        self._prove: Prove = unproven
+        self._step: Callable[[], int] = lambda: 0
+        self.deaths = 0
 
-    def saw(self, words: str) -> None:
-        self.count += 1
+    def change(self, learner: Learner, prove: Prove) -> None:
+        self._prove, self._step = prove, lambda: learner.version
+
+    async def prove(self, name: str, engine: StreamingEngine, version: int) -> None:
+        await self._prove(name, engine, version)
+
+    def saw_death(self, words: str) -> None:
+        """Count an engine that died, and log when and with which last words."""
+        self.deaths += 1
         log.warning("the engine is lost: %s", words)
-        with self._tracker.span("engine_lost", step=self._learner.version, last_words=words):
+        with self._tracker.span("engine_lost", step=self._step(), last_words=words):
             pass
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines of a run behind one controller, and how new weights reach them. `lockstep` is the engine that can run
-    in lockstep, if there is one."""
+    """The engines of a run behind one controller. `follow` has them follow a learner, and gives the way of its weights
+    to them. `lockstep` is the engine that can run in lockstep, if there is one. `share_weights`: they compute with the
+    learner's own parameters."""
 
     engine: RolloutController
-    weights: WeightPublisher
+    follow: Callable[[Learner], WeightPublisher]
     lockstep: TorchEngine | None = None
+    share_weights: bool = False
     restarts: Callable[[], int] = lambda: 0
 
 
 @asynccontextmanager
-async def embedded_engine(sampling: LocalSamplingParts, learner: Learner) -> AsyncIterator[Engines]:
-    """An engine on the learner's own parameters: a weight update copies nothing."""
-    proof = _proof(sampling, learner)
+async def embedded_engine(
+    sampling: LocalSamplingParts, version: int, tracker: Tracker, adapted: AdaptedModel | None
+) -> AsyncIterator[Engines]:
+    """An engine on the learner's own parameters: a weight update copies nothing. If adapters are trained, the weights
+    that have one are the engine's own, and the adapters are merged into them. The learner begins with weights
+    `version`."""
+    followed = Followed(tracker)
     async with (
-        sampling.embedded_engine(learner.version) as engine,
-        RolloutController.open([embedded(engine, sampling.capacity)], prove=proof) as controller,
+        sampling.embedded_engine(version) as engine,
+        RolloutController.open([embedded(engine, sampling.capacity)], prove=followed.prove) as controller,
     ):
-        yield Engines(controller, SharedWeights(controller, proof), engine)
+
+        def follow(learner: Learner) -> WeightPublisher:
+            proof = _proof(sampling, learner)
+            followed.change(learner, proof)
+            if adapted is None:
+                return SharedWeights(controller, proof)
+            return MergedAdapters(learner, controller, sampling.model, adapted.base, proof)
+
+        yield Engines(controller, follow, engine, share_weights=adapted is None)
 
 
 @asynccontextmanager
 async def engines_apart(
-    sampling: LocalSamplingParts, learner: Learner, folder: RunFolder, tracker: Tracker, env: Mapping[str, str]
+    sampling: LocalSamplingParts, folder: RunFolder, storage: Storage, tracker: Tracker, env: Mapping[str, str]
 ) -> AsyncIterator[Engines]:
     """Engines in other processes. One that dies is started again, or waited for if it is not ours. Weights go through
     shared memory."""
-    deaths, proof = Deaths(learner, tracker), _proof(sampling, learner)
-    prove: Prove = proof if sampling.config.rollout.engine.is_proven else unproven
+    followed, holder = Followed(tracker), lease_holder(folder, storage)
+    labels = version_labels(holder)
     with weights_folder(folder.path) as weights:
-        launches = _launches(sampling, folder, env)
-        async with RolloutController.open(launches, on_death=deaths.saw, prove=prove) as controller:
-            shared = SharedMemoryWeights(learner, controller, weights, proof)
-            if sampling.config.trainer.kind is TrainerKind.COLOCATE:
-                # A colocated trainer publishes after it has trained. The engines may have been started with others.
-                await shared.publish(learner.version)
-            yield Engines(controller, shared, restarts=lambda: deaths.count)
+        launches = _launches(sampling, folder, holder, labels, env)
+        async with RolloutController.open(launches, on_death=followed.saw_death, prove=followed.prove) as controller:
+
+            def follow(learner: Learner) -> WeightPublisher:
+                proof = _proof(sampling, learner)
+                followed.change(learner, proof if sampling.config.rollout.engine.is_proven else unproven)
+                labels.lineage = storage.lineage
+                return SharedMemoryWeights(learner, controller, weights, proof)
+
+            yield Engines(controller, follow, restarts=lambda: followed.deaths)
 
 
 def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
@@ -93,7 +129,13 @@ def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
     return WeightProof(learner, vocabulary, temperature=config.rollout.temperature, dtype=config.model.dtype)
 
 
-def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str, str]) -> list[Launch]:
+def _launches(
+    sampling: LocalSamplingParts,
+    folder: RunFolder,
+    holder: LeaseHolder,
+    labels: VersionLabels,
+    env: Mapping[str, str],
+) -> list[Launch]:
     match sampling.config.rollout.engine:
         case TorchEngineConfig() as engine:
             if (actors := engine_actors(sampling)) is not None:
@@ -102,28 +144,30 @@ def _launches(sampling: LocalSamplingParts, folder: RunFolder, env: Mapping[str,
             capacity = sampling.capacity
             return [partial(engine_process, command, env=env, log=folder.engine_log, capacity=capacity)] * count
         case LoopwrightEngineConfig() as engine:
-            return _attached(sampling, engine, folder)
+            return _attached(sampling, engine, holder)
         case VllmEngineConfig() as engine:
-            return vllm_launches(sampling, engine, folder, env)
+            return vllm_launches(sampling, engine, folder, holder, labels, env)
         case SglangEngineConfig() as engine:
-            return _sglang(sampling, engine, folder)
+            return _sglang(sampling, engine, holder, labels)
 
 
-def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, folder: RunFolder) -> list[Launch]:
+def _attached(sampling: LocalSamplingParts, engine: LoopwrightEngineConfig, holder: LeaseHolder) -> list[Launch]:
     require("serve")
     from loopwright.engines.http.client import HttpEngine
 
     if not engine.is_proven:
         log.warning("rollout.engine.proof is off: nobody knows which weights the engines serve")
-    return attached_launches(sampling, engine, folder, HttpEngine.connect)
+    return attached_launches(sampling, engine, holder, HttpEngine.connect)
 
 
-def _sglang(sampling: LocalSamplingParts, engine: SglangEngineConfig, folder: RunFolder) -> list[Launch]:
+def _sglang(
+    sampling: LocalSamplingParts, engine: SglangEngineConfig, holder: LeaseHolder, labels: VersionLabels
+) -> list[Launch]:
     require("serve")
     from loopwright.engines.sglang.engine import SglangEngine
 
-    connect = partial(SglangEngine.connect, labels=version_labels(folder))
-    return attached_launches(sampling, engine, folder, connect)
+    connect = partial(SglangEngine.connect, labels=labels)
+    return attached_launches(sampling, engine, holder, connect)
 
 
 def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:

@@ -8,21 +8,30 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loopwright.build import parts
+from loopwright.build.lora import adapted_model
 from loopwright.config import Loaded, TorchEngineConfig
 from loopwright.engines.torch.batch import halving
 from loopwright.engines.torch.memory_plan import Load, engine_memory
 from loopwright.learn.memory_plan import StepShape, TrainedState, step_memory
 from loopwright.learn.room import SMALLER_STATE, smaller_batches
+from loopwright.learn.trained import WholeModel
 from loopwright.models.device import CPU, planned_device
 from loopwright.models.memory import own_memory, room_on
 from loopwright.models.shapes import ModelShape, model_shape
 from loopwright.types import ProduceKind
 
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
+
 KEPT_BY_THE_ALLOCATOR = 1.35
 """The memory of a train step on a CPU, in terms of the bytes of its tensors: glibc keeps what was freed between tensors
 that live on. Measured with SmolLM2."""
+
+
+LESS_TRAINED = f"train adapters (learner.lora), which leaves weights without gradients and moments; or {SMALLER_STATE}"
 
 
 class When(StrEnum):
@@ -140,34 +149,40 @@ class _Planner:
             yield ProcessMemory("shared memory of all processes", CPU, (self._on_the_way(),))
 
     def _learner(self) -> Iterator[MemoryPart]:
-        learner = self.loaded.config.learner
-        step = self._step()
-        with _shape(self.loaded, self.cache, self.device) as shape:
-            state = TrainedState.of(shape.parameters)
-            memory = step_memory(
-                shape, step, micro_batch_tokens=learner.micro_batch_tokens, checkpointed=learner.checkpoint_activations
-            )
+        config, learner = self.loaded.config, self.loaded.config.learner
+        step, limit, checkpoints = self._step(), learner.micro_batch_tokens, learner.checkpoint_activations
+        with self._shape(self.device) as shape:
+            trained = self._trained(shape)
+            state = TrainedState.of(trained.parameters, shape.size)
+            memory = step_memory(shape, trained, step, micro_batch_tokens=limit, checkpointed=checkpoints)
+            beside = 0
+            if not isinstance(trained, WholeModel) and not config.rollout.engine.processes(config.trainer.kind):
+                beside = sum(weight.nbytes for weight in trained.base.values())
         yield MemoryPart("weights", state.weights, SMALLER_STATE)
-        if state.masters:
-            yield MemoryPart("weights in float32", state.masters, SMALLER_STATE)
-        yield MemoryPart("gradients", state.gradients, SMALLER_STATE)
-        yield MemoryPart("moments of AdamW", state.moments, SMALLER_STATE)
-        if learner.kl is not None:
-            with _shape(self.loaded, self.cache, self.device, learner.kl.reference) as shape:
-                size = TrainedState.of(shape.parameters).weights
-            yield MemoryPart("reference model", size, "remove learner.kl")
+        if beside:
+            yield MemoryPart(
+                "weights under adapters, apart from the engine's", beside, "name fewer learner.lora.targets"
+            )
+        for name, size in (
+            ("weights in float32", state.masters),
+            ("gradients", state.gradients),
+            ("moments of AdamW", state.moments),
+        ):
+            if size:
+                yield MemoryPart(name, size, LESS_TRAINED if learner.lora is None else SMALLER_STATE)
+        if learner.kl is not None and (learner.lora is None or learner.kl.reference is not None):
+            with self._shape(self.device, learner.kl.reference) as shape:
+                yield MemoryPart("reference model", shape.size, "remove learner.kl")
         peak = int(memory.peak * (KEPT_BY_THE_ALLOCATOR if self.device == CPU else 1))
         yield MemoryPart(
             f"activations and logits of {memory.tokens:,} tokens",
             max(0, peak - state.gradients),
-            smaller_batches(
-                memory.tokens,
-                step.chain,
-                limit=learner.micro_batch_tokens,
-                checkpoints=learner.checkpoint_activations,
-            ),
+            smaller_batches(memory.tokens, step.chain, limit=limit, checkpoints=checkpoints),
             When.TRAINING,
         )
+
+    def _trained(self, shape: ModelShape) -> WholeModel | AdaptedModel:
+        return adapted_model(self.loaded.config, shape.loaded) or WholeModel(shape.loaded)
 
     def _step(self) -> StepShape:
         """A mini-batch, as large as it gets."""
@@ -182,9 +197,9 @@ class _Planner:
         config, settings = self.loaded.config, self.loaded.config.rollout.engine.embedded
         sequences = min(settings.max_batch, math.ceil(self._in_flight() / max(1, count)))
         load = Load(sequences, config.rollout.samples_per_task, self.prompt, self.answer)
-        with _shape(self.loaded, self.cache, device) as shape:
+        with self._shape(device) as shape:
             memory = engine_memory(shape, load, native=settings.native)
-            weights = TrainedState.of(shape.parameters).weights
+            weights = shape.size
         kept = When.ALWAYS if device == CPU else When.SAMPLING
         if count:
             yield MemoryPart("weights", weights, "choose a smaller model")
@@ -212,9 +227,14 @@ class _Planner:
 
     def _on_the_way(self) -> MemoryPart:
         """New weights are a file in memory, and the one before it is written over by the next."""
-        with _shape(self.loaded, self.cache, self.device) as shape:
-            size = 2 * TrainedState.of(shape.parameters).weights
-        return MemoryPart("weights on their way to engines", size, SMALLER_STATE)
+        config = self.loaded.config
+        with self._shape(self.device) as shape:
+            is_whole = config.learner.lora is None or not config.rollout.engine.merges_adapters
+            sent = shape.size if is_whole else sum(p.nbytes for p in self._trained(shape).parameters.values())
+        return MemoryPart("weights on their way to engines", 2 * sent, SMALLER_STATE)
+
+    def _shape(self, device: str, path: str | None = None) -> AbstractContextManager[ModelShape]:
+        return _shape(self.loaded, self.cache, device, path)
 
 
 def _shape(loaded: Loaded, cache: Path, device: str, path: str | None = None) -> AbstractContextManager[ModelShape]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.build.parts import model_at
 from loopwright.config import (
@@ -44,6 +44,9 @@ from loopwright.ports import Renderer
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.choose import make_renderer
 from loopwright.types import Level
+
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,11 @@ def rehearse_learner(loaded: Loaded) -> Iterator[str]:
         yield f"  {len(own.examples):,} examples in {learner.sft.path}"
 
 
-def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, cache: Path) -> Recipe:
-    """Complete the recipe for `model`. Loads the reference model, if there is one: call it in the compute thread."""
+def make_recipe(
+    loaded: Loaded, ingredients: Ingredients, model: LoadedModel, cache: Path, adapted: AdaptedModel | None = None
+) -> Recipe:
+    """Complete the recipe for `model`, or for its adapters. Loads the reference model, if there is one: call it in the
+    compute thread."""
     config, learner = loaded.config, loaded.config.learner
     bounds = learner.importance
     return Recipe(
@@ -90,9 +96,10 @@ def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, ca
         steps=config.trainer.steps,
         constant_length=learner.loss.constant_length or config.rollout.max_new_tokens,
         aggregate=learner.loss.aggregate,
+        token_numbers=config.track.tokens,
         importance=Importance(bounds.kind, bounds.level, bounds.cap, bounds.floor),
         clip=_clip(learner.loss),
-        kl=_kl(learner.kl, loaded, model, cache) if learner.kl else None,
+        kl=_kl(learner.kl, loaded, model, cache, adapted) if learner.kl else None,
         sft=_sft(loaded, ingredients.examples, model),
         loss_without_advantage=isinstance(learner.loss, PythonLoss),
         lr=learner.lr,
@@ -162,8 +169,10 @@ def _function(place: str, shape: str, path: str, args: Mapping[str, Any], loaded
     return function
 
 
-def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path) -> KlTerm:
+def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path, adapted: AdaptedModel | None) -> KlTerm:
     """The KL term. By default its reference is the run's initial model, also in a resumed run."""
+    if adapted is not None and config.reference is None:
+        return KlTerm(config.kind, config.coefficient, adapted.reference())
     path = config.reference or loaded.config.model.path
     reference = model_at(loaded, path, cache)
     if reference.model.config.vocab_size != model.model.config.vocab_size:

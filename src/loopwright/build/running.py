@@ -11,15 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from loopwright.build.lineage import Lineage
+from loopwright.build.lineages import Lineages
 from loopwright.build.plain_rollouts import sample_groups
-from loopwright.build.sampling import SamplingParts
+from loopwright.build.standing import Standing
 from loopwright.build.training import Trainer
 from loopwright.config import RunConfig
-from loopwright.core.redaction import Redactor
 from loopwright.errors import ConfigError, RunError
-from loopwright.learn.learner import TorchLearner
-from loopwright.ports import Engine, Tracker
-from loopwright.produce import RolloutRunner
+from loopwright.ports import Learner, Tracker
 from loopwright.runs.durable import draft_of
 from loopwright.runs.report.gather import write_report
 from loopwright.runs.run_folder import RunFolder
@@ -33,24 +32,38 @@ from loopwright.types import Rollout
 class Run:
     """A run that is open: its folder is locked, its model loaded, its engine running.
 
-    It does one thing at a time: steps, evaluations and rollouts use the same engine and the same weights.
+    It does one thing at a time: steps, evaluations and rollouts use the same engine and the same weights. If a rank of
+    the learner is lost, the learner, the tracker and the trainer are others from then on: those of the next lineage,
+    which goes on from the last checkpoint.
     """
 
-    folder: RunFolder
-    config: RunConfig
-    learner: TorchLearner
-    trainer: Trainer
-    tracker: Tracker
-    _sampling: SamplingParts
-    _runner: RolloutRunner
-    _engine: Engine
-    _stop: asyncio.Event
-    _redact: Redactor
+    _standing: Standing
+    _lineages: Lineages
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     _has_stepped: bool = False
     _busy_with: str | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _is_closed: bool = False
+
+    @property
+    def folder(self) -> RunFolder:
+        return self._standing.folder
+
+    @property
+    def config(self) -> RunConfig:
+        return self._standing.config
+
+    @property
+    def learner(self) -> Learner:
+        return self._lineages.present.learner
+
+    @property
+    def trainer(self) -> Trainer:
+        return self._lineages.present.trainer
+
+    @property
+    def tracker(self) -> Tracker:
+        return self._lineages.present.tracker
 
     @property
     def path(self) -> Path:
@@ -65,7 +78,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether the last step and all work that is due after it are done."""
-        return self.trainer.is_finished
+        return self._lineages.is_open and self.trainer.is_finished
 
     async def train(self) -> bool:
         """Train to the end, export the model and write the report. False if the run was stopped before."""
@@ -75,7 +88,7 @@ class Run:
 
     async def steps(self) -> AsyncIterator[Step]:
         """Train step by step, to the end or until the run is to stop. A caller that leaves the loop may call this
-        again."""
+        again. After a loss of the learner, the steps since the last checkpoint come once more."""
         while (step := await self.step()) is not None:
             yield step
             if step.is_last:
@@ -88,20 +101,14 @@ class Run:
         """
         with self._busy("a step"):
             self._has_stepped = True
-            if self.version < self.config.trainer.steps:
-                # Only a finished run has an exported model, and this one goes on.
-                shutil.rmtree(self.folder.export, ignore_errors=True)
-            step = await self.trainer.advance()
-            if step is None or step.is_last:
-                await self._conclude()
-        return step
+            return await self._lineages.outlived(self._step)
 
     async def evaluate(self) -> Mapping[str, float]:
         """Evaluate the current weights on the evaluation tasks. The metrics are also logged for the current step."""
         if self.config.eval is None:
             raise ConfigError("the config has nothing to evaluate on", remedy="add eval.data and eval.agent to it")
         with self._busy("an evaluation"):
-            metrics = await self.trainer.evaluate()
+            metrics = await self._lineages.outlived(lambda lineage: lineage.trainer.evaluate())
         if metrics is None:
             raise RunError("the evaluation was not finished: the run is to stop", remedy="open the run again")
         return metrics
@@ -113,9 +120,17 @@ class Run:
         """
         if not hasattr(groups, "__index__") or groups < 1:
             raise RunError(f"{groups!r} groups cannot be sampled", remedy="ask for 1 group or more")
+
+        async def sample(lineage: Lineage) -> list[Rollout]:
+            async with lineage.trainer.sampling():
+                engine, version = self._standing.engines.engine, lineage.learner.version
+                return await sample_groups(self._standing.sampling, lineage.runner, engine, version, int(groups))
+
         with self._busy("rollouts"):
-            async with self.trainer.sampling():
-                return await sample_groups(self._sampling, self._runner, self._engine, self.version, int(groups))
+            rollouts = await self._lineages.outlived(sample)
+        if rollouts is None:
+            raise RunError("nothing more is sampled: the run is to stop", remedy="open the run again")
+        return rollouts
 
     def trajectories(self, step: int | None = None) -> Iterator[Rollout]:
         """The stored rollouts that train step `step` was trained on, or those of all steps, one after the other."""
@@ -130,7 +145,7 @@ class Run:
 
     def stop(self) -> None:
         """End the training after a checkpoint. Rollouts in flight are kept for the next time."""
-        self._stop.set()
+        self._standing.settings.stop.set()
 
     async def close(self) -> None:
         """Close the run. Steps that were trained since the latest checkpoint are saved first.
@@ -146,7 +161,7 @@ class Run:
 
     async def leave(self) -> None:
         """Save what `step` has trained, and end production."""
-        await self.trainer.close(save=self._has_stepped)
+        await self.trainer.close(save=self._has_stepped and self._lineages.is_open)
 
     async def __aenter__(self) -> Run:
         return self
@@ -169,11 +184,20 @@ class Run:
         self._busy_with = what
         self._idle.clear()
         try:
-            with redacting_errors(self._redact):
+            with redacting_errors(self._standing.redact):
                 yield
         finally:
             self._busy_with = None
             self._idle.set()
+
+    async def _step(self, lineage: Lineage) -> Step | None:
+        if lineage.learner.version < self.config.trainer.steps:
+            # Only a finished run has an exported model, and this one goes on.
+            shutil.rmtree(self.folder.export, ignore_errors=True)
+        step = await lineage.trainer.advance()
+        if step is None or step.is_last:
+            await self._conclude()
+        return step
 
     async def _conclude(self) -> None:
         if self.is_finished and self.config.trainer.export and not self.folder.export.exists():

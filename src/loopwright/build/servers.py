@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from loopwright.build import parts
 from loopwright.build.attached import ModelCheck
-from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, VllmEngineConfig
 from loopwright.config.transport import Transport, transport_to
@@ -22,7 +21,7 @@ from loopwright.engines.worker import Launch
 from loopwright.models.smollm2 import NAME as SMOLLM2
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.ports import StreamingEngine
-from loopwright.runs.run_folder import RunFolder
+from loopwright.serve.lease import LeaseHolder
 
 log = logging.getLogger("loopwright")
 
@@ -36,22 +35,20 @@ def served_source(sampling: LocalSamplingParts) -> str:
     return str(smollm2_folder(sampling.cache)) if source == SMOLLM2 else source
 
 
-def version_labels(folder: RunFolder) -> VersionLabels:
+def version_labels(holder: LeaseHolder) -> VersionLabels:
     """Names that no opening of the run had before. A run without a database has the same lineage at every opening."""
-    holder = lease_holder(folder)
     return VersionLabels(f"{holder.run}-{secrets.token_hex(4)}", holder.lineage)
 
 
 def attached_launches(
     sampling: LocalSamplingParts,
     engine: LoopwrightEngineConfig | VllmEngineConfig | SglangEngineConfig,
-    folder: RunFolder,
+    holder: LeaseHolder,
     connect: Connect,
 ) -> list[Launch]:
     """The engines at the config's URLs. New weights reach them by the way that fits where they are."""
     key = sampling.loaded.secrets.get(engine.key_env or "")
     check = ModelCheck(served_source(sampling), sampling.model, sampling.cache, engine.is_proven)
-    holder = lease_holder(folder)
     launches: list[Launch] = []
     for url in engine.urls:
         way = transport_to(url)

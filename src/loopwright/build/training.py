@@ -11,8 +11,7 @@ from loopwright.build import parts
 from loopwright.build.engines import Engines
 from loopwright.build.eval_plans import eval_modes
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.learn.learner import TorchLearner
-from loopwright.ports import ReplayBuffer, ResumePlan, Storage, Tracker
+from loopwright.ports import Learner, ReplayBuffer, ResumePlan, Storage, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, RolloutRunner
 from loopwright.runs.checkpoint import Checkpoint, Checkpoints
 from loopwright.runs.run_folder import RunFolder
@@ -29,7 +28,7 @@ Trainer = ColocateTrainer | DisaggregatedTrainer
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What an earlier process left of a run: its latest checkpoint, and its groups as of that checkpoint."""
+    """What an earlier lineage left of a run: its latest checkpoint, and its groups as of that checkpoint."""
 
     checkpoints: Checkpoints
     latest: Checkpoint | None
@@ -39,14 +38,17 @@ class ResumeState:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What an opened run consists of, apart from its engines."""
+    """What an opened run consists of."""
 
     sampling: LocalSamplingParts
     folder: RunFolder
     storage: Storage
     resume_state: ResumeState
-    learner: TorchLearner
+    learner: Learner
+    weights: WeightPublisher
     tracker: Tracker
+    engines: Engines
+    runner: RolloutRunner
 
 
 class Rollouts:
@@ -64,14 +66,15 @@ class Rollouts:
 
 def make_trainer(
     run_parts: RunParts,
-    engines: Engines,
-    runner: RolloutRunner,
     *,
     stop: asyncio.Event,
+    restarts: int,
     on_rollout: Callable[[Rollout], None] | None,
 ) -> tuple[Trainer, AgentLoopManager]:
-    """The trainer that `trainer.kind` names, and the manager of its production."""
+    """The trainer that `trainer.kind` names, and the manager of its production. The learner was lost `restarts` times
+    before."""
     sampling, learner, tracker = run_parts.sampling, run_parts.learner, run_parts.tracker
+    engines, runner = run_parts.engines, run_parts.runner
     config, rollouts = sampling.config, Rollouts(on_rollout)
     manager = AgentLoopManager(
         sampling.train_sets,
@@ -93,11 +96,11 @@ def make_trainer(
     if sampling.eval_sets:
         sets, plans = sampling.eval_sets, sampling.eval_plans
         evaluator = Evaluator(sets, plans, runner, run_parts.storage, tracker, on_rollout=rollouts.saw)
-    trainer = _kind(run_parts, engines)(
+    trainer = _kind(run_parts)(
         manager=manager,
         engine=engines.engine,
         learner=learner,
-        weights=engines.weights,
+        weights=run_parts.weights,
         upkeep=Upkeep(
             learner=learner,
             evaluator=evaluator,
@@ -111,15 +114,16 @@ def make_trainer(
         intervals=parts.intervals(config),
         watchdog=watchdog,
         owes_evaluation=_owes_evaluation(run_parts),
+        learner_restarts=restarts,
     )
     return trainer, manager
 
 
-def _kind(run_parts: RunParts, engines: Engines) -> Callable[..., Trainer]:
+def _kind(run_parts: RunParts) -> Callable[..., Trainer]:
     config = run_parts.sampling.config
     if config.trainer.kind is TrainerKind.COLOCATE:
         return ColocateTrainer
-    return partial(DisaggregatedTrainer, in_flight=config.produce.in_flight, restarts=engines.restarts)
+    return partial(DisaggregatedTrainer, in_flight=config.produce.in_flight, restarts=run_parts.engines.restarts)
 
 
 def _owes_evaluation(run_parts: RunParts) -> bool:

@@ -10,27 +10,33 @@ from pathlib import Path
 
 from loopwright.build.engine_actors import engine_actors, vllm_actors
 from loopwright.build.sampling import LocalSamplingParts
-from loopwright.build.servers import attached_launches, served_source, version_labels
+from loopwright.build.servers import attached_launches, served_source
 from loopwright.config import VllmEngineConfig
 from loopwright.config.extras import require
+from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch
 from loopwright.runs.run_folder import RunFolder
+from loopwright.serve.lease import LeaseHolder
 from loopwright.types import TrainerKind
 
 
 def vllm_launches(
-    sampling: LocalSamplingParts, engine: VllmEngineConfig, folder: RunFolder, env: Mapping[str, str]
+    sampling: LocalSamplingParts,
+    engine: VllmEngineConfig,
+    folder: RunFolder,
+    holder: LeaseHolder,
+    labels: VersionLabels,
+    env: Mapping[str, str],
 ) -> list[Launch]:
     require("serve")
     from loopwright.engines.vllm.engine import VllmEngine
     from loopwright.engines.vllm.leftovers import sweep
     from loopwright.engines.vllm.process import VllmServer, cores_of, vllm_process
 
-    labels = version_labels(folder)
     sleeps = sampling.config.trainer.kind is TrainerKind.COLOCATE
     if engine.urls:
         connect = partial(VllmEngine.connect, labels=labels, sleeps=sleeps)
-        return attached_launches(sampling, engine, folder, connect)
+        return attached_launches(sampling, engine, holder, connect)
     server = VllmServer(
         executable=_executable(engine.executable, sampling.loaded.base),
         model=served_source(sampling),

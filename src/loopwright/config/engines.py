@@ -27,6 +27,7 @@ OWN_VLLM_OPTIONS = {
     "--max-num-seqs": "set rollout.engine.max_batch",
     "--logprobs-mode": "remove it: training needs processed_logprobs",
     "--worker-extension-cls": "remove it: weights are updated through Loopwright's own",
+    "--structured-outputs-config.backend": "remove it: only `guidance` reads the grammars of constrained answers",
     "--enable-scale-out": "remove it: weights are updated through it",
     "--no-enable-scale-out": "remove it: weights are updated through it",
 }
@@ -54,6 +55,11 @@ class EngineKind(Section):
     @property
     def keeps_requests(self) -> bool:
         """Whether a request may go on across a weight update (`in_flight: keep`)."""
+        return True
+
+    @property
+    def merges_adapters(self) -> bool:
+        """Whether it takes adapters as new weights. One that does not gets whole weights."""
         return True
 
     @property
@@ -118,6 +124,10 @@ class ServerConfig(EngineKind, PlacedSection):
         return False
 
     @property
+    def merges_adapters(self) -> bool:
+        return False
+
+    @property
     def truncates_logprobs(self) -> bool:
         return True
 
@@ -177,6 +187,10 @@ class SglangEngineConfig(EngineKind):
 
     @property
     def keeps_requests(self) -> bool:
+        return False
+
+    @property
+    def merges_adapters(self) -> bool:
         return False
 
     def needs(self) -> Iterator[Need]:

@@ -165,6 +165,14 @@ class RolloutController:
             self._updates -= 1
             self._pool.changed.notify()
 
+    async def void_weights(self) -> None:
+        """The learner that made the weights is lost, and they with it. The pool is paused, answers that have begun end
+        as they are, and no engine serves until `load` has given them others."""
+        self._pool.void_weights()
+        for call in self._calls:
+            call.aborted |= call.begun
+        await self.pause(PauseMode.ABORT)
+
     async def probe(self, request: GenerateRequest) -> ProbeAnswer:
         """The answer of an engine that serves."""
         for member in self._pool.running:

@@ -3,7 +3,7 @@
 The invariant: a running engine was proven to have the weights that were loaded last (W1). Weights go to all engines,
 and an engine that starts later gets them before it serves. An update ends with each engine on the new version or
 counted as lost (W2). An engine that cannot be kept alive is given up, and the others go on. When none is left, all
-waiting callers get the reason.
+waiting callers get the reason. If the learner is lost, its weights are void: no engine serves until others were loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
 from loopwright.engines.supervised import Supervised
 from loopwright.engines.worker import Launch
-from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, ProofError
+from loopwright.errors import (
+    EngineError,
+    EngineLostError,
+    LearnerLostError,
+    LeaseError,
+    LoopwrightError,
+    ProofError,
+)
 from loopwright.ports import StreamingEngine
 from loopwright.types import IN_PLACE, EngineCapacity, WeightUpdate
 
@@ -53,7 +60,15 @@ class Pool:
         self._prove = prove
         self._load_seconds = load_seconds
         self._members = [
-            Supervised(str(number), launch, self._join, on_death, self._count_running, max_restarts=max_restarts)
+            Supervised(
+                str(number),
+                launch,
+                self._join,
+                on_death,
+                self._count_running,
+                max_restarts=max_restarts,
+                others_serve=lambda: bool(self.running),
+            )
             for number, launch in enumerate(launches)
         ]
         self.running: list[Supervised] = []
@@ -62,6 +77,7 @@ class Pool:
         self._loading = asyncio.Lock()
         self._update: WeightUpdate = IN_PLACE
         self._version: int | None = None
+        self._is_void = False
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
@@ -91,8 +107,9 @@ class Pool:
     async def load(self, version: int, update: WeightUpdate) -> None:
         """Give all engines new weights, and prove that they have them. An engine that fails is lost, and replaced.
 
-        Raises only if no engine took the update and one of them refused it. The pool keeps its version then, and so
-        does an engine that refused the update. One that was not proven has unknown weights, so it is lost in any case.
+        Raises only if no engine took the update and one of them refused it, or if the learner was lost. The pool keeps
+        its version then, and so does an engine that refused the update. One that was not proven has unknown weights, so
+        it is lost in any case.
         """
         async with self._loading:
             running = [(member, member.engine) for member in self._members if member.engine is not None]
@@ -103,20 +120,33 @@ class Pool:
                 for member, engine in running:
                     member.lose(engine, f"its update to version {version} was broken off")
                 raise
+            if (lost := next((one for one in refusals if isinstance(one, LearnerLostError)), None)) is not None:
+                # The engines are well. Each gets the weights of the next learner, however far it came with these.
+                self.void_weights()
+                raise lost
             refused = [(*asked, refusal) for asked, refusal in zip(running, refusals, strict=True) if refusal]
-            is_refused = bool(refused) and len(refused) == len(self.running)
+            is_refused = bool(refused) and len(refused) == sum(member.engine is not None for member in self._members)
             if not is_refused:
                 self._version, self._update = version, update
+                if self._is_void:
+                    self._is_void = False
+                    self._count_running()
             for member, engine, refusal in refused:
                 if not is_refused or isinstance(refusal, ProofError):
                     member.lose(engine, refusal.message)
             if is_refused:
                 raise refused[0][2]
 
+    def void_weights(self) -> None:
+        """The learner that made the weights is lost. No engine serves until `load` has given them others."""
+        self._is_void = True
+        self._count_running()
+
     async def _loaded(
         self, member: Supervised, engine: StreamingEngine, version: int, update: WeightUpdate
     ) -> LoopwrightError | None:
-        """Update one engine. Gives the error if the engine refused the update or did not pass its proof."""
+        """Update one engine. Gives the error if the engine refused the update or did not pass its proof, or if the
+        learner was lost meanwhile."""
         try:
             await self._updated(member, engine, version, update)
         except EngineLostError as lost:
@@ -141,7 +171,7 @@ class Pool:
         may be taken for a refusal of the update."""
         try:
             await self._prove(member.name, engine, version)
-        except (EngineLostError, ProofError):
+        except (EngineLostError, ProofError, LearnerLostError):
             raise
         except LoopwrightError as error:
             raise ProofError(
@@ -173,12 +203,23 @@ class Pool:
         async with self._loading:
             if self._version is None:
                 self._version = engine.version
+            elif self._is_void:
+                # It gets its weights with all others.
+                pass
             elif engine.version != self._version or self._update != IN_PLACE:
-                await self._updated(member, engine, self._version, self._update)
+                await self._caught_up(member, engine, self._version)
             member.serve(engine)
 
+    async def _caught_up(self, member: Supervised, engine: StreamingEngine, version: int) -> None:
+        try:
+            await self._updated(member, engine, version, self._update)
+        except LearnerLostError as lost:
+            raise EngineLostError(
+                f"engine {member.name} could not be proven: {lost.message}", remedy="nothing to do: it is started again"
+            ) from lost
+
     def _count_running(self) -> None:
-        self.running = [member for member in self._members if member.engine is not None]
+        self.running = [] if self._is_void else [member for member in self._members if member.engine is not None]
         self.changed.notify()
 
     def _ended(self, keeper: asyncio.Task[None]) -> None:

@@ -10,12 +10,23 @@ weights.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from loopwright.engines.worker import Launch, Worker
-from loopwright.errors import BudgetError, ConfigError, EngineError, ModelError, RemoteError, WeightsError
+from loopwright.errors import (
+    BudgetError,
+    ClusterRoomError,
+    ConfigError,
+    EngineError,
+    ModelError,
+    RemoteError,
+    WeightsError,
+)
 from loopwright.ports import StreamingEngine
 from loopwright.types import UNKNOWN_CAPACITY, Generation
+
+log = logging.getLogger("loopwright")
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
@@ -29,7 +40,8 @@ LAST_WORDS_SECONDS = 1.0
 class Supervised:
     """`engine` is the running engine, if there is one. `capacity` is what it, or the last one, can hold. `busy` counts
     its calls, and `asking` holds them: they end when the engine is lost, because it may never answer them. Answers of
-    `distrusted`, an engine that was lost, are in doubt. `on_change` is called when `engine` has changed."""
+    `distrusted`, an engine that was lost, are in doubt. `on_change` is called when `engine` has changed. An engine that
+    finds no room on a cluster is given up, unless `others_serve`."""
 
     def __init__(
         self,
@@ -40,6 +52,7 @@ class Supervised:
         on_change: Callable[[], object],
         *,
         max_restarts: int,
+        others_serve: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.engine: StreamingEngine | None = None
@@ -52,6 +65,7 @@ class Supervised:
         self._on_death = on_death
         self._on_change = on_change
         self._max_restarts = max_restarts
+        self._others_serve = others_serve
         self._deaths = 0
         self._errors = 0
         self._served = False
@@ -63,6 +77,11 @@ class Supervised:
         while True:
             try:
                 words = await self._live()
+            except ClusterRoomError as error:
+                if not self._served or not self._others_serve():
+                    raise
+                log.warning("engine %s waits for longer, because others serve: %s", self.name, error.message)
+                continue
             except (ConfigError, ModelError, RemoteError, WeightsError) as error:
                 # A model or weights that it could not read are perhaps there the next time.
                 if not self._served or self._deaths >= self._max_restarts:

@@ -6,9 +6,10 @@ import secrets
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VersionLabels:
-    """They hold the lineage too: after a resume the same number names other weights."""
+    """They hold the lineage too: after a resume the same number names other weights. Engines outlive a lineage, so they
+    read the present one here."""
 
     run: str
     lineage: int

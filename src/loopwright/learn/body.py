@@ -17,6 +17,7 @@ from loopwright.learn.checkpointing import checkpoint_layers
 from loopwright.learn.embedding import embed
 from loopwright.learn.layers import AttentionHalf, FeedForwardHalf, PassContext, attention_half, feed_forward_half
 from loopwright.learn.samples import Tensors
+from loopwright.models.adapters import has_adapters
 from loopwright.models.device import CPU
 from loopwright.models.lean import LeanModel
 from loopwright.models.load import LoadedModel
@@ -45,7 +46,9 @@ def body_of(loaded: LoadedModel, *, checkpointed: bool = False) -> Body:
     """The fastest body that is proven to be correct for this model. With `checkpointed`, a layer keeps only its input
     for the backward pass, and is computed again there."""
     device, dtype = loaded.model.device, loaded.model.dtype
-    if loaded.parts is None:
+    if has_adapters(loaded.model):
+        why = "it has adapters"
+    elif loaded.parts is None:
         why = f"it is a {loaded.model.config.model_type} model"
     elif device.type != CPU or dtype != torch.float32:
         why = f"the layers by hand are for a CPU and float32, and it is {str(dtype).removeprefix('torch.')} on {device}"

@@ -65,7 +65,7 @@ def _in_a_row(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def cut(tensors: Segment, sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
+def slices(tensors: Segment, sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
     """Each tensor in parts of these sizes."""
     return [torch.split_with_sizes(x, list(sizes)) for x in tensors]
 

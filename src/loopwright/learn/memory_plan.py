@@ -9,12 +9,12 @@ import torch
 
 from loopwright.core.packing import Packed, micro_batches
 from loopwright.learn.attention import SharedPrefixPlan
-from loopwright.learn.body import body_of
 from loopwright.learn.logprobs import head_memory
 from loopwright.learn.master import HALF, MasterWeights
 from loopwright.learn.room import MOMENT_BYTES
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
+from loopwright.learn.trained import Trained
 from loopwright.models.live_memory import LiveMemory
 from loopwright.models.shapes import ModelShape
 
@@ -32,12 +32,12 @@ class TrainedState:
     moments: int
 
     @classmethod
-    def of(cls, parameters: Mapping[str, torch.Tensor]) -> TrainedState:
-        trained = [p for p in parameters.values() if p.requires_grad]
-        numbers = sum(p.numel() for p in trained)
+    def of(cls, trained: Mapping[str, torch.Tensor], weights: int) -> TrainedState:
+        """The state if these parameters are trained, in a model whose weights take so many bytes."""
+        numbers = sum(p.numel() for p in trained.values())
         return cls(
-            weights=sum(p.nbytes for p in parameters.values()),
-            masters=FLOAT32 * sum(p.numel() for p in trained if p.dtype in HALF),
+            weights=weights,
+            masters=FLOAT32 * sum(p.numel() for p in trained.values() if p.dtype in HALF),
             gradients=FLOAT32 * numbers,
             moments=MOMENT_BYTES * numbers,
         )
@@ -76,16 +76,17 @@ class StepMemory:
     peak: int
 
 
-def step_memory(shape: ModelShape, step: StepShape, *, micro_batch_tokens: int, checkpointed: bool) -> StepMemory:
-    """Compute a micro-batch without numbers, and count what lives. The shape can be used for one step only."""
+def step_memory(
+    shape: ModelShape, trained: Trained, step: StepShape, *, micro_batch_tokens: int, checkpointed: bool
+) -> StepMemory:
+    """Compute a micro-batch without numbers, and count what lives. `trained` is made of the shape, which can be used
+    for one step only."""
     batches = step.micro_batches(micro_batch_tokens)
     rows = max(batches, key=lambda rows: sum(row.tokens for row in rows))
-    model, device = shape.loaded.model, shape.loaded.model.device
-    # Which rows of the table have gradients depends on the ids, and makes no difference to memory.
-    model.get_input_embeddings().padding_idx = None
+    device = shape.loaded.model.device
     example = Example.of([0] * step.prompt, [0] * step.answer)
-    body = body_of(shape.loaded, checkpointed=checkpointed)
-    weights = MasterWeights(model)
+    body = trained.body(checkpointed=checkpointed)
+    weights = MasterWeights(trained.parameters)
     memory = LiveMemory()
     with memory:
         if len(batches) > 1:
@@ -96,7 +97,7 @@ def step_memory(shape: ModelShape, step: StepShape, *, micro_batch_tokens: int, 
         hidden = body.hidden(data, SharedPrefixPlan(rows, device))
         head = body.head
         memory.peak = max(memory.peak, memory.used + head_memory(len(hidden), head))
-        if head.grad is None:
+        if head.requires_grad and head.grad is None:
             head.grad = torch.empty_like(head)
         hidden.backward(torch.empty_like(hidden))  # type: ignore[no-untyped-call]
         del hidden, data

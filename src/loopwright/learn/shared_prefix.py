@@ -22,7 +22,7 @@ import torch
 
 from loopwright.core.packing import Packed
 from loopwright.learn.bands import Window, band_attention, band_gradients
-from loopwright.learn.kernels import Segment, concatenated, cut, kernel, kernel_gradients
+from loopwright.learn.kernels import Segment, concatenated, kernel, kernel_gradients, slices
 from loopwright.models.attention import BLOCKED
 
 
@@ -37,11 +37,11 @@ def attend(
     """Output and log-sum-exp. All rests of a row attend to its prefix in one call, as one segment. Each rest attends to
     itself separately."""
     prefixes, rests = [row.prefix for row in rows], [sum(row.rests) for row in rows]
-    (q, queries), (k, keys), (v, values) = cut((query, key, value), (sum(prefixes), sum(rests)))
+    (q, queries), (k, keys), (v, values) = slices((query, key, value), (sum(prefixes), sum(rests)))
     parts: list[Segment] = [_apart_causal(q, k, v, prefixes, scaling, window)] if len(q) else []
     if len(queries):
         near, near_total = _apart_causal(queries, keys, values, _lengths(rows), scaling, window)
-        (of_rows,), (row_keys, row_values) = cut((queries,), rests), cut((k, v), prefixes)
+        (of_rows,), (row_keys, row_values) = slices((queries,), rests), slices((k, v), prefixes)
         by_row = zip(rows, of_rows, row_keys, row_values, strict=True)
         far, far_total = concatenated([_far(row, q, k, v, scaling, window) for row, q, k, v in by_row])
         both = torch.logaddexp(far_total, near_total)
@@ -58,13 +58,13 @@ def gradients(
     """The gradients of queries, keys and values. `of` is as in `kernel_gradients`."""
     prefixes, rests = [row.prefix for row in rows], [sum(row.rests) for row in rows]
     sizes = sum(prefixes), sum(rests)
-    (k, keys), (v, values) = cut((key, value), sizes)
-    prefix, rest = zip(*cut(of, sizes), strict=True)
+    (k, keys), (v, values) = slices((key, value), sizes)
+    prefix, rest = zip(*slices(of, sizes), strict=True)
     parts = [_apart_causal_gradients(prefix, k, v, prefixes, scaling, window)] if len(k) else []
     if len(keys):
         near = _apart_causal_gradients(rest, keys, values, _lengths(rows), scaling, window)
-        row_keys, row_values = cut((k, v), prefixes)
-        by_row = zip(rows, zip(*cut(rest, rests), strict=True), row_keys, row_values, strict=True)
+        row_keys, row_values = slices((k, v), prefixes)
+        by_row = zip(rows, zip(*slices(rest, rests), strict=True), row_keys, row_values, strict=True)
         far = concatenated([_far_gradients(row, of, k, v, scaling, window) for row, of, k, v in by_row])
         near[0].add_(far[0])
         for own, share in zip(parts[0][1:], far[1:], strict=True) if parts else ():
@@ -88,7 +88,7 @@ def _far(row: Packed, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling
         return q.new_zeros(*q.shape[:2], v.shape[-1]), q.new_full(q.shape[:2], BLOCKED)
     if window is None or sees_all(row, window):
         return kernel(q, k, v, scaling)
-    (rests,) = cut((q,), row.rests)
+    (rests,) = slices((q,), row.rests)
     return concatenated([band_attention(rest, k, v, scaling, Window(window, ahead=row.prefix)) for rest in rests])
 
 
@@ -99,7 +99,7 @@ def _far_gradients(
         return [torch.zeros_like(x) for x in (of[1], k, v)]
     if window is None or sees_all(row, window):
         return kernel_gradients(of, k, v, scaling)
-    rests = zip(*cut(of, row.rests), strict=True)
+    rests = zip(*slices(of, row.rests), strict=True)
     shares = [band_gradients(rest, k, v, scaling, Window(window, ahead=row.prefix)) for rest in rests]
     queries, keys, values = zip(*shares, strict=True)
     return torch.cat(queries), _sum(keys), _sum(values)
@@ -117,7 +117,7 @@ def _apart_causal(
 ) -> list[torch.Tensor]:
     """Causal attention of each segment to itself, for segments of these lengths."""
     runs = _alike(lengths, window)
-    segments = zip(runs, *cut((q, k, v), [run.tokens for run in runs]), strict=True)
+    segments = zip(runs, *slices((q, k, v), [run.tokens for run in runs]), strict=True)
     return concatenated(
         [
             band_attention(q, k, v, scaling, run.window)
@@ -133,7 +133,7 @@ def _apart_causal_gradients(
 ) -> list[torch.Tensor]:
     runs = _alike(lengths, window)
     sizes = [run.tokens for run in runs]
-    segments = zip(runs, zip(*cut(of, sizes), strict=True), *cut((k, v), sizes), strict=True)
+    segments = zip(runs, zip(*slices(of, sizes), strict=True), *slices((k, v), sizes), strict=True)
     return concatenated(
         [
             band_gradients(own, k, v, scaling, run.window)

@@ -17,10 +17,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_state(
-    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int
+    folder: Path,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    version: int,
+    file: str = MODEL,
 ) -> None:
     """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
-    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / MODEL)
+    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / file)
     moments = {
         f"{name}/{moment}": optimizer.state[weight][moment].cpu()
         for name, weight in weights.items()
@@ -31,10 +35,12 @@ def save_state(
     (folder / META).write_text(json.dumps({"version": version}))
 
 
-def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
+def load_state(
+    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, file: str = MODEL
+) -> int:
     """Read what `save_state` wrote into `weights` and the optimiser, and return the version."""
     try:
-        saved, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
+        saved, moments = load_file(folder / file), load_file(folder / OPTIMIZER)
         version = int(json.loads((folder / META).read_text())["version"])
         random_state = moments.pop("torch_rng")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def write_model(gguf: Path, folder: Path) -> None:
+def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write the file's model, in float32, and its tokenizer to `folder`."""
     quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = quantised.config

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from loopwright.errors import ModelError
+from loopwright.models.adapter_files import base_of
 from loopwright.models.attention import NAME, unsupported
 from loopwright.models.device import CPU
 from loopwright.models.forward import PackedForward
@@ -50,14 +51,17 @@ def load_model(
     device: torch.device | str = "cpu",
     native: bool = True,
 ) -> LoadedModel:
-    """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. With
-    `native`, it decodes with native steps if it can. Rotary angles that depend on the length are those of
-    `trained_context`, or of `max_context` if that is not given."""
+    """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. An
+    adapter is merged into its base. With `native`, the model decodes with native steps if it can. Rotary angles that
+    depend on the length are those of `trained_context`, or of `max_context` if that is not given."""
     source = source_of(path, cache)
     tokenizer = load_tokenizer(source)
-    config = read_pretrained(AutoConfig, source, "config")
+    base, adapters = base_of(source)
+    config = read_pretrained(AutoConfig, base, "config")
     check_architecture(config)
-    model = _load_weights(source, dtype)
+    model = _load_weights(base, dtype)
+    for adapter in adapters:
+        adapter.merge_into(model)
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     device = torch.device(device)
     model.to(device).eval()

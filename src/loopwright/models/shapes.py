@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loopwright.models.adapter_files import base_of
 from loopwright.models.attention import NAME
 from loopwright.models.device import CPU
 from loopwright.models.forward import ModuleForward, PackedForward
@@ -44,6 +45,11 @@ class ModelShape:
         return dict(self.loaded.model.named_parameters())
 
     @property
+    def size(self) -> int:
+        """The bytes of its weights."""
+        return sum(p.nbytes for p in self.parameters.values())
+
+    @property
     def vocabulary(self) -> int:
         size: int = self.loaded.model.config.vocab_size
         return size
@@ -55,11 +61,13 @@ def model_shape(
 ) -> Iterator[ModelShape]:
     """The shape of the model that `load_model` would load. It is usable inside of the context only. Raises ModelError
     if the model could not run here."""
-    config = read_pretrained(AutoConfig, source_of(path, cache), "config")
+    config = read_pretrained(AutoConfig, base_of(source_of(path, cache))[0], "config")
     check_architecture(config)
     with torch.device(META):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
     model.eval()
+    # Which rows of the table have gradients depends on the ids, and makes no difference to memory.
+    model.get_input_embeddings().padding_idx = None
     _replace_norms(model)
     limit = getattr(config, "max_position_embeddings", None) or 2048
     longest = min(limit, max_context or limit)

@@ -52,8 +52,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         raise ModelError(
             "converting 'smollm2' needs the packages gguf and accelerate", remedy="pip install 'loopwright[smollm2]'"
         )
-    from loopwright.models.gguf import write_model
+    from loopwright.models.gguf import convert_gguf
 
-    write_model(gguf, folder)
+    convert_gguf(gguf, folder)
     # Temporary folders are private to their owner; this one is about to become part of the cache.
     folder.chmod(0o755)

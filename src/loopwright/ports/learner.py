@@ -27,6 +27,11 @@ class Learner(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def describes(self) -> str:
+        """Where and how it computes, for people."""
+        ...
+
     async def step(self, groups: Sequence[Group]) -> StepReport:
         """One train step: afterwards `version` is one higher."""
         ...

@@ -31,7 +31,7 @@ from loopwright.produce.scheduler import GroupScheduler
 from loopwright.produce.settings import ProduceSettings, TaskSetRuntime
 from loopwright.produce.strategies import ProduceContext
 from loopwright.produce.task_set_producer import FRESH, TaskSetProducer
-from loopwright.types import Group, PauseMode, ProduceKind, Rollout
+from loopwright.types import Group, PauseMode, ProduceKind, Rollout, TrainedRollout
 
 
 class ManagerState(StrEnum):
@@ -168,9 +168,9 @@ class AgentLoopManager:
                 raise self._stuck(step)
             await news.wait()
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
-        """Record that `groups` were trained at `step`."""
-        await self._buffer.consume(groups, step)
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
+        """Record that `groups` were trained at `step`, and what the step computed of their rollouts."""
+        await self._buffer.consume(groups, step, trained)
         self._handed_out = None
 
     async def pause(self, mode: PauseMode) -> None:

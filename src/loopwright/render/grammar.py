@@ -64,6 +64,21 @@ def answer_grammar(
     return Constraint(GrammarKind.LARK, "\n".join([*rules, ""]))
 
 
+def as_lark(constraint: Constraint) -> str:
+    """The same grammar as Lark, which says how JSON is written. A bare schema does not say it."""
+    if constraint.kind is GrammarKind.LARK:
+        return constraint.text
+    try:
+        schema = json.loads(constraint.text)
+    except ValueError as error:
+        raise ConstraintError(
+            f"the schema is no JSON: {error}", remedy="send a JSON schema, or a grammar with `kind: grammar`"
+        ) from error
+    if isinstance(schema, dict):
+        schema = {"x-guidance": WRITING, **schema}
+    return f"start: %json {json.dumps(schema)}\n"
+
+
 def _rules(form: AnswerForm, thought: ThoughtSyntax | None, frame: tuple[Pieces, Pieces]) -> Iterator[str]:
     kinds = [*(["content"] if form.schema is not None else []), *(["calls"] if form.tools else [])]
     yield f"start: {'thought ' if thought else ''}answer"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, LearnerLostError
 from loopwright.runs.durable import flush, flush_tree
 
 FORMAT = 1
@@ -45,7 +45,7 @@ class Checkpoints:
         """Let `writer` fill a folder, save `state` (plain JSON) in it, and make it the checkpoint of `step`.
 
         If the step already has a checkpoint, that one is kept: a run that is back at a step has the state that was
-        saved there.
+        saved there. Raises CheckpointError if it cannot be written, and the LearnerLostError of the writer as it is.
         """
         target = self._folder / f"step-{step:06d}"
         if target.exists():
@@ -61,6 +61,9 @@ class Checkpoints:
             await asyncio.to_thread(flush_tree, unfinished)
             unfinished.rename(target)
             flush(self._folder)
+        except LearnerLostError:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
         except Exception as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise _not_written(step, error) from error

@@ -21,6 +21,7 @@ FREE = (
     "model.device",
     "rollout.engine.device",
     "learner.checkpoint_activations",
+    "learner.max_restarts",
     "rollout.worker_silence_seconds",
     "rollout.engine.urls.",
     "rollout.engine.num_engines",

@@ -21,7 +21,7 @@ FIXED = frozenset({"step", "time"})
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class MetricRows:
     """Numbers of some metrics, one row for each line of the file. NaN: the line has no such number.
 
     With `bucket` above 1, each row is the mean of so many lines.
@@ -116,7 +116,7 @@ class MetricColumns:
                 column.extend([math.nan] * (row - len(column)))
             column.append(float(value))
 
-    def read(self, names: Iterable[str], *, since: int = 0, most: int = 2000) -> Columns:
+    def read(self, names: Iterable[str], *, since: int = 0, most: int = 2000) -> MetricRows:
         """The rows from `since` on. More than `most` rows are averaged in buckets, which begin at the first row."""
         bucket = -(-self.rows // most) if self.rows else 1
         since = since if bucket == 1 else 0
@@ -126,7 +126,7 @@ class MetricColumns:
             starts = range(0, len(steps), bucket)
             steps = array("q", (steps[start] for start in starts))
             found = {name: _means(values, bucket) for name, values in found.items()}
-        return Columns(self._edition, self.rows, since, steps, found, bucket)
+        return MetricRows(self._edition, self.rows, since, steps, found, bucket)
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """One metric as (step, value), over the steps that have it; the last line of a step counts."""

@@ -55,12 +55,6 @@ class StoredRun:
             found = db.execute("SELECT DISTINCT step FROM groups WHERE step IS NOT NULL ORDER BY step").fetchall()
         return tuple(step for (step,) in found)
 
-    def lineage(self) -> int:
-        """How often the run was opened before it was opened last."""
-        with snapshot(self._path) as db:
-            (lineage,) = db.execute("SELECT coalesce(max(lineage), 0) FROM lineages").fetchone()
-        return int(lineage)
-
     def opened_at(self) -> tuple[int, ...]:
         """The step of the checkpoint at which each lineage began."""
         with snapshot(self._path) as db:

@@ -17,7 +17,7 @@ from loopwright.errors import BudgetError, RunError, StalledError
 from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
-from loopwright.trainers.step import Step
+from loopwright.trainers.step import Step, restart_metrics
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import PauseMode
@@ -27,7 +27,8 @@ class ColocateTrainer:
     """Trains from the learner's present step up to step `intervals.steps`. A run that is stopped ends with a
     checkpoint.
 
-    `owes_evaluation`: the learner's present weights must be evaluated before training continues.
+    `owes_evaluation`: the learner's present weights must be evaluated before training continues. The learner was lost
+    `learner_restarts` times before.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ColocateTrainer:
         intervals: Intervals,
         watchdog: Watchdog,
         owes_evaluation: bool = True,
+        learner_restarts: int = 0,
     ) -> None:
         self._manager = manager
         self._engine = engine
@@ -52,6 +54,7 @@ class ColocateTrainer:
         self._intervals = intervals
         self._watchdog = watchdog
         self._owes_evaluation = owes_evaluation
+        self._restarts = restart_metrics(learner_restarts)
         # These are the draws at the learner's latest step. A batch that is stopped half-way has already drawn more.
         self._next_draws = manager.next_draws
         self._is_mid_step = False
@@ -155,13 +158,13 @@ class ColocateTrainer:
         with self._tracker.span("sync", step=step):
             published = await self._weights.publish(report.version)
             await self._engine.resume()
-        await self._manager.consume(batch.groups, step)
+        await self._manager.consume(batch.groups, step, report.rollouts)
         self._next_draws = self._manager.next_draws
         self._is_mid_step = False
         self._owes_evaluation = self._intervals.evaluates(step)
         times = {"time/train": trained - started, "time/sync": time.monotonic() - trained}
         learned = {f"learner/{name}": value for name, value in report.metrics.items()}
-        metrics = {**batch.metrics, **learned, **published, **times}
+        metrics = {**batch.metrics, **learned, **published, **times, **self._restarts}
         self._tracker.log(step, metrics)
         return metrics
 

@@ -19,11 +19,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from enum import StrEnum
 
 from loopwright.core.together import to_its_end
-from loopwright.errors import CheckpointError, RunError
+from loopwright.errors import CheckpointError, LearnerLostError, RunError
 from loopwright.ports import Engine, Learner, Tracker, WeightPublisher
 from loopwright.produce import AgentLoopManager, Batch
 from loopwright.trainers.intervals import Intervals
-from loopwright.trainers.step import Step
+from loopwright.trainers.step import Step, restart_metrics
 from loopwright.trainers.upkeep import Upkeep
 from loopwright.trainers.watchdog import Watchdog
 from loopwright.types import PauseMode
@@ -44,7 +44,7 @@ class DisaggregatedTrainer:
     checkpoint.
 
     `owes_evaluation`: the learner's present weights must be evaluated before training continues. `restarts` returns how
-    often an engine was started again.
+    often an engine was started again. The learner was lost `learner_restarts` times before.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class DisaggregatedTrainer:
         watchdog: Watchdog,
         restarts: Callable[[], int],
         owes_evaluation: bool = True,
+        learner_restarts: int = 0,
     ) -> None:
         self._manager = manager
         self._engine = engine
@@ -72,6 +73,7 @@ class DisaggregatedTrainer:
         self._in_flight = in_flight
         self._watchdog = watchdog
         self._owes_evaluation = owes_evaluation
+        self._learner_restarts = restart_metrics(learner_restarts)
         self._restarts = restarts
         self._restarts_before = 0
         self._sync_seconds = 0.0
@@ -153,7 +155,7 @@ class DisaggregatedTrainer:
                 yield
                 if self._state is _State.GOES_ON:
                     ending.pop_all()
-        except CheckpointError:
+        except (CheckpointError, LearnerLostError):
             self._state = _State.BROKEN
             raise
         except Exception as error:
@@ -232,7 +234,7 @@ class DisaggregatedTrainer:
         self._is_mid_step = True
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
-        await self._manager.consume(batch.groups, step)
+        await self._manager.consume(batch.groups, step, report.rollouts)
         self._is_mid_step = False
         train, sync, wait = self._now() - started, self._sync_seconds, batch.metrics["time/wait"]
         restarts = self._restarts()
@@ -244,6 +246,7 @@ class DisaggregatedTrainer:
             "time/idle_share": 1 - train / (wait + train + sync),
             "engine/restarts": float(restarts - self._restarts_before),
             **self._sync_metrics,
+            **self._learner_restarts,
         }
         self._tracker.log(step, metrics)
         self._sync_seconds, self._sync_metrics, self._restarts_before = 0.0, {}, restarts
@@ -310,7 +313,7 @@ class DisaggregatedTrainer:
         one that is raised, because it came first."""
         try:
             await self._checkpoint()
-        except CheckpointError as another:
+        except (CheckpointError, LearnerLostError) as another:
             error.add_note(f"besides, {another.message}")
 
     async def _checkpoint(self) -> None:

@@ -16,3 +16,8 @@ class Step:
     number: int
     metrics: Mapping[str, float]
     is_last: bool = False
+
+
+def restart_metrics(learner_restarts: int) -> Mapping[str, float]:
+    """Told by runs whose learner was lost, which are few."""
+    return {"learner/restarts": float(learner_restarts)} if learner_restarts else {}

@@ -14,7 +14,7 @@ from typing import Any
 from loopwright.buffer.archive import Archive
 from loopwright.errors import RefusedError
 from loopwright.runs.event_index import EventIndex
-from loopwright.runs.metric_columns import Columns, MetricColumns
+from loopwright.runs.metric_columns import MetricColumns, MetricRows
 from loopwright.runs.run_folder import RunFolder
 from loopwright.ui.token_text import TokenText
 
@@ -66,7 +66,7 @@ class RunView:
                 self._archive = changed, Archive(folder)
             return self._archive[1]
 
-    def columns(self, names: Sequence[str], since: int = 0) -> Columns:
+    def columns(self, names: Sequence[str], since: int = 0) -> MetricRows:
         self.inside(self._folder.metrics)
         with self._lock:
             self._metrics.refresh()

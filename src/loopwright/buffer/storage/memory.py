@@ -25,7 +25,7 @@ from loopwright.buffer.storage.refusals import (
 )
 from loopwright.buffer.storage.rounds import Round, plan_of, reopen, undo
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy
-from loopwright.types import Group, GroupStatus, Rollout, Scored, StopReason, Task
+from loopwright.types import Group, GroupStatus, Rollout, Scored, StopReason, Task, TrainedRollout
 
 
 class MemoryStorage:
@@ -34,6 +34,12 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._draws: dict[tuple[str, int], list[Round]] = {}
         self._evals: dict[tuple[int, str, str], list[tuple[int, str, RolloutRow]]] = {}
+        self._resumes = 0
+
+    @property
+    def lineage(self) -> int:
+        """It counts from 0 in every process."""
+        return max(0, self._resumes - 1)
 
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
         stored = decode_task(encode_task(task))
@@ -72,12 +78,13 @@ class MemoryStorage:
             judged[place] = stored[place].judged(columns)
         stored |= judged
 
-    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus) -> None:
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, why: str | None = None) -> None:
         check_markable(status)
         for group in [self._rounds(*named)[-1] for named in rows]:
             group.move(status)
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
+        """As for the trail, nobody could read what was `trained`."""
         for current in [self._rounds(group.task_set, group.draw)[-1] for group in groups]:
             current.move(GroupStatus.CONSUMED, step)
 
@@ -89,6 +96,7 @@ class MemoryStorage:
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
+        self._resumes += 1
         self._evals = {key: rows for key, rows in self._evals.items() if key[0] <= step}
         again_from = {} if next_draws is None else {task_set: next_draws.get(task_set, 0) for task_set in task_sets}
         current: dict[str, list[Round]] = {task_set: [] for task_set in task_sets}

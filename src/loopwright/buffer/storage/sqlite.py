@@ -21,8 +21,9 @@ from loopwright.buffer.storage.refusals import check_belongs, check_evaluates, c
 from loopwright.buffer.storage.resuming import resume_at
 from loopwright.buffer.storage.schema import force_to_disk, reading, writing
 from loopwright.buffer.storage.thread import SqliteThread
+from loopwright.buffer.token_numbers import encode_numbers, loss_terms
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy
-from loopwright.types import Group, GroupStatus, Rollout, Task
+from loopwright.types import Group, GroupStatus, Rollout, Task, TrainedRollout
 
 log = logging.getLogger("loopwright")
 
@@ -36,6 +37,7 @@ class SqliteStorage:
         self._reader = SqliteThread("loopwright-storage-reader", path, reading)
         self._archive = Archive.beside(path)
         self._archived = 0
+        self._lineage = 0
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> SqliteStorage:
@@ -44,6 +46,7 @@ class SqliteStorage:
             for thread in (self._writer, self._reader):
                 opening.push_async_callback(thread.stop)
                 await thread.start()
+            self._lineage = await self._reader.do(ledger.count_lineages)
             self._open = opening.pop_all()
         return self
 
@@ -51,6 +54,10 @@ class SqliteStorage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._open.aclose()
+
+    @property
+    def lineage(self) -> int:
+        return self._lineage
 
     async def draw(self, task_set: str, draw: int, task: Task, version: int) -> GroupRow:
         text = encode_task(task)
@@ -72,14 +79,21 @@ class SqliteStorage:
         rows = [(rollout.key, to_row(rollout)) for rollout in rollouts]
         await self._writer.do(lambda db: ledger.put_rewards(db, row.round, rows))
 
-    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus) -> None:
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, why: str | None = None) -> None:
         check_markable(status)
         named = tuple(rows)
-        await self._writer.do(lambda db: ledger.mark_groups(db, named, status))
+        await self._writer.do(lambda db: ledger.mark_groups(db, named, status, why))
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
-        trained = [(group.task_set, group.draw, group.oldest_version) for group in groups]
-        await self._writer.do(lambda db: ledger.consume_groups(db, trained, step))
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
+        has_numbers = any(one.chains for one in trained)
+        by_key = {one.key: one for one in trained}
+
+        def consumed(group: Group) -> ledger.ConsumedGroup:
+            computed = [(by_key[one.key], one) for one in group.rollouts if one.key in by_key]
+            rows = [_trained_row(numbers, rollout, has_numbers) for numbers, rollout in computed]
+            return ledger.ConsumedGroup(group.task_set, group.draw, group.oldest_version, rows)
+
+        await self._writer.do(lambda db: ledger.consume_groups(db, map(consumed, groups), step))
 
     async def put_eval(self, step: int, task_set: str, mode: str, rollouts: Sequence[Rollout]) -> None:
         check_evaluates(task_set, rollouts)
@@ -91,7 +105,9 @@ class SqliteStorage:
     ) -> Mapping[str, ResumePlan]:
         # This needs its own Archive: an Archive caches files, and the reader's belongs to another thread.
         archive, self._archived = Archive.beside(self._path), 0
-        return await self._writer.do(lambda db: resume_at(db, archive, task_sets, step, next_draws, policy))
+        plans = await self._writer.do(lambda db: resume_at(db, archive, task_sets, step, next_draws, policy))
+        self._lineage = await self._reader.do(ledger.count_lineages) - 1
+        return plans
 
     async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
         return await self._reader.do(lambda db: ledger.current_members(db, self._archive, task_set, draw))
@@ -115,3 +131,15 @@ class SqliteStorage:
     async def _move_out(self, parcel: Parcel) -> None:
         await self._reader.do(lambda db: archiving.copy_out(db, parcel, self._archive))
         await self._writer.do(lambda db: archiving.delete_archived(db, parcel))
+
+
+def _trained_row(trained: TrainedRollout, rollout: Rollout, has_numbers: bool) -> ledger.TrainedRow:
+    """`has_numbers`: whether the step has numbers of single tokens."""
+    return ledger.TrainedRow(
+        trained.key.member,
+        trained.key.attempt,
+        trained.advantage,
+        trained.token_weight,
+        loss_terms(trained) if has_numbers else None,
+        encode_numbers(trained, rollout) if trained.chains else None,
+    )

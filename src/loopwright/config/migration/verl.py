@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loopwright.config.migration import rules
+from loopwright.config.migration.adapters import ADAPTERS
 from loopwright.config.migration.values import Rule, one_of, only, to
 
 SCHEDULE = one_of("learner.schedule", {"constant": "constant", "cosine": "cosine"}, "choose a learner.schedule")
@@ -12,7 +13,7 @@ NO_CODE = "remove it: code from a model's folder is never run"
 
 ACTOR: dict[str, Rule] = {
     "actor_rollout_ref.model.path": to("model.path"),
-    "actor_rollout_ref.model.lora_rank": only(0, remedy="remove it: all weights are trained, there is no LoRA"),
+    **ADAPTERS,
     "actor_rollout_ref.model.trust_remote_code": only(False, remedy=NO_CODE),
     "actor_rollout_ref.actor.optim.lr": to("learner.lr"),
     "actor_rollout_ref.actor.optim.weight_decay": to("learner.weight_decay"),

@@ -35,8 +35,7 @@ BY_REMEDY = {
         actor_rollout_ref.actor.qat actor_rollout_ref.actor.freeze_vision_tower
         actor_rollout_ref.model.hf_config_path actor_rollout_ref.model.use_shm actor_rollout_ref.model.external_lib
         actor_rollout_ref.model.override_config actor_rollout_ref.model.use_remove_padding
-        actor_rollout_ref.model.lora_alpha actor_rollout_ref.model.target_modules actor_rollout_ref.model.lora
-        actor_rollout_ref.model.exclude_modules actor_rollout_ref.model.use_liger actor_rollout_ref.model.tiled_mlp
+        actor_rollout_ref.model.use_liger actor_rollout_ref.model.tiled_mlp
         actor_rollout_ref.model.use_fused_kernels actor_rollout_ref.model.fused_kernel_options
         actor_rollout_ref.model.mtp
         actor_rollout_ref.rollout.enforce_eager actor_rollout_ref.rollout.cudagraph_capture_sizes
@@ -82,6 +81,7 @@ BY_REMEDY = {
         actor_rollout_ref.model.custom_chat_template actor_rollout_ref.model.tokenizer_path data.tokenizer
         data.apply_chat_template_kwargs
     """,
+    "set learner.lora: rank, alpha and targets; these are the settings for Megatron": "actor_rollout_ref.model.lora",
     "merge the adapter into the model first": "actor_rollout_ref.model.lora_adapter_path",
     "write a judger, `def judge(task, episode)`: the answer is episode.answer, the truth task.truth": """
         custom_reward_function reward_model reward sandbox_fusion

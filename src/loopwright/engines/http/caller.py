@@ -118,7 +118,8 @@ class EngineCaller:
                 if line.startswith(b"data: {"):
                     said = engine_json(line[len(b"data: ") :])
                     if "error" in said:
-                        raise self._error(said)
+                        # vLLM checks a streamed request after it has begun its answer.
+                        raise self._error(said, UnanswerableError if _blames(said) else EngineError)
                     yield True, said
                 elif line.startswith(b": {"):
                     yield False, engine_json(line[len(b": ") :])
@@ -157,6 +158,12 @@ def engine_json(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise EngineError(f"the engine's answer is no JSON: {error}", remedy=SEE_LOG) from error
+
+
+def _blames(said: Any) -> bool:
+    """Whether an error in a stream says that the request is at fault. Its status was sent before."""
+    code = said["error"].get("code") if isinstance(said["error"], dict) else None
+    return isinstance(code, int) and code in NO_ENGINE_CAN
 
 
 def _said(text: bytes) -> Any:

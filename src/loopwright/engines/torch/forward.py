@@ -148,7 +148,7 @@ class Forward:
             keep.append(len(ids) - 1)
         if not ids:
             return torch.empty(0)
-        logits = self._run(ids, tensor_of(positions), StepPlan(decoding, decode, ChunkPlan(chunks)), keep)
+        logits = self._run(ids, tensor_of(positions), PassPlan(decoding, decode, ChunkPlan(chunks)), keep)
         for prefix, own in zip(prefixes, logits[decoding:], strict=True):
             prefix.logits = own.clone()
             self._prompts.keep(prefix)
@@ -206,7 +206,7 @@ class Forward:
         return self._model.logits(tensor_of(ids), positions, plan, kept)
 
 
-class StepPlan:
+class PassPlan:
     """The attention of one pass: first the tokens of live sequences, then new prompts."""
 
     def __init__(self, decoding: int, decode: DecodePlan | None, chunks: ChunkPlan) -> None:

@@ -55,6 +55,8 @@ def vllm_command(server: VllmServer) -> list[str]:
         *("--dtype", server.dtype, "--max-model-len", str(server.max_context)),
         *("--max-num-seqs", str(server.max_batch), "--enable-scale-out"),
         *("--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION),
+        # The only library that reads our grammars.
+        "--structured-outputs-config.backend=guidance",
         *server.args,
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 from loopwright.engines.http.fields import Fields, malformed
 from loopwright.engines.http.wire import choice_from_json
 from loopwright.engines.version_labels import VersionLabels
+from loopwright.render.grammar import as_lark
 from loopwright.types import FinishReason, GenerateRequest, Generation
 from loopwright.types.sampling import MOST_ALTERNATIVES, Likeliest
 
@@ -41,7 +42,9 @@ def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Ma
             # Only the request says where an answer ends: vLLM would also stop at the model's own end tokens.
             "ignore_eos": True,
             "logprobs": _asked_logprobs(request.alternatives),
-            **({} if constraint is None else {"structured_outputs": {constraint.kind.value: constraint.text}}),
+            # A server uses one library for all requests: that of the first one, if its backend is `auto`. A bare schema
+            # would go to another one, which allows any white space.
+            **({} if constraint is None else {"structured_outputs": {"grammar": as_lark(constraint)}}),
         },
         **_salted(salt),
     }

@@ -29,7 +29,7 @@ FROM_GATEWAY = frozenset({FrameType.PART, FrameType.END, FrameType.CANCEL, Frame
 SendFrame = Callable[[RelayFrame], Awaitable[None]]
 
 
-class Asked:
+class RelayedRequest:
     """One request, as an ASGI app sees it. It `is_whole` when its body has arrived."""
 
     def __init__(self, request: int, head: Mapping[str, Any], send: SendFrame) -> None:
@@ -114,7 +114,7 @@ class Answering:
     def __init__(self, app: App, send: SendFrame) -> None:
         self._app = app
         self._send = send
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, RelayedRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hear(self, frame: RelayFrame) -> None:
@@ -122,7 +122,7 @@ class Answering:
         if frame.type is FrameType.ASK:
             if frame.request in self._asked:
                 raise protocol_broken(f"request {frame.request} is asked twice")
-            self._asked[frame.request] = Asked(frame.request, frame.words, self._send)
+            self._asked[frame.request] = RelayedRequest(frame.request, frame.words, self._send)
             return
         if frame.type not in FROM_GATEWAY:
             raise protocol_broken(f"a gateway does not send {frame.type.name} now")
@@ -150,7 +150,7 @@ class Answering:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _begin(self, asked: Asked) -> None:
+    def _begin(self, asked: RelayedRequest) -> None:
         task = asyncio.create_task(asked.answered_by(self._app), name=f"request {asked.request} of the gateway")
         self._tasks.add(task)
 

@@ -23,5 +23,5 @@ export function chip(run, group, one, here = false) {
   const text = failed ? one.cause : one.reward === null ? "not scored" : number(one.reward);
   const bits = [one.stop === "budget" ? "cut" : "", one.attempt ? `try ${one.attempt + 1}` : "", one.advantage !== null && one.advantage !== undefined ? `adv ${number(one.advantage, 2)}` : ""].filter(Boolean);
   const title = [`member ${one.member}`, failed ? plain(one.error) : `reward ${text}`, ...bits, one.oldest === null ? "" : `oldest token of version ${one.oldest}`].filter(Boolean).join(", ");
-  return h("a", { class: `chip${failed ? " failed" : ""}${here ? " here" : ""}`, href: rolloutLink(run, { ...group, member: one.member, attempt: one.attempt }, { round: group.round || undefined }), title, "aria-current": here ? "true" : null, "aria-label": title }, text, bits.length ? h("span", { class: "bit" }, bits.join(" ")) : null);
+  return h("a", { class: `chip${failed ? " failed" : ""}${here ? " here" : ""}`, href: rolloutLink(run, { ...group, member: one.member, attempt: one.attempt }, { round: group.round || undefined }), title, "aria-current": here ? "true" : null }, h("span", { class: "hidden" }, `member ${one.member}: ${failed ? "failed, " : "reward "}`), text, bits.length ? [" ", h("span", { class: "bit" }, bits.join(" "))] : null);
 }

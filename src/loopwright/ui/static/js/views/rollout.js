@@ -23,6 +23,7 @@ export async function show({ run, task_set, draw, member, attempt, query, signal
     view = name;
     buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(["conversation", "tokens"][at] === name)));
     go(rolloutLink(run, where, { ...Object.fromEntries(query), view: name === "tokens" ? "tokens" : undefined }), { quiet: true });
+    tokens.detail.hidden = name !== "tokens";
     if (name === "tokens") { replace(pane, tokens.node); await tokens.open(Number(query.get("chain") || 0), Number(query.get("from") || 0)); }
     else replace(pane, panes.conversation());
   };
@@ -36,7 +37,7 @@ export async function show({ run, task_set, draw, member, attempt, query, signal
   const group = { task_set, draw, round: rollout.round };
   const place = rollout.members.findIndex((one) => one.member === rollout.member);
   const neighbour = (by) => rollout.members[place + by];
-  const aside = h("aside", null,
+  const aside = h("aside", null, tokens.detail,
     h("section", { class: "card" }, h("h2", null, "Score"), score(rollout), rejudged(rollout)),
     evidence(rollout, about, signal),
     rollout.chains.length ? h("section", { class: "card" }, h("h2", null, `Chains (${rollout.chains.length})`), tree(rollout.chains, (chain) => { query.set("chain", chain); query.delete("from"); choose("tokens"); })) : null,

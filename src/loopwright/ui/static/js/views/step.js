@@ -28,8 +28,8 @@ export async function show({ run, step, query, signal, go }) {
   const tallest = Math.max(1, ...page.histogram.map((bin) => bin.members));
   const histogram = h("div", { class: "histogram", role: "group", "aria-label": "Rewards of the step; each bar is a filter" }, page.histogram.map((bin) => {
     const range = bin.low === bin.high ? number(bin.low) : `${number(bin.low)} to ${number(bin.high)}`;
-    return h("button", { type: "button", "aria-pressed": String(isHere(bin)), "aria-label": `reward ${range}: ${bin.members} rollouts`, title: `reward ${range}: ${bin.members}`, onclick: () => change(isHere(bin) ? { low: null, high: null } : { low: bin.low, high: bin.high, status: null }) },
-      h("span", null, bin.members), h("span", { class: "fill", style: { height: `${(58 * bin.members) / tallest}px` } }), h("span", null, number(bin.low, 2)));
+    return h("button", { type: "button", "aria-pressed": String(isHere(bin)), title: `reward ${range}: ${bin.members}`, onclick: () => change(isHere(bin) ? { low: null, high: null } : { low: bin.low, high: bin.high, status: null }) },
+      h("span", null, bin.members, h("span", { class: "hidden" }, " rollouts with reward ")), h("span", { class: "fill", style: { height: `${(58 * bin.members) / tallest}px` } }), h("span", null, number(bin.low, 2)));
   }));
   const sets = page.task_sets.map(plain);
   const bar = h("div", { class: "bar" },

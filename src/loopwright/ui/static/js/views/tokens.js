@@ -1,7 +1,7 @@
 // The tokens of one chain, a page at a time. Colour tells one thing of each token; hover or focus tells all of it.
 
 import { askRun } from "../api.js";
-import { facts, h, pick, replace } from "../dom.js";
+import { h, pick, replace } from "../dom.js";
 import { number, plain, whole } from "../format.js";
 
 const PAGE = 1000;
@@ -15,11 +15,11 @@ export class TokenPane {
     this.from = 0;
     this.colour = localStorage.getItem(KEPT) || "logprob";
     this.text = h("div", { class: "tokens", role: "group", "aria-label": "Tokens" });
-    this.detail = h("div", { class: "card", "aria-live": "polite", id: "token" }, h("p", { class: "quiet" }, "Point at a token, or step through them with the arrow keys."));
+    this.detail = h("section", { class: "card token", "aria-live": "polite", "aria-label": "The token pointed at" }, h("h2", null, "Token"), h("p", { class: "quiet" }, "Point at a token, or step through them with ← and →."));
     this.legend = h("div", { class: "legend" });
     this.pager = h("div", { class: "bar" });
     this.note = h("p", { class: "quiet small" });
-    this.node = h("div", null, h("div", { class: "bar" }, this.pager, pick("colour", COLOURS, this.colour, (value) => { this.colour = value; localStorage.setItem(KEPT, value); this.paint(); })), this.legend, this.note, this.detail, h("div", { class: "card" }, this.text));
+    this.node = h("div", null, h("div", { class: "bar" }, this.pager, pick("colour", COLOURS, this.colour, (value) => { this.colour = value; localStorage.setItem(KEPT, value); this.paint(); })), this.legend, this.note, h("div", { class: "card" }, this.text));
     const point = (event) => { const span = event.target.closest?.("span[data-i]"); if (span) this.tell(Number(span.dataset.i)); };
     this.text.addEventListener("mouseover", point);
     this.text.addEventListener("focusin", point);
@@ -94,20 +94,24 @@ export class TokenPane {
     const { data } = this;
     const sampled = Boolean(data.sampled[at]);
     const stored = (values) => (values ? (values[at] === null ? "–" : number(values[at], 5)) : h("span", { class: "quiet" }, "not stored"));
-    replace(this.detail, facts([
-      ["token", whole(this.from + at)],
+    const quiet = (text) => h("span", { class: "quiet" }, text);
+    // The same rows for every token: what moves under the pointer would point at another one.
+    const of = (value) => (sampled ? value() : quiet("–"));
+    const text = data.texts[at] === null ? "–" : JSON.stringify(plain(data.texts[at]));
+    const why = data.why_untrained?.[at] || (data.constrained?.[at] ? "constrained" : null);
+    this.detail.classList.add("open");
+    replace(this.detail, h("h2", null, `Token ${whole(this.from + at)}`), h("dl", { class: "rows" }, [
       ["id", h("b", { "data-field": "id" }, String(data.ids[at]))],
-      ["text", h("code", null, data.texts[at] === null ? "–" : JSON.stringify(plain(data.texts[at])))],
-      ...(sampled ? [
-        ["logprob", h("b", { "data-field": "logprob" }, String(data.logprobs[at]))],
-        ["probability", number(Math.exp(data.logprobs[at]))],
-        ["version", String(data.versions[at])],
-        ["mismatch", stored(data.mismatch)],
-        ["advantage", this.rollout.advantage === null || this.rollout.advantage === undefined ? h("span", { class: "quiet" }, "not stored") : number(this.rollout.advantage)],
-        ["push", h("span", { "data-field": "push" }, stored(data.push))],
-        ["did not train", data.why_untrained?.[at] || (data.constrained?.[at] ? "constrained" : null)],
-      ] : [["", h("span", { class: "quiet" }, "given, not sampled")]]),
-    ]));
+      ["text", h("code", { class: "short", title: text }, text)],
+      ["origin", sampled ? "sampled" : "given"],
+      ["logprob", of(() => h("b", { "data-field": "logprob" }, String(data.logprobs[at])))],
+      ["probability", of(() => number(Math.exp(data.logprobs[at])))],
+      ["version", of(() => String(data.versions[at]))],
+      ["mismatch", of(() => h("span", { "data-field": "mismatch" }, stored(data.mismatch)))],
+      ["advantage", of(() => (this.rollout.advantage === null || this.rollout.advantage === undefined ? quiet("not stored") : number(this.rollout.advantage)))],
+      ["push", of(() => h("span", { "data-field": "push" }, stored(data.push)))],
+      ["trained", of(() => (why ? h("span", { class: "warn" }, `no: ${why}`) : this.rollout.chains[this.chain].trained ? "yes" : "no: only recorded"))],
+    ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
   }
 
   key(event) {

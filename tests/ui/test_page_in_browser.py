@@ -1,0 +1,194 @@
+"""The page in Chromium, on a finished run: what a person clicks, points at and reads is what the run has stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from browser import PHONE, run_path, visiting
+from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, STEPS
+from playwright.async_api import Browser, expect
+
+from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
+from loopwright.types import RolloutKey
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+ROLLOUT = f"/rollout/{BRANCHED.task_set}/{BRANCHED.draw}/{BRANCHED.member}/{BRANCHED.attempt}"
+VIEWS = {
+    "runs": None,
+    "curves": "",
+    "steps": "/steps",
+    "step": f"/step/{HOSTILE_STEP}",
+    "conversation": ROLLOUT,
+    "tokens": f"{ROLLOUT}?view=tokens",
+    "timeline": f"/timeline?to={ENGINE_DIES}",
+    "health": "/health",
+    "config": "/config",
+}
+READY = "main h1:not(:text('Loading'))"
+
+
+def address(run: RunFolder, view: str) -> str:
+    rest = VIEWS[view]
+    return "/" if rest is None else run_path(run.path.name, rest)
+
+
+async def test_a_point_of_a_token_is_what_the_database_has(browser: Browser, planted_run: RunFolder) -> None:
+    stored = StoredRun(planted_run.rollouts).find(BRANCHED)
+    assert stored is not None
+    assert stored.episode is not None
+    async with visiting(browser, planted_run.path.parent) as visit:
+        await visit.page.get_by_role("link", name=planted_run.path.name).click()
+        await visit.page.get_by_role("link", name="Steps", exact=True).click()
+        await visit.page.get_by_role("link", name=f"step {HOSTILE_STEP}", exact=True).click()
+        await (
+            visit.page.locator(".group", has_text=f"{BRANCHED.task_set}/{BRANCHED.draw}")
+            .get_by_role("link")
+            .nth(BRANCHED.member)
+            .click()
+        )
+        await visit.page.get_by_role("button", name="Tokens", exact=True).click()
+        for number, chain in enumerate(stored.episode.chains):
+            if number:
+                await visit.page.locator(f"[data-chain='{number}']").click()
+            await expect(visit.page.locator(".tokens span")).to_have_count(len(chain))
+            for place in (0, len(chain) - 2):
+                await visit.page.locator(f".tokens span[data-i='{place}']").hover()
+                assert await visit.text("[data-field=id]") == str(chain.ids[place])
+                if chain.mask[place]:
+                    assert float(await visit.text("[data-field=logprob]")) == pytest.approx(
+                        float(chain.logprobs[place]), rel=1e-3
+                    )
+        await expect(visit.page.locator(".tree")).to_contain_text("leaves chain 1 at token")
+        await visit.page.get_by_role("button", name="Copy as JSON").click()
+        await expect(visit.page.locator("#notice")).to_contain_text("Copied")
+        copied = json.loads(await visit.page.evaluate("navigator.clipboard.readText()"))
+        assert [one["ids"] for one in copied["chains"]] == [chain.ids.tolist() for chain in stored.episode.chains]
+        # A link to what is shown opens the same, and has no key.
+        here = visit.page.url
+        await visit.page.goto("about:blank")
+        await visit.page.goto(here)
+        await expect(visit.page.locator(".tokens span")).to_have_count(len(stored.episode.chains[-1]))
+
+
+async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:
+    async with visiting(browser, planted_run.path) as visit:
+        await visit.go(run_path(planted_run.path.name, f"/step/{JUDGE_FAILS}"))
+        await visit.page.get_by_label("groups").select_option("failed")
+        await expect(visit.page.locator(".chip.failed")).to_have_count(4)
+        await visit.page.locator(".chip.failed").first.click()
+        await expect(visit.page.locator("main")).to_contain_text("facts.py:12")
+        await visit.go(run_path(planted_run.path.name, f"/step/{NO_SIGNAL}"))
+        await visit.page.get_by_label("groups").select_option("filtered")
+        await expect(visit.page.locator(".group")).to_have_count(3)
+        await visit.go(run_path(planted_run.path.name, "/step/2"))
+        bar = visit.page.locator(".histogram button").last
+        await bar.click()
+        await expect(visit.page.locator(".histogram button[aria-pressed=true]")).to_have_count(1)
+        assert "low=1" in visit.page.url
+        await visit.page.get_by_role("button", name="Side by side").first.click()
+        await expect(visit.page.locator(".sides article")).to_have_count(4)
+
+
+async def test_two_runs_are_compared_and_their_configs_told_apart(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path
+) -> None:
+    for name, rate in (("slow", "1e-05"), ("fast", "0.5")):
+        shutil.copytree(planted_run.path, tmp_path / name)
+        config = tmp_path / name / "config.yaml"
+        config.write_text(config.read_text().replace("1.0e-05", rate).replace("1e-05", rate))
+    async with visiting(browser, tmp_path) as visit:
+        for name in ("slow", "fast"):
+            await visit.page.get_by_label(f"Compare {name}").check()
+        await visit.page.get_by_role("button", name="Compare", exact=True).click()
+        await expect(visit.page.locator("main")).to_contain_text("2 runs side by side")
+        await expect(visit.page.locator("table")).to_contain_text("learner.lr")
+        await expect(visit.page.locator("table")).to_contain_text("0.5")
+        assert await visit.page.locator(".chart canvas").count() >= 5
+        await visit.shot("compare-light")
+
+
+async def test_all_of_it_by_keyboard(browser: Browser, planted_run: RunFolder) -> None:
+    async with visiting(browser, planted_run.path.parent) as visit:
+        press, page = visit.page.keyboard.press, visit.page
+        await press("j")
+        await press("Enter")
+        await page.wait_for_url("**/run/*")
+        await press("2")
+        await page.wait_for_url("**/steps")
+        await page.locator("tbody tr").first.wait_for()
+        await press("j")
+        await press("Enter")
+        await page.wait_for_url(f"**/step/{STEPS}")
+        await page.locator(".group").first.wait_for()
+        await press("k")
+        await page.wait_for_url(f"**/step/{STEPS - 1}")
+        await page.locator(".group").first.wait_for()
+        await press("ArrowRight")
+        await press("Enter")
+        await page.wait_for_url("**/rollout/**")
+        await page.locator(".message").first.wait_for()
+        await press("t")
+        await page.locator(".tokens span").first.wait_for()
+        await press("ArrowRight")
+        await press("ArrowRight")
+        await expect(page.locator("[data-field=id]")).to_be_visible()
+        await press("4")
+        await page.wait_for_url("**/health")
+        await page.locator("main h1").wait_for()
+        await press("?")
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        await press("Escape")
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+        await press("g")
+        await page.wait_for_url(f"{visit.root}/")
+
+
+async def test_what_a_model_wrote_is_shown_as_text(browser: Browser, planted_run: RunFolder) -> None:
+    async with visiting(browser, planted_run.path.parent) as visit:
+        for view in VIEWS:
+            await visit.go(address(planted_run, view))
+            await visit.page.locator(READY).first.wait_for(state="attached")
+            await visit.page.wait_for_load_state(
+                "networkidle"
+            ) if view == "runs" else await visit.page.wait_for_timeout(150)
+            assert await visit.page.evaluate("window.hit") is None, view
+            assert await visit.page.locator("main img, main script").count() == 0, view
+        for view, places in (("conversation", 5), ("config", 1), ("health", 1), ("step", 2)):
+            await visit.go(address(planted_run, view))
+            await expect(visit.page.locator("main")).to_contain_text(HOSTILE[:40])
+            text = await visit.page.locator("main").text_content() or ""
+            assert text.count(HOSTILE) >= places, view
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_nobody_is_kept_out(browser: Browser, planted_run: RunFolder, dark: bool) -> None:
+    async with visiting(browser, planted_run.path.parent, dark=dark) as visit:
+        for view in VIEWS:
+            await visit.go(address(planted_run, view))
+            await visit.page.locator(READY).first.wait_for(state="attached")
+            await visit.page.wait_for_timeout(150)
+            assert await visit.serious_faults() == [], view
+            await visit.shot(f"{view}-{'dark' if dark else 'light'}")
+
+
+async def test_no_view_is_wider_than_a_phone(browser: Browser, planted_run: RunFolder) -> None:
+    async with visiting(browser, planted_run.path.parent, size=PHONE) as visit:
+        for view in VIEWS:
+            await visit.go(address(planted_run, view))
+            await visit.page.locator(READY).first.wait_for(state="attached")
+            await visit.page.wait_for_timeout(150)
+            assert not await visit.is_wider_than_the_window(), view
+            await visit.shot(f"{view}-phone")
+
+
+async def test_a_stored_key_of_a_rollout_with_slashes_opens(browser: Browser, planted_run: RunFolder) -> None:
+    """The address of a rollout is made of its key, whatever it is called."""
+    assert RolloutKey("a/b", 1, 2).task_set == "a/b"
+    async with visiting(browser, planted_run.path) as visit:
+        await visit.go(run_path(planted_run.path.name, "/rollout/no%2Fsuch/1/0/0"))
+        await expect(visit.page.locator("h1")).to_contain_text("There is no rollout no/such/")
