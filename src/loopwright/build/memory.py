@@ -20,7 +20,7 @@ from loopwright.learn.room import SMALLER_STATE, smaller_batches
 from loopwright.learn.trained import WholeModel
 from loopwright.models.device import CPU, planned_device
 from loopwright.models.memory import own_memory, room_on
-from loopwright.models.shapes import ModelShape, model_shape
+from loopwright.models.shapes import META, ModelShape, model_shape
 from loopwright.types import ProduceKind
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class ProcessMemory:
 
     @property
     def largest(self) -> MemoryPart:
-        return max(self.parts, key=lambda part: part.size)
+        """Of those that a setting makes smaller."""
+        return max((part for part in self.parts if part.halved_by), key=lambda part: part.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,8 @@ class _Planner:
     def _learner(self) -> Iterator[MemoryPart]:
         config, learner = self.loaded.config, self.loaded.config.learner
         step, limit, checkpoints = self._step(), learner.micro_batch_tokens, learner.checkpoint_activations
-        with self._shape(self.device) as shape:
+        # peft cannot change a model of a FakeTensorMode.
+        with self._shape(self.device if learner.lora is None else META) as shape:
             trained = self._trained(shape)
             state = TrainedState.of(trained.parameters, shape.size)
             memory = step_memory(shape, trained, step, micro_batch_tokens=limit, checkpointed=checkpoints)
@@ -228,7 +230,7 @@ class _Planner:
     def _on_the_way(self) -> MemoryPart:
         """New weights are a file in memory, and the one before it is written over by the next."""
         config = self.loaded.config
-        with self._shape(self.device) as shape:
+        with self._shape(META) as shape:
             is_whole = config.learner.lora is None or not config.rollout.engine.merges_adapters
             sent = shape.size if is_whole else sum(p.nbytes for p in self._trained(shape).parameters.values())
         return MemoryPart("weights on their way to engines", 2 * sent, SMALLER_STATE)

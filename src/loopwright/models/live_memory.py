@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveMemory(TorchDispatchMode):
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, counts the bytes of the tensors that operations make. Tensors that were there before do not
     count. It also counts tensors without numbers, of the device `meta` or of a FakeTensorMode."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self.used = 0
         self._storages: set[int] = set()
