@@ -66,11 +66,11 @@ def with_a_reference(folder: Path) -> dict[str, Any]:
 
 
 def long_rows(folder: Path) -> dict[str, Any]:
-    """Most of it are activations, in half precision."""
+    """Most of it are activations."""
     shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "max_position_embeddings": 4096}
     model = tiny_llama(folder / "model", **shape)
     return {
-        "model": {"path": str(model), "dtype": "bfloat16"},
+        "model": {"path": str(model)},
         "rollout": {"max_new_tokens": 200},
         "learner": {"micro_batch_tokens": 4000},
     }

@@ -14,6 +14,7 @@ if typing.TYPE_CHECKING:
     from loopwright.build.export import ExportKind, export_model
     from loopwright.build.gateway import ForRuns, serve_gateway
     from loopwright.build.plain_rollouts import Made, roll_out
+    from loopwright.build.rank import open_rank
     from loopwright.build.rehearsal import rehearse
     from loopwright.build.rejudge import rejudge_run
     from loopwright.build.relay import Relayed, WorkerPlace, serve_worker
@@ -37,6 +38,7 @@ __all__ = [
     "evaluate_weights",
     "export_model",
     "open_chat",
+    "open_rank",
     "open_run",
     "rehearse",
     "rejudge_run",
@@ -54,6 +56,7 @@ _MODULES = {
     "export": ("ExportKind", "export_model"),
     "gateway": ("ForRuns", "serve_gateway"),
     "plain_rollouts": ("Made", "roll_out"),
+    "rank": ("open_rank",),
     "rehearsal": ("rehearse",),
     "relay": ("Relayed", "WorkerPlace", "serve_worker"),
     "rejudge": ("rejudge_run",),

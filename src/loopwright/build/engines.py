@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from loopwright.build import parts
 from loopwright.build.engine_actors import engine_actors, torch_actors
 from loopwright.build.lease_holder import lease_holder
-from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.sampling import LoadedSamplingParts, LocalSamplingParts
 from loopwright.build.servers import attached_launches, version_labels
 from loopwright.build.vllm import vllm_launches
 from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, TorchEngineConfig, VllmEngineConfig
@@ -81,7 +81,7 @@ class Engines:
 
 @asynccontextmanager
 async def embedded_engine(
-    sampling: LocalSamplingParts, version: int, tracker: Tracker, adapted: AdaptedModel | None
+    sampling: LoadedSamplingParts, version: int, tracker: Tracker, adapted: AdaptedModel | None
 ) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing. If adapters are trained, the weights
     that have one are the engine's own, and the adapters are merged into them. The learner begins with weights
@@ -125,8 +125,9 @@ async def engines_apart(
 
 def _proof(sampling: LocalSamplingParts, learner: Learner) -> WeightProof:
     config = sampling.config
-    vocabulary = sampling.model.model.config.vocab_size
-    return WeightProof(learner, vocabulary, temperature=config.rollout.temperature, dtype=config.model.dtype)
+    return WeightProof(
+        learner, sampling.model.vocabulary, temperature=config.rollout.temperature, dtype=config.model.dtype
+    )
 
 
 def _launches(

@@ -17,7 +17,8 @@ from loopwright.data import EpochSampler, open_source
 from loopwright.engines.timed import TimedClient
 from loopwright.models.device import chosen_device
 from loopwright.models.load import LoadedModel, load_model
-from loopwright.models.runtime import configure, half_of_the_threads
+from loopwright.models.outline import ModelOutline, outline_of
+from loopwright.models.runtime import all_threads, configure, half_of_the_threads
 from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy, StreamingEngine
 from loopwright.produce import (
@@ -73,6 +74,19 @@ def make_model(loaded: Loaded, cache: Path, path: str | None = None) -> LoadedMo
     model = loaded.config.model
     configure(threads=_threads(loaded.config, model.threads), deterministic=loaded.config.trainer.deterministic)
     return model_at(loaded, path or model.path, cache)
+
+
+def make_outline(loaded: Loaded, cache: Path) -> ModelOutline:
+    """What is known of the model of the config without its weights."""
+    model = loaded.config.model
+    return outline_of(model_source(loaded, model.path), cache=cache, max_context=model.max_context)
+
+
+def rank_threads(config: RunConfig) -> int:
+    """The threads of each rank of the learner: those that one process would have are shared out."""
+    if config.model.threads is not None:
+        return config.model.threads
+    return max(1, (_threads(config, None) or all_threads()) // config.learner.ranks)
 
 
 def engine_threads(config: RunConfig) -> int | None:

@@ -26,9 +26,15 @@ from loopwright.build.gateway import gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.lora import adapted_model
 from loopwright.build.page import open_run_page
-from loopwright.build.recipe import load_ingredients, make_recipe
+from loopwright.build.recipe import Ingredients, load_ingredients, make_driver_recipe, make_recipe
 from loopwright.build.relay import dialled_door
-from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
+from loopwright.build.sampling import (
+    LoadedSamplingParts,
+    LocalSamplingParts,
+    SamplingOfRun,
+    open_local_sampling_parts,
+    open_ranked_sampling_parts,
+)
 from loopwright.config import DoorConfig, Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.engines.http.model_card import ModelCard
@@ -42,6 +48,7 @@ from loopwright.track.redacting import redacting, redactor_of
 from loopwright.types import BufferKind
 
 if TYPE_CHECKING:
+    from loopwright.cluster.cluster import Cluster
     from loopwright.gateway.registration import RunModel
     from loopwright.learn.lora import AdaptedModel
 
@@ -73,7 +80,7 @@ class Standing:
 
     settings: RunSettings
     redact: Redactor
-    sampling: LocalSamplingParts
+    sampling: SamplingOfRun
     adapted: AdaptedModel | None
     """What the learner trains, if that is adapters."""
     recipe: Recipe
@@ -100,9 +107,7 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         stack.enter_context(redacting(redact))
         ingredients = load_ingredients(loaded)
         cluster = await stack.enter_async_context(open_run_cluster(loaded, settings.path))
-        sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, settings.cache, cluster))
-        adapted = await sampling.compute.run(adapted_model, config, sampling.model)
-        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, settings.cache, adapted)
+        sampling, adapted, recipe = await _model(loaded, settings.cache, cluster, ingredients, stack)
         folder = stack.enter_context(_folder(settings))
         # A process that was killed may have left it, and this one may have no cluster.
         folder.ray.unlink(missing_ok=True)
@@ -117,6 +122,19 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         if console is not None:
             stack.enter_context(console)
         yield Standing(settings, redact, sampling, adapted, recipe, folder, storage, journal, engines, reached, brought)
+
+
+async def _model(
+    loaded: Loaded, cache: Path, cluster: Cluster | None, ingredients: Ingredients, stack: AsyncExitStack
+) -> tuple[SamplingOfRun, AdaptedModel | None, Recipe]:
+    """The model with its adapters, or what this process must know of it if ranks train it; and what is optimised."""
+    if loaded.config.learner.ranks > 1:
+        outlined = await stack.enter_async_context(open_ranked_sampling_parts(loaded, cache, cluster))
+        return outlined, None, make_driver_recipe(loaded, ingredients, outlined.model)
+    sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache, cluster))
+    adapted = await sampling.compute.run(adapted_model, loaded.config, sampling.model)
+    recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache, adapted)
+    return sampling, adapted, recipe
 
 
 def _folder(settings: RunSettings) -> AbstractContextManager[RunFolder]:
@@ -142,7 +160,7 @@ def checkpoints_of(config: RunConfig, folder: RunFolder) -> Checkpoints:
 
 
 def _engines(
-    sampling: LocalSamplingParts,
+    sampling: SamplingOfRun,
     adapted: AdaptedModel | None,
     folder: RunFolder,
     storage: Storage,
@@ -150,7 +168,8 @@ def _engines(
     env: Mapping[str, str],
 ) -> AbstractAsyncContextManager[Engines]:
     config = sampling.config
-    if config.rollout.engine.processes(config.trainer.kind) == 0:
+    is_embedded = config.rollout.engine.processes(config.trainer.kind) == 0
+    if is_embedded and isinstance(sampling, LoadedSamplingParts):
         latest = checkpoints_of(config, folder).latest()
         return embedded_engine(sampling, latest.step if latest else 0, journal, adapted)
     return engines_apart(sampling, folder, storage, journal, env)

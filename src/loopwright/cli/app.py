@@ -18,6 +18,7 @@ from loopwright.cli.engine import engine
 from loopwright.cli.eval import evaluate
 from loopwright.cli.export import export
 from loopwright.cli.gateway import gateway
+from loopwright.cli.learner_rank import learner_rank
 from loopwright.cli.migrate import migrate
 from loopwright.cli.rejudge import rejudge
 from loopwright.cli.replay import replay
@@ -52,6 +53,7 @@ app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)
 app.command("gateway")(gateway)
+app.command("learner-rank", hidden=True)(learner_rank)
 app.command("worker")(worker)
 app.command("agent-server")(agent_server)
 app.command("vllm-extension")(vllm_extension)

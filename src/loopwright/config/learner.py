@@ -185,6 +185,8 @@ class LearnerConfig(Section):
     mini_batches: Count = 1
     micro_batch_tokens: Count = 4096
     checkpoint_activations: bool = False
+    ranks: Count = 1
+    placement: Literal["local"] = "local"
     lora: LoraConfig | None = None
     max_restarts: CountOrZero = 3
     advantage: AdvantageConfig = PlainAdvantage()

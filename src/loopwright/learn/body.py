@@ -7,7 +7,8 @@ small model, are added to the parameters' `.grad` as soon as they are computed.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +23,8 @@ from loopwright.models.device import CPU
 from loopwright.models.lean import LeanModel
 from loopwright.models.load import LoadedModel
 from loopwright.models.rotary import Angles
+
+T = TypeVar("T")
 
 
 class Body(Protocol):
@@ -39,6 +42,10 @@ class Body(Protocol):
 
     def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:
         """The last hidden states of the tokens that predict something, `data.logit_positions`, in their order."""
+        ...
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do `work`, which reads `head` and calls `hidden`, where the parameters are whole. It returns tensors."""
         ...
 
 
@@ -81,6 +88,9 @@ class ModuleBody:
         hidden: torch.Tensor = output.last_hidden_state[0, data.logit_positions]
         return hidden
 
+    def run(self, work: Callable[[], T]) -> T:
+        return work()
+
 
 class LeanBody:
     """The hand-written layers. After the attention of the last layer, only tokens that predict something are
@@ -113,6 +123,9 @@ class LeanBody:
                 x = _both_halves(x, layer, setting, keep)
         hidden: torch.Tensor = self._norm(x)
         return hidden
+
+    def run(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 def _both_halves(

@@ -32,6 +32,18 @@ from loopwright.types import Group
 FUSED = ("cpu", "cuda")
 
 
+def optimizer_of(weights: MasterWeights, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        weights.named.values(),
+        lr=recipe.lr,
+        betas=recipe.betas,
+        eps=recipe.eps,
+        weight_decay=recipe.weight_decay,
+        # Elsewhere torch has no fused kernel.
+        fused=device.type in FUSED,
+    )
+
+
 class TorchLearner:
     """Trains the parameters of `loaded` in place, or `trained` instead, in the compute thread. It must be constructed
     in that thread too, because the constructor computes."""
@@ -46,15 +58,7 @@ class TorchLearner:
         self._compute = compute
         self._version = 0
         self._weights = MasterWeights(self._trained.parameters)
-        self._optimizer = torch.optim.AdamW(
-            self._weights.named.values(),
-            lr=recipe.lr,
-            betas=recipe.betas,
-            eps=recipe.eps,
-            weight_decay=recipe.weight_decay,
-            # Elsewhere torch has no fused kernel.
-            fused=loaded.model.device.type in FUSED,
-        )
+        self._optimizer = optimizer_of(self._weights, recipe, loaded.model.device)
         self._executor = StepExecutor(
             recipe,
             self._trained.body(checkpointed=recipe.checkpoint_activations),

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig as PeftConfig
@@ -35,6 +35,8 @@ from loopwright.models.linear import Linear, replace_linears
 from loopwright.models.load import LoadedModel
 from loopwright.models.weight_files import spec_of
 from loopwright.ports import WeightSink
+
+T = TypeVar("T")
 
 NAME = "default"
 """What peft calls the only adapter."""
@@ -169,6 +171,9 @@ class _WithoutAdapters:
     def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:
         with self._peft.disable_adapter():
             return self._body.hidden(data, plan)
+
+    def run(self, work: Callable[[], T]) -> T:
+        return self._body.run(work)
 
 
 def add_adapters(model: Any, shape: AdapterShape, seed: int) -> Any:

@@ -40,6 +40,11 @@ class LoadedModel:
     forward: PackedForward
     parts: LeanModel | None = None
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids it knows."""
+        return int(self.model.config.vocab_size)
+
 
 def load_model(
     path: str,
@@ -57,9 +62,8 @@ def load_model(
     source = source_of(path, cache)
     tokenizer = load_tokenizer(source)
     base, adapters = base_of(source)
-    config = read_pretrained(AutoConfig, base, "config")
-    check_architecture(config)
-    model = _load_weights(base, dtype)
+    config = read_config(base)
+    model = load_weights(base, dtype)
     for adapter in adapters:
         adapter.merge_into(model)
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
@@ -71,9 +75,8 @@ def load_model(
     replace_norms(model)
     if device.type == CPU:
         replace_linears(model)
-    limit = getattr(config, "max_position_embeddings", None) or 2048
-    longest = min(limit, max_context or limit)
-    choose_angles(model, min(limit, trained_context or longest))
+    longest = context_of(config, max_context)
+    choose_angles(model, context_of(config, trained_context or longest))
     find = (lambda: library(cache / "native")) if native else None
     forward = fastest_forward(model, proven(model, longest), find)
     parts = forward.model if isinstance(forward, LeanForward) else None
@@ -81,11 +84,25 @@ def load_model(
 
 
 def source_of(path: str, cache: Path) -> str:
-    """The folder or the Hugging Face name from which a model is read."""
+    """The folder, or the Hugging Face name, that has the files of the model at `path`."""
     return str(smollm2_folder(cache)) if path == SMOLLM2 else path
 
 
-def _load_weights(source: str, dtype: str) -> Any:
+def read_config(source: str) -> Any:
+    """The model's own config. Raises ModelError if such a model could not be trained."""
+    config = read_pretrained(AutoConfig, source, "config")
+    _check_architecture(config)
+    return config
+
+
+def context_of(config: Any, wanted: int | None) -> int:
+    """How many tokens the context holds: as many as `wanted`, if the model can."""
+    limit = getattr(config, "max_position_embeddings", None) or 2048
+    return min(limit, wanted or limit)
+
+
+def load_weights(source: str, dtype: str) -> Any:
+    """The model, without what makes it ours."""
     options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
     model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
     # transformers fills gaps with random numbers and only prints a warning.
@@ -97,8 +114,7 @@ def _load_weights(source: str, dtype: str) -> Any:
     return model
 
 
-def check_architecture(config: Any) -> None:
-    """Raise ModelError if it is known from its config that such a model cannot run here."""
+def _check_architecture(config: Any) -> None:
     name = getattr(config, "model_type", "model")
     if getattr(config, "is_encoder_decoder", False):
         raise unsupported(name, "it is an encoder-decoder")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from loopwright.models.adapter_files import base_of
 from loopwright.models.attention import NAME
@@ -24,11 +24,10 @@ from loopwright.models.device import CPU
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.linear import replace_linears
-from loopwright.models.load import LoadedModel, check_architecture, source_of
+from loopwright.models.load import LoadedModel, context_of, read_config, source_of
 from loopwright.models.norm import replace_norms
 from loopwright.models.probe import Probe, run_probe
 from loopwright.models.recognise import llama_parts
-from loopwright.models.tokenizer import read_pretrained
 
 META = "meta"
 
@@ -61,16 +60,14 @@ def model_shape(
 ) -> Iterator[ModelShape]:
     """The shape of the model that `load_model` would load. It is usable inside of the context only. Raises ModelError
     if the model could not run here."""
-    config = read_pretrained(AutoConfig, base_of(source_of(path, cache))[0], "config")
-    check_architecture(config)
+    config = read_config(base_of(source_of(path, cache))[0])
     with torch.device(META):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
     model.eval()
     # Which rows of the table have gradients depends on the ids, and makes no difference to memory.
     model.get_input_embeddings().padding_idx = None
     _replace_norms(model)
-    limit = getattr(config, "max_position_embeddings", None) or 2048
-    longest = min(limit, max_context or limit)
+    longest = context_of(config, max_context)
     if device_type != CPU:
         model.to(META)
         yield ModelShape(LoadedModel(model, None, longest, ModuleForward(model)))

@@ -79,6 +79,11 @@ class RunFolder:
         return self.path / "engine.log"
 
     @property
+    def ranks(self) -> Path:
+        """The logs of the learner's ranks, one file for each."""
+        return self.path / "ranks"
+
+    @property
     def follower_log(self) -> Path:
         """What the processes write that send metrics to W&B and MLflow."""
         return self.path / "followers.log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loopwright.runs.auditing.audit import standing
+from loopwright.ui.alarm_answers import alarms_of
 from loopwright.ui.answers import cut
 from loopwright.ui.asked import Asked
 from loopwright.ui.run_answers import is_alive
@@ -16,12 +17,19 @@ def health(view: RunView, asked: Asked) -> dict[str, Any]:
         {"name": event["name"], "step": event["step"], "at": event["end"], "facts": cut(event.get("facts") or {}, 1000)}
         for event in view.engine_events()[-50:]
     ]
+    alive = is_alive(view)
     return {
-        "alive": is_alive(view),
+        "alive": alive,
         **view.progress(),
+        "alarms": alarms_of(view, alive),
         "conservation": _conservation(view),
         "engine_events": engines,
     }
+
+
+def alarms_alone(view: RunView, asked: Asked) -> dict[str, Any]:
+    """For the first view of a run, which shows them at its top."""
+    return {"alarms": alarms_of(view, is_alive(view))}
 
 
 def _conservation(view: RunView) -> dict[str, Any]:

@@ -6,10 +6,11 @@ Several requests may ask at once, so everything that changes is behind one lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from loopwright.buffer.archive import Archive
 from loopwright.errors import RefusedError
@@ -17,6 +18,10 @@ from loopwright.runs.event_index import EventIndex
 from loopwright.runs.metric_columns import MetricColumns, MetricRows
 from loopwright.runs.run_folder import RunFolder
 from loopwright.ui.token_text import TokenText
+
+Kept = TypeVar("Kept")
+KEPT_SECONDS = 3.0
+"""How long an answer that needs much reading is given again."""
 
 
 class RunView:
@@ -30,6 +35,7 @@ class RunView:
         self._events = EventIndex(folder.events)
         self._archive: tuple[int, Archive] | None = None
         self._texts: TokenText | None = None
+        self._remembered: dict[Hashable, tuple[float, Any]] = {}
 
     @property
     def name(self) -> str:
@@ -84,12 +90,30 @@ class RunView:
             self._metrics.refresh()
             return self._metrics.series(name)
 
+    def times(self) -> list[float]:
+        """When each step of the metrics ended."""
+        with self._lock:
+            return self._metrics.times
+
+    def remembered(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
+        """What `make` gives, or has given a moment ago. Several pages that ask at once cost one reading."""
+        with self._lock:
+            at, found = self._remembered.get(name, (0.0, None))
+        if time.monotonic() - at > KEPT_SECONDS:
+            found = make()
+            with self._lock:
+                self._remembered[name] = time.monotonic(), found
+        return cast(Kept, found)
+
     def progress(self) -> dict[str, Any]:
-        """How far the metrics are, cheap enough to ask every second."""
+        """How far the metrics and the events are, cheap enough to ask every second."""
         self.inside(self._folder.metrics)
+        self.inside(self._folder.events)
         with self._lock:
             self._metrics.refresh()
+            self._events.refresh()
             return {
+                "events": self._events.rows,
                 "edition": self._metrics.edition,
                 "rows": self._metrics.rows,
                 "step": self._metrics.last_step,

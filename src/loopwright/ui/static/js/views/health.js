@@ -3,6 +3,7 @@
 import { askRun } from "../api.js";
 import { facts, h, replace } from "../dom.js";
 import { ago, clock, plain, whole } from "../format.js";
+import { alarmCards } from "./alarms.js";
 
 const STATUSES = ["pending", "aborted", "completed", "expired", "consumed", "filtered", "failed", "discarded", "rolled_back"];
 
@@ -14,7 +15,7 @@ export async function show({ run, signal, watch }) {
     const used = STATUSES.filter((status) => sets.some(([, counts]) => counts[status]));
     replace(box,
       h("section", { class: "card" }, facts([["state", data.alive ? h("span", { class: "good" }, "running") : "not running"], ["step", data.step], ["last step", ago(data.at)]])),
-      h("section", null, h("h2", null, "Alarms"), alarms(run, data.alarms)),
+      h("section", null, h("h2", null, "Alarms"), alarmCards(run, data.alarms)),
       h("section", { class: "card" }, h("h2", null, "Where every group stands"), sets.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Where every group stands" }, h("table", null,
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "task set"), used.map((status) => h("th", { scope: "col", class: "right" }, status.replace("_", " "))), h("th", { scope: "col", class: "right" }, "groups"), h("th", { scope: "col", class: "right" }, "rollouts"))),
         h("tbody", null, sets.map(([name, counts]) => h("tr", null, h("th", { scope: "row" }, name), used.map((status) => h("td", { class: "right" }, counts[status] ? whole(counts[status].groups) : "0")),
@@ -23,11 +24,5 @@ export async function show({ run, signal, watch }) {
         h("tbody", null, [...data.engine_events].reverse().map((event) => h("tr", null, h("td", null, clock(event.at)), h("td", null, event.step), h("td", null, plain(event.name).replace("_", " ")), h("td", null, h("pre", null, Object.entries(event.facts).map(([name, value]) => `${name}: ${plain(value)}`).join("\n"))))))) : h("p", { class: "quiet" }, "No engine was lost.")));
   };
   await load();
-  return { node: h("div", null, h("div", { class: "head" }, h("h1", null, "Health")), box), title: `Health of ${run}`, shown: () => watch([run], (said, old) => { if (old && (said.rows !== old.rows || said.alive !== old.alive)) load().catch(() => {}); }) };
-}
-
-function alarms(run, found) {
-  if (found === undefined) return h("p", { class: "quiet" }, "None are computed.");
-  if (!found.length) return h("p", { class: "good" }, "No alarm.");
-  return found.map((alarm) => h("article", { class: `alarm${alarm.severe ? " severe" : ""}` }, h("h3", null, plain(alarm.title)), h("p", null, plain(alarm.numbers)), h("p", { class: "quiet small" }, `Rule: ${plain(alarm.rule)}`), alarm.links?.length ? h("p", null, alarm.links.map((link) => [h("a", { href: link.href }, plain(link.text)), " "])) : null));
+  return { node: h("div", null, h("div", { class: "head" }, h("h1", null, "Health")), box), title: `Health of ${run}`, shown: () => watch([run], (said, old) => { if (old && (said.rows !== old.rows || said.events !== old.events || said.alive !== old.alive)) load().catch(() => {}); }) };
 }

@@ -5,6 +5,7 @@ import { Chart, ChartGroup } from "../chart.js";
 import { facts, h, pick, replace } from "../dom.js";
 import { ago, duration, number, plain } from "../format.js";
 import { Metrics } from "../metrics.js";
+import { alarmLine } from "./alarms.js";
 import { charts, controls } from "./curves.js";
 
 export async function show({ run, query, signal, go, watch }) {
@@ -16,6 +17,8 @@ export async function show({ run, query, signal, go, watch }) {
   const group = new ChartGroup();
   const grid = h("div", { class: "cards" });
   const progress = h("div", { class: "card" });
+  const warned = h("div", { role: "status" });
+  const warn = async () => replace(warned, alarmLine(run, (await askRun(run, "/alarms", {}, signal)).alarms));
   const tell = (now) => {
     const share = about.steps ? Math.min(1, now.step / about.steps) : null;
     replace(progress, facts([
@@ -42,7 +45,7 @@ export async function show({ run, query, signal, go, watch }) {
   const bar = controls(group, h);
   if (choice) bar.prepend(choice);
   const empty = h("p", { class: "quiet", hidden: store.rows > 0 }, "No step has been trained yet. The curves begin with the first one.");
-  const node = h("div", null, h("h1", { class: "hidden" }, `Curves of ${run}`), progress, bar, empty, grid);
+  const node = h("div", null, h("h1", { class: "hidden" }, `Curves of ${run}`), warned, progress, bar, empty, grid);
   const news = async (said) => {
     if (said.gone) return;
     if (said.edition !== store.edition || said.rows !== store.rows) {
@@ -54,12 +57,13 @@ export async function show({ run, query, signal, go, watch }) {
       const silent = charts(names, taskSet).filter((one) => one.silent && one.lines.some(([name]) => store.series(name).values.some((value) => value > 0))).length;
       if (more || silent !== shownSilent) build(); else group.draw();
       node.dataset.rows = store.rows;
+      await warn();
     }
     tell(said);
   };
   return {
     node, title: run,
-    shown: () => { build(); node.dataset.rows = store.rows; watch([run], (said) => news(said).catch((error) => { if (error.name !== "AbortError") console.warn(error.message); })); },
+    shown: () => { build(); warn().catch(() => {}); node.dataset.rows = store.rows; watch([run], (said) => news(said).catch((error) => { if (error.name !== "AbortError") console.warn(error.message); })); },
     destroy: () => group.destroy(),
     key: (event) => { if (event.key === "r") { group.setZoom(null); return true; } if (event.key === "/") { bar.querySelector("input[type=number]").focus(); return true; } return false; },
   };

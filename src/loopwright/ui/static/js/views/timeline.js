@@ -24,7 +24,7 @@ export async function show({ run, query, signal, go, watch }) {
   const tell = (span) => replace(detail, facts([["what", plain(span.name)], ["step", span.step], ["took", duration(span.end - span.start)], ["who", plain(span.who)], ["ended", span.ok ? "well" : plain(span.error) || "with an error"], ...Object.entries(span.facts || {}).map(([name, value]) => [name, plain(value)])]));
   const draw = () => {
     if (!data.spans.length) { replace(box, h("p", { class: "quiet" }, "Nothing has ended yet.")); return; }
-    const begin = Math.min(...data.spans.map((span) => span.start)), end = Math.max(...data.spans.map((span) => span.end));
+    const { begin, end } = data;
     const whole = Math.max(1e-9, end - begin);
     const lanes = new Map();
     for (const span of data.spans) {
@@ -39,11 +39,16 @@ export async function show({ run, query, signal, go, watch }) {
         return h("button", { type: "button", class: `tone-${TONES[plain(span.name)] || 8}${span.ok ? "" : " broken"}`, "aria-label": label, title: label, onmouseover: () => tell(span), onfocus: () => tell(span), style: { left: `${(100 * (span.start - begin)) / whole}%`, width: `${(100 * (span.end - span.start)) / whole}%` } });
       })), h("span", { class: "small quiet right", title: "share of the time without work" }, percent(Math.max(0, 1 - busy / whole)))];
     });
+    const work = (data.work || []).map((lane) => {
+      const most = Math.max(...lane.cells), what = lane.work === "judge" ? "judging" : lane.worker === null ? "rollouts" : `worker ${plain(lane.worker)}`;
+      const label = `${what}: ${lane.rollouts} rollouts, at most ${number(most)} at once, nothing to do in ${percent(lane.idle)} of the time`;
+      return [h("span", { class: "small" }, what, " ", h("span", { class: "quiet" }, `≤ ${number(most)}`)), h("div", { class: "lane" }, density(lane, most, label)), h("span", { class: "small quiet right", title: "share of the time without work" }, percent(lane.idle))];
+    });
     const totals = new Map();
     for (const span of data.spans) totals.set(plain(span.name), (totals.get(plain(span.name)) || 0) + span.end - span.start);
     replace(box, h("section", { class: "card" },
       h("h2", null, data.steps.length > 1 ? `Steps ${data.steps[0]} to ${data.steps[data.steps.length - 1]}` : `Step ${data.steps[0]}`, h("span", { class: "quiet" }, ` · ${duration(whole)}`)),
-      h("div", { class: "lanes" }, h("span"), h("span", { class: "small quiet" }, "0 s to ", duration(whole)), h("span", { class: "small quiet right" }, "idle"), rows),
+      h("div", { class: "lanes" }, h("span"), h("span", { class: "small quiet" }, "0 s to ", duration(whole)), h("span", { class: "small quiet right" }, "idle"), work, rows),
       h("ul", { class: "legend" }, [...totals].map(([name, seconds]) => h("li", { class: `tone-${TONES[name] || 8}` }, h("span", { class: "swatch box" }), `${name} ${duration(seconds)} (${number((100 * seconds) / whole, 2)} %)`))),
       data.left_out ? h("p", { class: "quiet" }, `${data.left_out} earlier spans are not shown.`) : null), detail);
   };
@@ -54,9 +59,18 @@ export async function show({ run, query, signal, go, watch }) {
   const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Timeline"), h("span", { class: "grow" }), earlier, later, pick("steps", COUNTS.map((one) => [one, one]), count, (value) => go(address({ count: value }))), to ? h("button", { type: "button", onclick: () => go(address({ to: null })) }, "Latest") : null), box);
   return {
     node, title: `Timeline of ${run}`,
-    shown: () => watch([run], (said, old) => { if (!to && old && said.rows !== old.rows) load().catch(() => {}); }),
+    shown: () => watch([run], (said, old) => { if (!to && old && (said.rows !== old.rows || said.events !== old.events)) load().catch(() => {}); }),
     key: (event) => { if (event.key === "j" && !later.disabled) { later.click(); return true; } if (event.key === "k" && !earlier.disabled) { earlier.click(); return true; } return false; },
   };
+}
+
+// How many rollouts were under way, as a filled curve.
+function density(lane, most, label) {
+  const canvas = h("canvas", { width: lane.cells.length, height: 20, role: "img", "aria-label": label, title: label });
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(lane.work === "judge" ? "--tone-3" : "--tone-1");
+  lane.cells.forEach((cell, at) => { const high = cell ? Math.max(1, (20 * cell) / most) : 0; pen.fillRect(at, 20 - high, 1, high); });
+  return canvas;
 }
 
 // A lane is an engine, a worker or a rank if the event names one; else the kind of work.
