@@ -11,8 +11,11 @@ from loopwright.engines.http.fields import Fields, malformed
 from loopwright.engines.http.wire import choice_from_json
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.render.grammar import as_lark
-from loopwright.types import FinishReason, GenerateRequest, Generation
+from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation
 from loopwright.types.sampling import MOST_ALTERNATIVES, Likeliest
+
+DIRECTIVE = "%llguidance"
+"""The beginning of a grammar by which llguidance knows its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,7 @@ def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Ma
             # Only the request says where an answer ends: vLLM would also stop at the model's own end tokens.
             "ignore_eos": True,
             "logprobs": _asked_logprobs(request.alternatives),
-            # A server uses one library for all requests: that of the first one, if its backend is `auto`. A bare schema
-            # would go to another one, which allows any white space.
-            **({} if constraint is None else {"structured_outputs": {"grammar": as_lark(constraint)}}),
+            **({} if constraint is None else {"structured_outputs": {"grammar": _for_llguidance(constraint)}}),
         },
         **_salted(salt),
     }
@@ -67,6 +68,13 @@ def part_from_json(body: Any, version: int, alternatives: int = 0) -> VllmPart:
     likeliest = tuple(_likeliest(entry, alternatives) for entry in _content(body)) if alternatives else ()
     sampled = Generation(choice.ids, choice.logprobs, versions, finish, alternatives=likeliest)
     return VllmPart(sampled, choice.finish is not None, choice.spans)
+
+
+def _for_llguidance(constraint: Constraint) -> str:
+    """The grammar, such that no other library takes it: one would allow any white space in JSON. A server uses one
+    library for all requests, and with the backend `auto` that is the one that takes the first of them."""
+    text = as_lark(constraint)
+    return text if text.startswith(DIRECTIVE) else f"{DIRECTIVE} {{}}\n{text}"
 
 
 def _asked_logprobs(alternatives: int) -> int:
