@@ -81,5 +81,5 @@ def test_sampling_and_training_take_turns() -> None:
     ],
 )
 def test_the_verdict(total: int | None, free: int | None, said: str) -> None:
-    sizes = [None if size is None else size * GIB for size in (total, free)]
-    assert said in verdict(DeviceRoom("cpu", 6 * GIB, *sizes, PART))[0]
+    whole, now = (None if size is None else size * GIB for size in (total, free))
+    assert said in verdict(DeviceRoom("cpu", 6 * GIB, whole, now, PART))[0]
