@@ -19,7 +19,7 @@ from loopwright.learn.memory_plan import StepShape, TrainedState, step_memory
 from loopwright.learn.room import SMALLER_STATE, smaller_batches
 from loopwright.learn.trained import WholeModel
 from loopwright.models.device import CPU, planned_device
-from loopwright.models.memory import own_memory, room_on
+from loopwright.models.memory import anonymous_memory, room_on
 from loopwright.models.shapes import META, ModelShape, model_shape
 from loopwright.types import ProduceKind
 
@@ -253,4 +253,4 @@ def _shape(loaded: Loaded, cache: Path, device: str, path: str | None = None) ->
 def _base(device: str) -> Iterator[MemoryPart]:
     """What a process takes before it loads a model, as far as it is on the device."""
     if device == CPU:
-        yield MemoryPart("Python, torch and transformers", own_memory(), "")
+        yield MemoryPart("Python, torch and transformers", anonymous_memory(), "")

@@ -29,7 +29,7 @@ def memory_of(device: torch.device) -> str:
     return str(device) if free_now is None else f"the {device} ({free_now / GIB:.1f} GiB free now)"
 
 
-def own_memory() -> int:
+def anonymous_memory() -> int:
     """The bytes of this process that no file holds: what Python and the modules that it has imported take. 0 if the
     kernel does not say."""
     sizes = (line.split() for line in lines(Path("/proc/self/status")))
