@@ -13,7 +13,7 @@ NODES = "trainer.nnodes"
 OFFLOAD = "remove it: nothing is moved off the device; learner.ranks and learner.lora need less memory on each"
 ALL_RANKS = "remove it: every weight is sharded over all learner.ranks"
 PARALLEL = "remove it: a chain is computed by one rank; learner.checkpoint_activations takes longer ones"
-SERVERS = "give it to vLLM servers: rollout.engine.args: [--tensor-parallel-size, N]; an engine of ours computes on one device"
+SERVERS = "an engine of ours computes on one device; vLLM takes rollout.engine.args: [--tensor-parallel-size, N]"
 DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 FLOAT32 = ("fp32", "float32")
 
