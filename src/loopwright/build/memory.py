@@ -231,7 +231,7 @@ class _Planner:
         """New weights are a file in memory, and the one before it is written over by the next."""
         config = self.loaded.config
         with self._shape(META) as shape:
-            is_whole = config.learner.lora is None or not config.rollout.engine.merges_adapters
+            is_whole = config.learner.lora is None or not config.rollout.engine.takes_adapters
             sent = shape.size if is_whole else sum(p.nbytes for p in self._trained(shape).parameters.values())
         return MemoryPart("weights on their way to engines", 2 * sent, SMALLER_STATE)
 
