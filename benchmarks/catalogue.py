@@ -12,6 +12,7 @@ from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
 from benchmarks.models import Model
 from benchmarks.neighbour import BesideBusy
+from benchmarks.page import LargePage
 from benchmarks.pool import PoolRequests
 from benchmarks.relay import RelayCalls
 from benchmarks.remote import Remote
@@ -73,6 +74,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         "relay",
         "a call through a worker of a relay: 512-token prompts, 128-token answers; beside its engine, asked directly",
     ),
+    LargePage("page", "the web page on a run of 1,000 steps x 512 rollouts: when views are usable, and what they cost"),
     ClusterCalls("cluster", "what actors of Ray cost: a call, rollouts with 1 to 16 of them, calls through the door"),
 )
 

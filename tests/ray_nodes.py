@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from loopwright.cluster.environment import prepare_environment
-from loopwright.config.placement import START_SECONDS
+from loopwright.config.placement import ROOM_SECONDS, START_SECONDS
 from loopwright.config.roles import Role, RoleKind
 
 HOST = "127.0.0.1"
@@ -53,8 +53,9 @@ class Nodes:
 class OnNode:
     """Starts actors as a cluster does, on a certain node. None: wherever there is room."""
 
-    def __init__(self, node: str | None) -> None:
+    def __init__(self, node: str | None, memory: int | None = None) -> None:
         self._node = node
+        self._memory = memory
         self.hosts: list[Any] = []
         """All actors that were started so far."""
 
@@ -68,7 +69,12 @@ class OnNode:
         if self._node is not None:
             options = {**options, "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False)}
         name, sent = role.actor_name(number), pickled(opening, what)
-        fixed: Mapping[str, Any] = {"memory": None, "on_output": lambda output: None, "start_seconds": START_SECONDS}
+        fixed: Mapping[str, Any] = {
+            "memory": self._memory,
+            "on_output": lambda output: None,
+            "start_seconds": START_SECONDS,
+        }
+        fixed = {**fixed, "room_seconds": ROOM_SECONDS}
         async with launched(name, sent, options, **fixed) as host:
             self.hosts.append(host)
             yield host

@@ -54,3 +54,12 @@ def test_every_error_needs_a_remedy(kind: type[LoopwrightError]) -> None:
 def test_every_error_says_what_it_is_for(kind: type[LoopwrightError]) -> None:
     assert kind.__doc__ != LoopwrightError.__doc__ or kind is LoopwrightError
     assert kind.__doc__
+
+
+def test_a_lost_learner_says_which_rank_why_and_its_last_words() -> None:
+    error = errors.LearnerLostError.of_rank(1, "it was killed by SIGKILL", "Segmentation fault")
+    assert error.facts == {"rank": 1, "cause": "it was killed by SIGKILL", "last_words": "Segmentation fault"}
+    assert (
+        error.message == "rank 1 of the learner is lost: it was killed by SIGKILL; its last words:\nSegmentation fault"
+    )
+    assert errors.LearnerLostError.of_rank(0, "silent", "").message == "rank 0 of the learner is lost: silent"

@@ -35,6 +35,7 @@
     ├── RefusedError               a request to one of our servers cannot be served as it is
     ├── LeaseError                 another run holds the server that this one wants to use
     ├── BudgetError                the run can make no progress, and stops instead of spinning
+    │   └── ClusterRoomError       no room on the cluster for actors whose work nobody else does
     ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
     └── RunError                   a run folder or checkpoint cannot be used as asked
@@ -223,6 +224,10 @@ class LeaseError(LoopwrightError):
 
 class BudgetError(LoopwrightError):
     """The run can make no progress (every group fails): it stops and says why."""
+
+
+class ClusterRoomError(BudgetError):
+    """An actor has waited for room on the cluster for as long as it may, and no other one does its work."""
 
 
 class StalledError(LoopwrightError):

@@ -94,7 +94,15 @@ LEARNED = {
     "resident": 2_000_000_000,
 }
 
+PAGE = {
+    "usable": dict.fromkeys(("first_view", "step", "trajectory", "tokens", "search", "search_old", "health"), 0.5),
+    "largest_answer": 127_000,
+    "server_memory": 200_000_000,
+    "stream_share": 0.003,
+    "run_bytes": 1_000_000_000,
+}
 ANSWERS = {
+    "page": (PAGE, None),
     "learn": (LEARNED, None),
     "learn-checkpointed": (LEARNED, None),
     "weights": (UPDATES, COPY),

@@ -23,6 +23,7 @@ from loopwright.types import (
     Task,
     Timing,
     TokenChain,
+    TrainedChain,
     Unscored,
 )
 from loopwright.types.spans import Spans
@@ -69,6 +70,11 @@ def make_partial(
 def make_failure(draw: int = 0, member: int = 0, attempt: int = 0) -> Rollout:
     failed = Failed(FailureCause.AGENT, "KeyError", "agent.py, line 3")
     return Rollout(RolloutKey("train", draw, member, attempt), TASK, None, failed, Timing(2.0))
+
+
+def trained_chain(index: int, positions: list[int], old: list[float], losses: list[float]) -> TrainedChain:
+    numbers = (np.array(values, np.float32) for values in (old, losses))
+    return TrainedChain(index, np.array(positions, np.int32), *numbers)
 
 
 def facts_of(rollout: Rollout) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from stored_values import ON_POLICY, TASK
 from test_archive import everything, files, give_up, payloads, train
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
-from loopwright.buffer.storage.upgrading import ADDED, VERSION
+from loopwright.buffer.storage.upgrading import ADDED, ADDED_TABLES, VERSION
 from loopwright.runs.auditing.audit import audit
 from loopwright.types import GroupStatus
 
@@ -30,6 +30,8 @@ async def path(tmp_path: Path) -> Path:
         db.execute("DROP INDEX groups_by_archive")
         for column in ADDED:
             db.execute(f"ALTER TABLE {column.table} DROP COLUMN {column.name}")
+        for table in ADDED_TABLES:
+            db.execute(f"DROP TABLE {table.name}")
         db.execute("UPDATE schema SET version = 2")
         db.commit()
     return path

@@ -211,7 +211,7 @@ async def test_a_database_of_another_kind_is_refused(path: Path, tables: str, fo
     stranger = sqlite3.connect(path)
     stranger.execute(tables)
     stranger.close()
-    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads versions 2 to 3"):
+    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads versions 2 to 4"):
         async with SqliteStorage(path):
             pass
     with pytest.raises(RunError, match=f"schema version {found}"):

@@ -6,6 +6,7 @@ import asyncio
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,6 +172,8 @@ def test_colours_mark_sampled_tokens_on_a_terminal_and_lines_are_wrapped_with_a_
     assert "on " in styled["c"]
     assert styled["a"] == "dim"
     assert chain_text(chain, CharRenderer(), coloured=False).plain == "ab⟦c⟧⟦↵⟧\n⟦d⟧"
+    forced = replace(chain, constrained=((3, 5),))
+    assert chain_text(forced, CharRenderer(), coloured=False).plain == "ab⟦c⟧⟬↵⟭\n⟬d⟭", "what had no choice is marked"
     file = io.StringIO()
     out = Console(file=file, force_terminal=True, color_system=None, width=30)
     print_indented(out, chain_text(chain, CharRenderer(), coloured=True), indent=4)

@@ -157,6 +157,13 @@ async def dies_while_opening() -> AsyncIterator[Part]:
     yield Part()
 
 
+@asynccontextmanager
+async def takes_memory_while_opening() -> AsyncIterator[Part]:
+    part = Part()
+    await part.eat(500 << 20, True)
+    yield part
+
+
 def needs_lock(lock: object) -> AbstractAsyncContextManager[Part]:
     return open_part()
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from loopwright.cluster.crew import Crew
 from loopwright.cluster.judger import MAX_LOSSES, RayJudger
-from loopwright.errors import BudgetError, ConfigError, JudgeError, WorkerLostError
+from loopwright.errors import BudgetError, ClusterRoomError, ConfigError, JudgeError, WorkerLostError
 from loopwright.testing import run_virtually
 from loopwright.types import Episode, Scored, Task
 
@@ -262,6 +262,43 @@ async def test_a_success_between_deaths_renews_the_budget() -> None:
             member.host.die()
             await until(lambda count=i + 2: len(member.hosts) == count)  # type: ignore[misc]
     assert len(member.hosts) == 11
+
+
+def no_room() -> ClusterRoomError:
+    return ClusterRoomError("it takes 2 CPUs. Free are: n1 has 1 CPU", remedy="add nodes")
+
+
+@virtually
+async def test_an_actor_without_room_waits_as_long_as_others_do_its_work() -> None:
+    member, other = places(echo, echo)
+    member.starts = [None, *(no_room() for _ in range(20)), None]
+    async with crew_of(member, other, max_restarts=1) as crew:
+        member.host.die()
+        await until(lambda: len(member.hosts) == 2)
+        assert len(crew.running) == 2, "it cost no budget"
+        assert len(other.hosts) == 1
+
+
+@virtually
+async def test_actors_without_room_are_given_up_if_nobody_does_their_work() -> None:
+    member, other = places(echo, echo)
+    for place in (member, other):
+        place.starts = [None, no_room()]
+    async with crew_of(member, other) as crew:
+        member.host.die()
+        other.host.die()
+        await until(lambda: not crew.running)
+        with pytest.raises(BudgetError, match=r"no actor of things is left: it takes 2 CPUs\. Free are: n1 has 1 CPU"):
+            await crew.work("do", 1)
+
+
+@virtually
+async def test_a_crew_that_has_no_room_at_its_start_says_so() -> None:
+    member, other = places(echo, echo)
+    other.starts = [no_room()]
+    with pytest.raises(ClusterRoomError):
+        async with crew_of(member, other):
+            pass
 
 
 @virtually

@@ -18,13 +18,15 @@ from cluster_parts import (
     needs_lock,
     open_part,
     opens_for_ever,
+    takes_memory_while_opening,
 )
+from ray_nodes import OnNode
 
 from loopwright.cluster.crew import Crew
 from loopwright.cluster.logs import ActorLogs
 from loopwright.config.roles import Role, RoleKind
 from loopwright.core.redaction import names_a_secret
-from loopwright.errors import BudgetError, ConfigError, RemoteError, WorkerLostError
+from loopwright.errors import BudgetError, ClusterRoomError, ConfigError, RemoteError, WorkerLostError
 
 pytestmark = pytest.mark.real
 
@@ -179,6 +181,33 @@ async def test_an_actor_that_takes_too_much_memory_ends_with_that_cause(cluster,
             await host.call("eat", 500 * MIB, blocks)
         async with asyncio.timeout(5):
             assert "memory_per_actor is 400 MiB" in await host.died()
+
+
+@pytest.mark.parametrize("opening", [False, True])
+async def test_an_actor_elsewhere_that_blocks_its_event_loop_ends_with_that_cause_too(two_nodes, opening):
+    """What it has written is on the other node, so it has to say it itself."""
+    on = OnNode(two_nodes.elsewhere, memory=400 * MIB)
+    opens = takes_memory_while_opening if opening else open_part
+
+    async def eaten() -> None:
+        async with on.launch(role(), 0, opens, "mine") as host:
+            assert host.started.node == two_nodes.elsewhere
+            await host.call("eat", 500 * MIB, True)
+
+    with pytest.raises(WorkerLostError, match="memory_per_actor is 400 MiB"):
+        await eaten()
+
+
+async def test_an_actor_that_finds_no_room_says_what_it_takes_and_what_there_is(cluster):
+    from loopwright.cluster.cluster import Cluster
+
+    small, before = Cluster("127.0.0.1", ActorLogs(), room_seconds=1.5), living_actors()
+    huge = Role(RoleKind.JUDGERS, "mine", 1, cpus=64.0)
+    with pytest.raises(ClusterRoomError, match=r"within 1\.5 s.*it takes 64 CPUs\. Free are: .* of 16 CPUs") as raised:
+        async with asyncio.timeout(20), small.launch(huge, 0, open_part, "mine"):
+            pass
+    assert "cluster.room_seconds" in raised.value.remedy
+    await until(lambda: living_actors() == before)
 
 
 async def test_an_idle_actor_that_is_too_large_is_lost_with_that_cause(cluster):

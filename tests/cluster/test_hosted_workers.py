@@ -205,7 +205,7 @@ async def test_a_gateway_that_dies_while_the_run_registers_is_started_again(
     loaded = written(tmp_path, tiny_llama_folder, ["served"], gateway_actors=1)
     model, holder = house.sessions.client.registration.model, LeaseHolder("b" * 16, 0)
     opening = RunSessions(loaded, model, holder, NOTHING, lambda: 0.0, Redactor())
-    async with asyncio.timeout(60), sessions_on_actor(opening, crews_cluster) as sessions:
+    async with asyncio.timeout(180), sessions_on_actor(opening, crews_cluster) as sessions:
         assert sessions.client.url not in killed
         assert (await sessions.client.ask("GET", "/sessions"))["sessions"] == []
 

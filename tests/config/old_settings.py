@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 WORKER = "train_worker_config"
 
@@ -49,6 +50,20 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
     (f"{ACTOR}.kl_loss_coef", 0.02, {}, {"learner.kl": None}),
     (f"{ACTOR}.kl_loss_coef", 0.0, {f"{ACTOR}.use_kl_loss": True}, {"learner.kl": None}),
     (f"{ACTOR}.kl_loss_type", "mse", {f"{ACTOR}.use_kl_loss": True}, {"learner.kl.kind": "k2"}),
+    (f"{MODEL}.lora_rank", 8, {}, {"learner.lora.rank": 8, "learner.lora.alpha": 16}),
+    (f"{MODEL}.lora_rank", 0, {f"{MODEL}.lora_alpha": 32}, {"learner.lora": None}),
+    (f"{MODEL}.lora_alpha", 64, {f"{MODEL}.lora_rank": 8}, {"learner.lora.rank": 8, "learner.lora.alpha": 64}),
+    (f"{MODEL}.lora_alpha", 64, {}, {"learner.lora": None}),
+    (f"{MODEL}.target_modules", "all-linear", {f"{MODEL}.lora_rank": 8}, {"learner.lora.targets": ["all-linear"]}),
+    (f"{MODEL}.target_modules", ["q_proj"], {f"{MODEL}.lora_rank": 8}, {"learner.lora.targets": ["q_proj"]}),
+    (f"{MODEL}.exclude_modules", None, {f"{MODEL}.lora_rank": 8}, {"learner.lora.rank": 8}),
+    (f"{MODEL}.enable_gradient_checkpointing", True, {}, {"learner.checkpoint_activations": True}),
+    (f"{ACTOR}.fsdp_config.dtype", "bfloat16", {}, {"model.dtype": "bfloat16"}),
+    (f"{ACTOR}.fsdp_config.full_determinism", True, {}, {"trainer.deterministic": True}),
+    (f"{ACTOR}.fsdp_config.fsdp_size", -1, {}, {}),
+    ("trainer.n_gpus_per_node", 2, {}, {"learner.ranks": 2, "rollout.engine.num_engines": 1}),
+    ("trainer.n_gpus_per_node", 2, {f"{ROLLOUT}.name": "vllm"}, {"learner.ranks": 2, "rollout.engine.kind": "vllm"}),
+    ("trainer.n_gpus_per_node", 1, {"trainer.nnodes": 1}, {"learner.ranks": 1}),
     (f"{ROLLOUT}.n", 4, {}, {"rollout.samples_per_task": 4}),
     (f"{ROLLOUT}.temperature", 0.7, {}, {"rollout.temperature": 0.7}),
     (f"{ROLLOUT}.top_k", -1, {}, {"rollout.top_k": 0}),
@@ -164,7 +179,21 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
 
 # Settings that have to be left at one value, and another one that has no equivalent.
 FIXED: dict[str, tuple[object, object]] = {
-    "actor_rollout_ref.model.lora_rank": (0, 8),
+    "trainer.nnodes": (1, 2),
+    f"{ACTOR}.strategy": ("fsdp2", "megatron"),
+    f"{ACTOR}.ulysses_sequence_parallel_size": (1, 2),
+    f"{ACTOR}.use_remove_padding": (True, 1.5),
+    f"{ACTOR}.fsdp_config.strategy": ("fsdp", "veomni"),
+    f"{ACTOR}.fsdp_config.param_offload": (False, True),
+    f"{ACTOR}.fsdp_config.optimizer_offload": (False, True),
+    f"{ACTOR}.fsdp_config.offload_policy": (False, True),
+    f"{ACTOR}.fsdp_config.reshard_after_forward": (True, 4),
+    f"{ACTOR}.fsdp_config.forward_prefetch": (False, 2),
+    f"{ACTOR}.fsdp_config.model_dtype": ("fp32", "bfloat16"),
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": (1, 2),
+    f"{MODEL}.use_remove_padding": (True, 1.5),
+    f"{MODEL}.enable_activation_offload": (False, True),
+    f"{ROLLOUT}.tensor_model_parallel_size": (1, 2),
     "actor_rollout_ref.model.trust_remote_code": (False, True),
     f"{ACTOR}.optim.min_lr_ratio": (0.0, 0.1),
     f"{ACTOR}.optim.num_cycles": (0.5, 2),

@@ -129,6 +129,7 @@ def test_every_extra_that_a_kind_needs_is_known(load_text: Callable[..., Loaded]
         "eval={data: {kind: dataset, path: x}, agent: {kind: callable, path: 'a:b', judger: m}}",
         "judgers.m.num_actors=1",
         "model.renderer=qwen3",
+        "learner.lora={rank: 8}",
         "track={tensorboard: true, wandb: {}, mlflow: {}, ui: true}",
     )
     config = load_text(minimal, *overrides).config

@@ -126,3 +126,28 @@ def test_files_of_the_learner_are_looked_for(problems_of, minimal, tmp_path):
         "learner.sft.path",
     ]
     assert "did you mean 'ranks'?" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("dropout: 0.1", "there is no dropout here: dropout would make the learner's logprobs differ"),
+        ("lora_dropout: 0.1", "there is no lora_dropout here"),
+        ("use_dora: true", "there is no use_dora here: DoRA scales whole weights"),
+        ("bias: all", "there is no bias here: only the matrices"),
+        ("modules_to_save: [lm_head]", "there is no modules_to_save here: a module that is trained whole"),
+        ("targets: []", "learner.lora.targets"),
+        ("ranks: 8", "learner.lora.ranks: unknown setting"),
+    ],
+)
+def test_adapters_are_refused_what_would_make_them_more_than_that(problems_of, minimal, given, reason):
+    (problem, *_) = problems_of(minimal, f"learner.lora={{{given}}}")
+    assert reason in problem
+
+
+def test_targets_of_adapters_are_all_linear_layers_or_a_list(load_text, minimal):
+    assert load_text(minimal).config.learner.lora is None
+    assert load_text(minimal, "learner.lora={}").config.learner.lora.targets == ("all-linear",)
+    assert load_text(minimal, "learner.lora={targets: all-linear}").config.learner.lora.targets == ("all-linear",)
+    named = load_text(minimal, "learner.lora={targets: [q_proj, v_proj], rank: 8}").config.learner.lora
+    assert (named.rank, named.targets) == (8, ("q_proj", "v_proj"))

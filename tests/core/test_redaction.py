@@ -81,6 +81,10 @@ def test_values_are_redacted_all_the_way_down() -> None:
     ("reward", "shown"),
     [
         (Scored(1.0, {"part": 0.5}, "it is secret-key"), Scored(1.0, {"part": 0.5}, f"it is {MARK}")),
+        (Scored(1.0, evidence="for secret-key"), Scored(1.0, evidence=f"for {MARK}")),
+        (Scored(1.0, evidence="é" * 3000), Scored(1.0, evidence="é" * 2046 + "…")),
+        # Where it is cut, no beginning of a secret is left.
+        (Scored(1.0, evidence="x" * 4090 + "secret-key"), Scored(1.0, evidence="x" * 4090 + MARK[:3] + "…")),
         (
             Failed(FailureCause.JUDGE, "Error of secret-key", "secret-key is wrong"),
             Failed(FailureCause.JUDGE, f"Error of {MARK}", f"{MARK} is wrong"),

@@ -133,6 +133,8 @@ async def test_reference_examples_and_importance_train_and_resume_bit_for_bit(
         assert isinstance(opened.learner, TorchLearner)
         kl = opened.learner._recipe.kl
         assert kl is not None
+        assert kl.reference is not None
+        assert isinstance(opened.learner, TorchLearner)
         initial = load_model(str(tiny_model), cache=tmp_path, dtype=dtype).model
         assert torch.equal(kl.reference.head, initial.get_output_embeddings().weight)
         assert not torch.equal(kl.reference.head, opened.learner._model.get_output_embeddings().weight)

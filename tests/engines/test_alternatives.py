@@ -27,7 +27,7 @@ from loopwright.errors import AlternativesError, EngineError, RefusedError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.render.recording.likeliest import likeliest_of, packed_likeliest
-from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, GrammarKind, Sampling
+from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation, GrammarKind, PauseMode, Sampling
 
 PROMPT = tuple(range(3, 20))
 SCHEMA = Constraint(GrammarKind.JSON_SCHEMA, '{"type": "array", "items": {"enum": ["red", 3]}, "minItems": 3}')
@@ -105,6 +105,28 @@ async def _through_a_door(engine: TorchEngine, request: GenerateRequest) -> Gene
 
     async with RolloutController.open([launch]) as controller, behind_door(controller) as client:
         return await client.generate(request)
+
+
+async def test_a_pool_keeps_them_in_an_answer_that_it_cuts(engine: TorchEngine, plain: PlainModel) -> None:
+    """The controller goes on after an abort, as after the death of an engine. A pause may come at any token."""
+
+    @asynccontextmanager
+    async def launch() -> AsyncIterator[Worker]:
+        yield Worker(engine, asyncio.Event().wait)  # type: ignore[arg-type]
+
+    request, seen = ask("cut", 3, max_new_tokens=60, top_k=5), list[Generation]()
+    whole = await engine.generate(request)
+    async with asyncio.timeout(60), RolloutController.open([launch]) as controller:
+        call = asyncio.create_task(controller.generate(replace(request, part_tokens=1), seen.append))
+        for cut in (3, 9, 20):
+            while sum(len(part.ids) for part in seen) < cut:
+                await asyncio.sleep(0.001)
+            await controller.pause(PauseMode.ABORT)
+            await controller.resume()
+        said = await call
+    assert (said.ids, len(said.alternatives)) == (whole.ids, 60)
+    assert [len(part.alternatives) for part in seen] == [len(part.ids) for part in seen]
+    check(plain, request, said)
 
 
 @given(st.integers(1, 11))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from counting import CountingEngine, Nursery
 
 from loopwright.engines import supervised
 from loopwright.engines.controller import MAX_BREAKS
-from loopwright.errors import BudgetError, EngineError, EngineLostError, WeightsError
+from loopwright.engines.worker import Worker
+from loopwright.errors import BudgetError, ClusterRoomError, EngineError, EngineLostError, WeightsError
 from loopwright.types import GenerateRequest, Generation, PauseMode
 
 pytestmark = pytest.mark.usefixtures("quick_restarts")
@@ -129,6 +132,41 @@ async def test_a_spent_budget_is_an_error_with_the_last_words() -> None:
         nursery.engines[0].dead.set()
         with pytest.raises(BudgetError, match=r"lost 3 times .* it cannot start"):
             await controller.generate(ask())
+
+
+class Crowded(Nursery):
+    """Finds no room so many times."""
+
+    no_room = 0
+
+    @asynccontextmanager
+    async def launch(self) -> AsyncIterator[Worker]:
+        if self.no_room:
+            self.no_room -= 1
+            await asyncio.sleep(0.001)
+            raise ClusterRoomError("it takes 2 CPUs. Free are: n1 has 1 CPU", remedy="add nodes")
+        async with super().launch() as worker:
+            yield worker
+
+
+async def test_an_engine_without_room_waits_as_long_as_others_serve() -> None:
+    crowded, other = Crowded(), Nursery()
+    async with pool(crowded, other, max_restarts=1) as controller:
+        crowded.no_room = 20
+        crowded.engines[0].dead.set()
+        await until(lambda: len(crowded.engines) == 2)
+        assert whole(await controller.generate(ask()))
+        assert len(other.engines) == 1
+
+
+async def test_engines_without_room_are_given_up_if_none_serves() -> None:
+    crowded = Crowded()
+    async with pool(crowded, max_restarts=9) as controller:
+        crowded.no_room = 99
+        crowded.engines[0].dead.set()
+        with pytest.raises(ClusterRoomError, match="Free are: n1 has 1 CPU"):
+            await controller.generate(ask())
+    assert crowded.no_room == 98
 
 
 async def test_an_answer_refills_the_budget() -> None:

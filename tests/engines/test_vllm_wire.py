@@ -48,12 +48,20 @@ def test_every_constraint_is_sent_as_a_grammar_that_says_how_json_is_written(kin
     body = request_to_vllm(replace(REQUEST, constraint=Constraint(kind, text)), "a/0#1", None)
     sent = body["sampling_params"]["structured_outputs"]
     assert list(sent) == ["grammar"]
+    directive, grammar = sent["grammar"].split("\n", 1)
+    assert directive == "%llguidance {}", "no other library takes it"
     if kind is GrammarKind.LARK:
-        assert sent["grammar"] == text
+        assert grammar == text
     else:
-        assert sent["grammar"].startswith('start: %json {"x-guidance": {"whitespace_flexible": false')
-        assert '"type": "object"' in sent["grammar"]
+        assert grammar.startswith('start: %json {"x-guidance": {"whitespace_flexible": false')
+        assert '"type": "object"' in grammar
     assert "structured_outputs" not in request_to_vllm(REQUEST, "a/0#1", None)["sampling_params"]
+
+
+def test_a_grammar_that_names_its_library_is_sent_as_it_is() -> None:
+    own = '%llguidance {"no_forcing": true}\nstart: /a/\n'
+    body = request_to_vllm(replace(REQUEST, constraint=Constraint(GrammarKind.LARK, own)), "a/0#1", None)
+    assert body["sampling_params"]["structured_outputs"] == {"grammar": own}
 
 
 def test_a_schema_that_is_no_json_is_the_constraints_fault() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from loopwright.types import GenerateRequest, Generation
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 PATHS = ["chat/completions", "completions", "responses"]
+GENERATE = "v1beta/models/m:generateContent"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,56 @@ async def test_the_likeliest_tokens_are_told_whole_and_streamed(folder: Path, pa
             assert 1 <= len(likeliest) <= 5
 
 
+@pytest.mark.parametrize("path", [GENERATE, "v1beta/models/m:streamGenerateContent?alt=sse"])
+async def test_geminis_api_tells_them_in_its_own_words(folder: Path, path: str) -> None:
+    config = {"responseLogprobs": True, "logprobs": 4, "maxOutputTokens": 9, "candidateCount": 2}
+    body = {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": config}
+    async with torch_house(folder) as h:
+        await h.session(seed=5)
+        said = await h.post(f"/session-1/{path}", body)
+        assert said.status_code == 200
+        last = said.text.strip().splitlines()[-1].removeprefix("data: ") if "stream" in path else said.text
+        candidates = json.loads(last)["candidates"]
+        sampled = {generation.logprobs: generation for _, generation in h.engine.log}
+        assert len(candidates) == len(sampled) == 2
+        for one in candidates:
+            chosen = one["logprobsResult"]["chosenCandidates"]
+            generation = sampled[tuple(token["logProbability"] for token in chosen)]
+            assert one["avgLogprobs"] == pytest.approx(sum(generation.logprobs) / len(generation.ids))
+            told = [each["candidates"] for each in one["logprobsResult"]["topCandidates"]]
+            exact = [[odds for _, odds in likeliest] for likeliest in generation.alternatives]
+            assert [[token["logProbability"] for token in each] for each in told] == exact
+            pieces = h.gateway.exchange.offer.current().renderer.pieces(generation.ids)
+            assert [token["token"] for token in chosen] == list(pieces)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"logprobs": 3}, "responseLogprobs: true"),
+        ({"responseLogprobs": True, "logprobs": 21}, "logprobs: 21 are too many"),
+        ({"responseLogprobs": "yes"}, "responseLogprobs: expected true or false"),
+        ({"responseLogprobs": True, "logprobs": -1}, "logprobs: expected a whole number"),
+    ],
+)
+async def test_odd_wishes_of_geminis_api_are_refused(config: dict[str, Any], words: str) -> None:
+    async with house(["Never."]) as h:
+        await h.session()
+        body = {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": config}
+        said = await h.post(f"/session-1/{GENERATE}", body)
+        assert (said.status_code, words in said.text) == (400, True)
+        assert not h.engine.log
+
+
+async def test_geminis_api_tells_logprobs_only_if_they_are_asked_for() -> None:
+    async with house(["Hello."] * 2) as h:
+        await h.session()
+        for config, told in (({}, set()), ({"responseLogprobs": True}, {"chosenCandidates"})):
+            body = {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": config}
+            (one,) = (await h.post(f"/session-1/{GENERATE}", body)).json()["candidates"]
+            assert set(one.get("logprobsResult", {})) == told
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_recorded_tokens_do_not_depend_on_it(folder: Path, path: str) -> None:
     async with torch_house(folder) as h:
@@ -123,8 +175,37 @@ async def test_an_engine_that_cannot_tell_them_is_a_400(
 
         monkeypatch.setattr(h.engine, "generate", refuse)
         said = await h.post(f"/session-1/v1/{path}", asked(path, 3, stream=stream))
-        assert (said.status_code, said.json()["error"]["param"]) == (400, "top_logprobs")
+        field = "logprobs" if path == "completions" else "top_logprobs"
+        assert (said.status_code, said.json()["error"]["param"]) == (400, field)
         assert len(h.recorder()) == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_engine_that_tells_none_without_a_word_is_a_400_too(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(["Hello."]) as h:
+        await h.session()
+        generate = h.engine.generate
+
+        async def silent(request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
+            return await generate(replace(request, alternatives=0), on_part)
+
+        monkeypatch.setattr(h.engine, "generate", silent)
+        said = await h.post(f"/session-1/v1/{path}", asked(path, 3))
+        assert (said.status_code, len(h.recorder())) == (400, 0)
+
+
+async def test_each_sample_of_a_streamed_call_has_its_own(folder: Path) -> None:
+    async with torch_house(folder) as h:
+        await h.session(seed=8)
+        said = await h.post("/session-1/v1/chat/completions", asked("chat/completions", 3, n=3, stream=True))
+        events = [json.loads(line[6:]) for line in said.text.splitlines() if line.startswith("data: {")]
+        ends = [choice for event in events for choice in event["choices"] if choice.get("logprobs")]
+        assert sorted(choice["index"] for choice in ends) == [0, 1, 2]
+        sampled = {tuple(one["logprob"] for one in choice["logprobs"]["content"]) for choice in ends}
+        assert sampled == {generation.logprobs for _, generation in h.engine.log}
+        assert all(len(one["top_logprobs"]) == 3 for choice in ends for one in choice["logprobs"]["content"])
 
 
 async def lose(h: House, monkeypatch: pytest.MonkeyPatch, path: str, body: Any) -> Any:

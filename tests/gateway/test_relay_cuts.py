@@ -47,6 +47,8 @@ def _same(one: Generation, other: Generation) -> None:
     assert one.versions == other.versions
     assert one.finish is other.finish
     assert max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)) < 1e-4
+    assert [len(told) for told in one.alternatives] == [2] * len(one.ids)
+    assert [told[0][0] for told in one.alternatives] == [told[0][0] for told in other.alternatives]
 
 
 def test_a_cut_changes_no_token(
@@ -89,7 +91,7 @@ async def _cut(
     early: bool,
 ) -> None:
     sampling = Sampling(max_new_tokens=TOKENS, seed=seed, temperature=0.8)
-    request = GenerateRequest(f"s{seed}/0", prompt, sampling, part_tokens=1)
+    request = GenerateRequest(f"s{seed}/0", prompt, sampling, part_tokens=1, alternatives=2)
     whole = await engine.generate(request)
     heard: list[Generation] = []
     left = set(cuts)

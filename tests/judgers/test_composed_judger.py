@@ -67,14 +67,16 @@ async def test_the_score_is_the_weighted_sum_and_each_part_is_kept(parts: list[t
 
 
 async def test_nested_names_are_joined_and_the_first_answer_is_kept() -> None:
-    inner = several({"a": 1.0, "b": 2.0}, a=Fixed(Scored(1.0, {"x": 0.5})), b=Fixed(Scored(2.0, answer="B")))
+    inner = several(
+        {"a": 1.0, "b": 2.0}, a=Fixed(Scored(1.0, {"x": 0.5}, evidence="why")), b=Fixed(Scored(2.0, answer="B"))
+    )
     outer = SeveralJudgers(
         "outer",
         [Part("style", Fixed(Scored(0.0))), Part("right", inner)],
         weighted_sum("outer", {"style": 1, "right": 1}),
     )
     assert await outer.judge(TASK, EPISODE) == Scored(
-        5.0, {"style": 0.0, "right": 5.0, "right/a": 1.0, "right/a/x": 0.5, "right/b": 2.0}, "B"
+        5.0, {"style": 0.0, "right": 5.0, "right/a": 1.0, "right/a/x": 0.5, "right/b": 2.0}, "B", "right: a: why"
     )
 
 

@@ -50,10 +50,10 @@ async def judged(replies: Sequence[JudgeReply], **settings: Any) -> tuple[Scored
 
 
 async def test_the_episode_goes_out_and_the_score_comes_back() -> None:
-    reply = JudgeReply({"score": 1, "parts": {"style": 0.25}, "answer": "7"})
+    reply = JudgeReply({"score": 1, "parts": {"style": 0.25}, "answer": "7", "evidence": "short"})
     with JudgeServer([reply]) as server:
         async with judger(f"{server.url}/judge", {"TONE_KEY": "s3cret"}, api_key_env="TONE_KEY") as tone:
-            assert await score_one(tone, TASK, EPISODE) == Scored(1.0, {"style": 0.25}, "7")
+            assert await score_one(tone, TASK, EPISODE) == Scored(1.0, {"style": 0.25}, "7", "short")
     (request,) = server.requests
     assert request.path == "/judge"
     assert request.headers["authorization"] == "Bearer s3cret"

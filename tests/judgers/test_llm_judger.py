@@ -41,7 +41,7 @@ async def judged(replies: Sequence[JudgeReply] | Callable[[JudgeRequest], JudgeR
 async def test_the_request_is_one_that_any_compatible_server_takes() -> None:
     with JudgeServer([FINE]) as server:
         async with judger(server, api_key_env="KEY", max_tokens=99) as prefers:
-            assert await score_one(prefers, TASK, said("It is 7.")) == Scored(1.0)
+            assert await score_one(prefers, TASK, said("It is 7.")) == Scored(1.0, evidence="right")
     (request,) = server.requests
     assert request.path == "/v1/chat/completions"
     assert request.headers["authorization"] == "Bearer k"
@@ -59,7 +59,7 @@ async def test_a_model_is_asked_with_the_settings_that_it_takes() -> None:
     with JudgeServer([FINE]) as server:
         extra = {"max_completion_tokens": 2000, "reasoning": {"effort": "low"}}
         async with judger(server, temperature=None, max_tokens=None, extra=extra) as prefers:
-            assert await score_one(prefers, TASK, said("It is 7.")) == Scored(1.0)
+            assert await score_one(prefers, TASK, said("It is 7.")) == Scored(1.0, evidence="right")
         async with judger(server, temperature=0.5) as prefers:
             await score_one(prefers, TASK, said("It is 7."))
     reasoning, sampling = (request.body for request in server.requests)
@@ -97,7 +97,7 @@ async def test_the_answer_cannot_leave_its_block() -> None:
     ],
 )
 async def test_a_verdict_is_the_whole_reply(reply: str, score: float) -> None:
-    assert await judged([chat_reply(reply)]) == Scored(score)
+    assert (await judged([chat_reply(reply)])).value == score
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,11 @@ async def test_what_is_no_completed_chat_is_an_error(reply: JudgeReply, kind: st
     assert caught.value.facts["error"] == kind
 
 
+async def test_the_reason_of_the_judge_is_the_evidence() -> None:
+    scored = await judged([chat_reply('{"score": 0, "reason": "it is 8"}')])
+    assert scored.evidence == "it is 8"
+
+
 async def test_scores_of_another_range_become_shares() -> None:
     assert await judged([chat_reply('{"score": 4}')], min_score=1.0, max_score=5.0) == Scored(0.75)
     with pytest.raises(JudgeError, match="from 1 to 5"):
@@ -153,7 +158,7 @@ async def test_a_server_without_schemas_is_asked_without_them_from_then_on() -> 
 
     with JudgeServer(reply) as server:
         async with judger(server) as prefers:
-            assert [await score_one(prefers, TASK, said("7")) for _ in range(2)] == [Scored(1.0)] * 2
+            assert [await score_one(prefers, TASK, said("7")) for _ in range(2)] == [Scored(1.0, evidence="right")] * 2
     assert ["response_format" in request.body for request in server.requests] == [True, False, False]
 
 

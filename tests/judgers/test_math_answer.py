@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,10 @@ def said(answer: str) -> Episode:
     ],
 )
 def test_answers(answer: str, truth: Any, expected: Scored) -> None:
-    assert judge(Task.ask("t", "?", truth=truth), said(answer)) == expected
+    scored = judge(Task.ask("t", "?", truth=truth), said(answer))
+    assert replace(scored, evidence=None) == expected
+    assert scored.evidence is not None
+    assert scored.evidence.endswith(f"the truth is {truth}")
 
 
 @pytest.mark.parametrize("truth", [None, "", "seven", "a proof", True, [7], float("nan"), r"\frac{}"])
@@ -72,7 +76,7 @@ def test_an_answer_that_the_library_cannot_read_is_wrong(monkeypatch: pytest.Mon
         return whole(text, **settings)
 
     monkeypatch.setattr("math_verify.parse", parse)
-    assert judge(Task.ask("t", "?", truth=7), said("unspeakable")) == Scored(0.0)
+    assert judge(Task.ask("t", "?", truth=7), said("unspeakable")).value == 0.0
 
 
 @pytest.fixture

@@ -222,11 +222,11 @@ class Mortal(MemoryStorage):
     async def take_up(self, *args: Any) -> Any:
         return await self.write(super().take_up(*args))
 
-    async def mark(self, groups: Sequence[tuple[str, int]], status: GroupStatus) -> None:
-        for group in groups:
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, why: str | None = None) -> None:
+        for group in rows:
             move = self._rounds(*group)[-1].row.status, status
             assert move[0] is GroupStatus.PENDING or move == (GroupStatus.COMPLETED, GroupStatus.EXPIRED), move
-        await self.write(super().mark(groups, status))
+        await self.write(super().mark(rows, status, why))
 
     async def consume(self, *args: Any) -> None:
         await self.write(super().consume(*args))

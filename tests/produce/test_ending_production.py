@@ -28,9 +28,9 @@ class Lagging(MemoryStorage):
         super().__init__()
         self.marked: list[GroupStatus] = []
 
-    async def mark(self, groups: Sequence[tuple[str, int]], status: GroupStatus) -> None:
-        await super().mark(groups, status)
-        self.marked += [status] * len(groups)
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, why: str | None = None) -> None:
+        await super().mark(rows, status, why)
+        self.marked += [status] * len(rows)
         await asyncio.sleep(1.0)
 
 

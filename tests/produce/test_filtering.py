@@ -14,8 +14,20 @@ from hypothesis import strategies as st
 
 from loopwright.errors import BudgetError, ConfigError
 from loopwright.produce import AgentLoopManager, NoSignal, UserFilter
+from loopwright.produce.group_filler import EndedGroup
 from loopwright.testing import CharRenderer, ScriptedEngine
-from loopwright.types import Failed, FailureCause, GenerateRequest, Group, GroupStatus, Task
+from loopwright.types import (
+    Failed,
+    FailureCause,
+    GenerateRequest,
+    Group,
+    GroupStatus,
+    Rollout,
+    RolloutKey,
+    Scored,
+    Task,
+    Timing,
+)
 
 
 def teaching(draws: Sequence[int]) -> ScriptedEngine:
@@ -248,3 +260,18 @@ async def test_a_deterministic_run_draws_the_same_groups_whether_or_not_it_was_i
     resumed = await house(storage).resumed(kept_steps, checkpoint)
     after = await train(resumed, kept_steps + 1, steps)
     assert before + after == whole
+
+
+def test_a_group_says_which_filter_dropped_it_or_what_failed() -> None:
+    rollouts = tuple(made_rollout(member, 0.5) for member in (0, 1))
+    group = Group("math", 0, Task.ask("t", "?"), rollouts)
+    dropped = EndedGroup(group, GroupStatus.FILTERED, filtered_by="no_signal")
+    assert dropped.why == "dropped by the filter no_signal: every reward is 0.5"
+    failures = (Failed(FailureCause.AGENT, "KeyError", ""), Failed(FailureCause.JUDGE, "Timeout", "")) * 2
+    failed = EndedGroup(group, GroupStatus.FAILED, (*failures, failures[0]))
+    assert failed.why == "3 x agent KeyError, 2 x judge Timeout"
+    assert EndedGroup(group, GroupStatus.COMPLETED).why is None
+
+
+def made_rollout(member: int, reward: float) -> Rollout:
+    return Rollout(RolloutKey("math", 0, member), Task.ask("t", "?"), None, Scored(reward), Timing(0.0))

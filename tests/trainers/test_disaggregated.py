@@ -34,6 +34,7 @@ from loopwright.types import (
     Task,
     Timing,
     TokenChain,
+    TrainedRollout,
 )
 
 
@@ -95,7 +96,7 @@ class Hand:
         if self.breaks.is_set():
             raise BudgetError("every group fails", remedy="mend the judger")
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
         if step == self.full_at:
             raise RunError("the disk is full", remedy="free some disk space")
         self.log.append(f"consume {step}")

@@ -104,8 +104,8 @@ OUTPUT = ProgramOutput("agent", "said", 3, "checked", 0.5, 2.5)
 EPISODE = Episode(MESSAGES, (CHAIN,), StopReason.BUDGET, (TOOL,), EpisodeDrift(9, 2, 1, DIFF), OUTPUT)
 KEY = RolloutKey("sums", 7, 2, 1)
 TRAINED = TrainedChain(1, np.array([1, 2]), np.array([-0.5, -1.25]), np.array([0.25, -0.5]))
-TIMING = Timing(1.5, 2.5, 0.5)
-ROLLOUT = Rollout(KEY, TASK, EPISODE, Scored(0.5, {"format": 1.0}, "19"), TIMING)
+TIMING = Timing(1.5, 2.5, 0.5, 0.25, 4.5)
+ROLLOUT = Rollout(KEY, TASK, EPISODE, Scored(0.5, {"format": 1.0}, "19", "it is right"), TIMING, "loop 1", ("0", "1"))
 SAMPLING = Sampling(0.7, 99, 40, 0.9, (2, 3), ("END",), 11)
 ROW = GroupRow("sums", 7, 1, TASK, 3, GroupStatus.CONSUMED, 4, 2)
 MEMBER = MemberRow(2, 1, 1, 2, 3, True)
@@ -127,7 +127,7 @@ SAMPLES: tuple[Any, ...] = (
     MEMBER,
     Rollout(KEY, TASK, None, Failed(FailureCause.INFRA, "EngineError", "gone"), TIMING),
     Rollout(KEY, TASK, EPISODE, Unscored(), TIMING),
-    Scored(0.5, {"format": 1.0}, "19"),
+    Scored(0.5, {"format": 1.0}, "19", "it is right"),
     Failed(FailureCause.AGENT, "ValueError", "no"),
     Unscored(),
     EpisodeDrift(9, 2, 1, DIFF),

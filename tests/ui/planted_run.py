@@ -1,8 +1,8 @@
 """A made-up run in which several things go wrong, each in a step of its own. What the page says of it can be checked.
 
 The judger of the task set `facts` fails from step JUDGE_FAILS on, an engine dies in step ENGINE_DIES, answers become
-longer from step DRIFTS on, and the groups of step NO_SIGNAL are filtered. One rollout has chains that branch, and all
-that a model or a tool wrote in another one is HOSTILE.
+longer from step DRIFTS on, and most groups are filtered from step NO_SIGNAL on. One rollout has chains that branch, and
+all that a model or a tool wrote in another one is HOSTILE.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from loopwright.types import (
     Task,
     Timing,
     TokenChain,
+    TrainedChain,
+    TrainedRollout,
 )
 
 STEPS = 24
 STEP_SECONDS = 60.0
-ENGINE_DIES, JUDGE_FAILS, DRIFTS, NO_SIGNAL = 8, 12, 15, 18
+JUDGE_FAILS, DRIFTS, ENGINE_DIES, NO_SIGNAL = 12, 15, 17, 18
 MEMBERS = 4
 HOSTILE = '<img src=x onerror="window.hit=1"><script>window.hit=1</script></pre>&lt;b&gt; {{x}} ${x} \u202ejs'
 HOSTILE_STEP = 3
@@ -79,7 +81,7 @@ async def _store(folder: RunFolder) -> None:
                         await storage.put(row, rollout)
                     await storage.mark([(name, group.draw)], status)
                 trained += [group for group, status in groups if status is GroupStatus.COMPLETED]
-            await storage.consume(trained, step)
+            await storage.consume(trained, step, [_computed(one) for group in trained for one in group.rollouts])
 
 
 def _groups(name: str, step: int, draw: int) -> Iterator[tuple[Group, GroupStatus]]:
@@ -89,7 +91,7 @@ def _groups(name: str, step: int, draw: int) -> Iterator[tuple[Group, GroupStatu
             GroupStatus.FAILED,
         )
         return
-    if step == NO_SIGNAL:
+    if step >= NO_SIGNAL:
         for more in range(3):
             yield (
                 _group(name, step, draw + more, [_rollout(name, step, draw + more, m, 0.0) for m in range(MEMBERS)]),
@@ -155,6 +157,16 @@ def _branched(version: int) -> Iterator[TokenChain]:
     yield _chain("summary of all that was said", "so it is 7", version, ChainStart.COMPACTED)
 
 
+def _computed(rollout: Rollout) -> TrainedRollout:
+    """As a learner tells it: the trainer gives each token a little more, and its share of the loss has a sign."""
+    chains = []
+    for index, chain in enumerate(rollout.episode.chains if rollout.episode else ()):
+        places = np.flatnonzero(chain.mask).astype(np.int32)
+        losses = (1e-3 * np.cos(places)).astype(np.float32)
+        chains.append(TrainedChain(index, places, chain.logprobs[places] + np.float32(0.25), losses))
+    return TrainedRollout(rollout.key, 0.5, 0.01, tuple(chains))
+
+
 def _at(step: int) -> float:
     return 1_760_000_000.0 + STEP_SECONDS * step
 
@@ -162,7 +174,7 @@ def _at(step: int) -> float:
 def _write_lines(folder: RunFolder) -> None:
     lines, events = [], []
     for step in range(1, STEPS + 1):
-        failing, filtered = step >= JUDGE_FAILS, 3.0 if step == NO_SIGNAL else 0.0
+        failing, filtered = step >= JUDGE_FAILS, 3.0 if step >= NO_SIGNAL else 0.0
         sizes = {"": 1.0 if failing else 2.0, "/sums": 1.0, "/facts": 0.0 if failing else 1.0}
         numbers: dict[str, float] = {
             "learner/mismatch_mean": 1e-3,

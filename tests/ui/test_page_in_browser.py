@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from browser import PHONE, run_path, visiting
 from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, STEPS
 from playwright.async_api import Browser, expect
 
+from loopwright.buffer.token_numbers import decode_numbers
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
@@ -30,6 +34,20 @@ VIEWS = {
     "config": "/config",
 }
 READY = "main h1:not(:text('Loading'))"
+
+
+def pushes(run: RunFolder, chain: int) -> dict[int, float]:
+    """The share of the step's loss of each trained token of a chain, straight from the database."""
+    with closing(sqlite3.connect(run.rollouts)) as db:
+        ours, total = (
+            db.execute(f"SELECT {what} FROM trained JOIN groups USING (task_set, draw, round) WHERE {where}").fetchone()
+            for what, where in (
+                ("numbers", f"(task_set, draw, member) = ('{BRANCHED.task_set}', {BRANCHED.draw}, {BRANCHED.member})"),
+                ("sum(loss_terms)", f"step = {HOSTILE_STEP}"),
+            )
+        )
+    found = decode_numbers(ours[0])[chain]
+    return {int(at): float(loss) / total[0] for at, loss in zip(found.positions, found.losses, strict=True)}
 
 
 def address(run: RunFolder, view: str) -> str:
@@ -63,6 +81,9 @@ async def test_a_point_of_a_token_is_what_the_database_has(browser: Browser, pla
                     assert float(await visit.text("[data-field=logprob]")) == pytest.approx(
                         float(chain.logprobs[place]), rel=1e-3
                     )
+                    assert float(await visit.text("[data-field=mismatch]")) == pytest.approx(0.25, rel=1e-2)
+                    push = await visit.text("[data-field=push]")
+                    assert float(push) == pytest.approx(pushes(planted_run, number)[place], rel=1e-2)
         await expect(visit.page.locator(".tree")).to_contain_text("leaves chain 1 at token")
         await visit.page.get_by_role("button", name="Copy as JSON").click()
         await expect(visit.page.locator("#notice")).to_contain_text("Copied")
@@ -184,6 +205,22 @@ async def test_no_view_is_wider_than_a_phone(browser: Browser, planted_run: RunF
             await visit.page.wait_for_timeout(150)
             assert not await visit.is_wider_than_the_window(), view
             await visit.shot(f"{view}-phone")
+
+
+async def test_a_run_of_the_first_release_opens(browser: Browser, tmp_path: Path) -> None:
+    with tarfile.open(sorted((Path(__file__).parents[1] / "compat" / "0.1.0").glob("*.tar.xz"))[0]) as packed:
+        packed.extractall(tmp_path, filter="data")
+    async with visiting(browser, tmp_path / "run") as visit:
+        await visit.page.locator(".chart canvas").first.wait_for()
+        await visit.page.keyboard.press("2")
+        await visit.page.locator("tbody a").last.click()
+        await visit.page.locator(".group .chip").first.click()
+        await visit.page.get_by_role("button", name="Tokens", exact=True).click()
+        await visit.page.locator(".tokens span[data-s='1']").first.hover()
+        await expect(visit.page.locator("[data-field=push]")).to_have_text("not stored")
+        for key in "345":
+            await visit.page.keyboard.press(key)
+            await visit.page.locator(READY).first.wait_for(state="attached")
 
 
 async def test_a_stored_key_of_a_rollout_with_slashes_opens(browser: Browser, planted_run: RunFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,9 +20,20 @@ from transformers import AutoTokenizer
 
 from loopwright.build.gateway import serve_gateway
 from loopwright.build.remote import RemoteEngine
+from loopwright.engines.vllm.engine import VllmEngine
 from loopwright.gateway.server import Address
 from loopwright.models.smollm2 import smollm2_folder
-from loopwright.types import ServerKind, Thinking
+from loopwright.types import (
+    NOTHING_YET,
+    Constraint,
+    FinishReason,
+    GenerateRequest,
+    GrammarKind,
+    PauseMode,
+    Sampling,
+    ServerKind,
+    Thinking,
+)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -200,6 +212,26 @@ async def test_samples_of_one_call_each_keep_the_form(url: str, model: Path, tmp
         texts = [choice.message.content or "" for choice in said.choices]
         assert all(Verdict.model_validate_json(text) for text in texts)
         await check_exact(d, model, texts, chains=4)
+
+
+async def test_an_answer_that_a_pause_cuts_begins_again_and_keeps_its_form(url: str, model: Path) -> None:
+    """Its logprobs do not train, so nothing is lost but time (T8)."""
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 60, "maxItems": 60}
+    wanted = Constraint(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sampling = Sampling(max_new_tokens=400, stop_token_ids=(tokenizer.eos_token_id,))
+    request = GenerateRequest("cut", tuple(range(300, 340)), sampling, constraint=wanted)
+    async with VllmEngine.connect(url, None) as engine:
+        going = asyncio.create_task(engine.generate(request))
+        await asyncio.sleep(1.0)
+        assert not going.done()
+        await engine.pause(PauseMode.ABORT)
+        assert await asyncio.wait_for(going, 60) == NOTHING_YET
+        await engine.resume()
+        said = await engine.generate(request)
+    assert said.finish is FinishReason.STOP
+    assert said.constrained == ((0, len(said.ids)),)
+    assert len(json.loads(tokenizer.decode(said.ids, skip_special_tokens=True))) == 60
 
 
 async def test_a_schema_that_cannot_be_kept_is_a_400(url: str, tmp_path: Path) -> None:

@@ -37,14 +37,16 @@ def own_reward(given: object) -> Reward:
             return Unscored()
         case Failed(FailureCause() as cause, str() as error, str() as detail):
             return Failed(cause, _text(error), _text(detail))
-        case Scored(value, Mapping() as parts, str() | None as answer) if all(
+        case Scored(value, Mapping() as parts, str() | None as answer, str() | None as evidence) if all(
             isinstance(name, str) for name in parts
         ) and all(map(_is_finite, (value, *parts.values()))):
             numbers = {_text(name): float(part) for name, part in parts.items()}
-            return Scored(float(value), numbers, None if answer is None else _text(answer))
+            told = (None if text is None else _text(text) for text in (answer, evidence))
+            return Scored(float(value), numbers, *told)
     raise AgentError(
         f"the agent returned the reward {given!r:.80}, which cannot be stored",
-        remedy="return a Scored with a finite number, `parts` from texts to numbers, and a text or None as `answer`",
+        remedy="return a Scored with a finite number, `parts` from texts to numbers, and texts or None as `answer` and "
+        "`evidence`",
     )
 
 

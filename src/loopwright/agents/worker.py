@@ -46,6 +46,8 @@ from loopwright.types import (
     Unscored,
 )
 
+LEAST_HELD_SECONDS = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
@@ -104,14 +106,18 @@ class LocalWorker:
         finally:
             # Limit and policy know each other: left so, only the garbage collector would free the rollout's tokens.
             policy.watch_time(None)
-        timing = Timing(started, seconds_before + time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        held_before = before.timing.held_seconds or 0.0 if before else 0.0
+        timing = Timing(started, seconds_before + seconds, held_seconds=held_before + _held(seconds, policy))
         try:
             episode = await _completed(outcome.episode, policy, agent.train) if outcome.episode else None
         except FilterError as error:
             detail = f"task {request.task.id!r}: {error.message}"
             failed = Failed(FailureCause.AGENT, str(error.facts["error"]), detail)
             return Rollout(request.key, request.task, None, failed, timing)
-        made = Rollout(request.key, request.task, episode, outcome.reward, timing)
+        # A partial rollout that goes on keeps the engines that answered its first part.
+        engines = before.engines if before else ()
+        made = Rollout(request.key, request.task, episode, outcome.reward, timing, engines=engines)
         await policy.keep(made)
         return made
 
@@ -179,8 +185,17 @@ def _after_error(
 def _result(result: Sequence[Message] | AgentResult, policy: RecordingPolicy) -> _Outcome:
     if not isinstance(result, AgentResult):
         return _Outcome(Unscored(), policy.episode(result))
-    episode = policy.episode(result.messages, result.stop)
-    return _Outcome(own_reward(result.reward), replace(episode, output=result.output))
+    episode, reward = policy.episode(result.messages, result.stop), own_reward(result.reward)
+    if isinstance(reward, Scored) and reward.evidence is None and result.output is not None and result.output.verifier:
+        reward = replace(reward, evidence=result.output.verifier)
+    return _Outcome(reward, replace(episode, output=result.output))
+
+
+def _held(seconds: float, policy: RecordingPolicy) -> float:
+    """For how many of the agent's seconds the engines answered nobody. The policy is a moment younger than the
+    rollout, so some milliseconds are none."""
+    held = seconds - policy.own_seconds()
+    return held if held >= LEAST_HELD_SECONDS else 0.0
 
 
 def _never_asked(task: Task) -> NoModelCallError:

@@ -61,6 +61,8 @@ class Payload(NamedTuple):
     attempt: int
     messages: str
     chains: bytes
+    numbers: bytes | None = None
+    """Those of the trained tokens. Files of earlier versions have none."""
 
 
 class Archive:
@@ -112,6 +114,11 @@ class Archive:
             )
         return row._replace(messages=payload.messages, chains=payload.chains)
 
+    def numbers(self, group: GroupKey, parcel: Parcel, member: int, attempt: int) -> bytes | None:
+        """The numbers of the rollout's trained tokens, if its file has them."""
+        payload = self.read(parcel).get((*group, member, attempt))
+        return None if payload is None else payload.numbers
+
     def read(self, parcel: Parcel) -> Mapping[tuple[Any, ...], Payload]:
         """The payloads of one file, by group, member and attempt. Empty if there is no file."""
         payloads = self._kept.pop(parcel, None)
@@ -134,7 +141,9 @@ class Archive:
             columns = pq.read_table(path).to_pydict()
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{path} cannot be read: {error}", remedy="restore it from a copy") from error
-        payloads = (Payload(*values) for values in zip(*(columns[name] for name in Payload._fields), strict=True))
+        names = [name for name in Payload._fields if name in columns]
+        rows = zip(*(columns[name] for name in names), strict=True)
+        payloads = (Payload(**dict(zip(names, row, strict=True))) for row in rows)
         return {payload[:5]: payload for payload in payloads}
 
     def _flush_names(self) -> None:

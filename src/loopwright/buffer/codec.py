@@ -188,8 +188,10 @@ def decode_task(text: str) -> Task:
 
 def encode_reward(reward: Reward) -> str:
     match reward:
-        case Scored(value, parts, answer):
+        case Scored(value, parts, answer, evidence):
             fields: dict[str, Any] = {"kind": "scored", "value": value, "parts": dict(parts), "answer": answer}
+            if evidence is not None:
+                fields["evidence"] = evidence
         case Failed(cause, error, detail):
             fields = {"kind": "failed", "cause": cause.value, "error": error, "detail": detail}
         case Unscored():
@@ -198,9 +200,10 @@ def encode_reward(reward: Reward) -> str:
 
 
 def decode_reward(text: str) -> Reward:
-    match from_json(text, "reward"):
+    fields = from_json(text, "reward")
+    match fields:
         case {"kind": "scored", "value": value, "parts": parts, "answer": answer}:
-            return Scored(value, parts, answer)
+            return Scored(value, parts, answer, fields.get("evidence"))
         case {"kind": "failed", "cause": cause, "error": error, "detail": detail}:
             return Failed(FailureCause(cause), error, detail)
         case {"kind": "unscored"}:

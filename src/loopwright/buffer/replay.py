@@ -17,7 +17,7 @@ from loopwright.core.staleness import is_too_old, without_stale
 from loopwright.core.together import to_its_end
 from loopwright.errors import RunError
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy, StartedGroup, Storage
-from loopwright.types import Group, GroupStatus, Rollout, Scored, Stale, Task
+from loopwright.types import Group, GroupStatus, Rollout, Scored, Stale, Task, TrainedRollout
 
 SETTLED = frozenset({GroupStatus.COMPLETED, GroupStatus.FILTERED, GroupStatus.FAILED, GroupStatus.ABORTED})
 GOES_ON = frozenset({GroupStatus.EXPIRED, GroupStatus.ABORTED})
@@ -116,13 +116,13 @@ class StoredBuffer:
             self._shelf(row.task_set).put(group, rollout)
             self._fresh.put(rollout)
 
-    async def settle(self, row: GroupRow, status: GroupStatus) -> None:
+    async def settle(self, row: GroupRow, status: GroupStatus, why: str | None = None) -> None:
         if status not in SETTLED:
             raise RunError(
                 f"a group cannot be settled as {status.value}", remedy="say how it ended, or that it was aborted"
             )
         group = self._pending(row)
-        await self._storage.mark([(row.task_set, row.draw)], status)
+        await self._storage.mark([(row.task_set, row.draw)], status, why)
         self._shelf(row.task_set).move(group, status)
         if status is GroupStatus.COMPLETED:
             # The group may have become too old while it was made.
@@ -161,7 +161,7 @@ class StoredBuffer:
         self._constrained += sum(constrained for _, _, constrained in groups)
         return tuple(group for group, _, _ in groups)
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
         names = [(group.task_set, group.draw) for group in groups]
         for name in names:
             if name not in self._taken:
@@ -169,7 +169,7 @@ class StoredBuffer:
                     f"draw {name[1]} of task set {name[0]!r} was not taken, or is consumed already",
                     remedy="consume each group once, after `take` has given it out",
                 )
-        await self._storage.consume(groups, step)
+        await self._storage.consume(groups, step, trained)
         self._taken.difference_update(names)
 
     def _shelf(self, task_set: str) -> Shelf:

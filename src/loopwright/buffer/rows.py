@@ -31,6 +31,11 @@ class RolloutRow(NamedTuple):
     judge_seconds: float
     oldest: int | None
     """The version of its oldest sampled token."""
+    worker: str | None
+    engines: str | None
+    """Names of engines, separated by commas."""
+    held_seconds: float | None
+    judged_at: float | None
 
 
 def to_row(rollout: Rollout) -> RolloutRow:
@@ -46,6 +51,10 @@ def to_row(rollout: Rollout) -> RolloutRow:
         agent_seconds=rollout.timing.agent_seconds,
         judge_seconds=rollout.timing.judge_seconds,
         oldest=rollout.oldest_version,
+        worker=rollout.worker,
+        engines=",".join(rollout.engines) or None,
+        held_seconds=rollout.timing.held_seconds,
+        judged_at=rollout.timing.judged_at,
     )
 
 
@@ -55,7 +64,9 @@ def from_row(row: RolloutRow, task_set: str, draw: int, task: Task) -> Rollout:
         task=task,
         episode=_episode(row),
         reward=decode_reward(row.reward),
-        timing=Timing(row.started, row.agent_seconds, row.judge_seconds),
+        timing=Timing(row.started, row.agent_seconds, row.judge_seconds, row.held_seconds, row.judged_at),
+        worker=row.worker,
+        engines=tuple(row.engines.split(",")) if row.engines else (),
     )
 
 

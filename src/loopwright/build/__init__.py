@@ -11,9 +11,10 @@ import typing
 if typing.TYPE_CHECKING:
     from loopwright.build.chat import ChatModel, open_chat, run_renderer
     from loopwright.build.evaluate import evaluate_weights
-    from loopwright.build.export import export_model
+    from loopwright.build.export import ExportKind, export_model
     from loopwright.build.gateway import ForRuns, serve_gateway
     from loopwright.build.plain_rollouts import Made, roll_out
+    from loopwright.build.rank import open_rank
     from loopwright.build.rehearsal import rehearse
     from loopwright.build.rejudge import rejudge_run
     from loopwright.build.relay import Relayed, WorkerPlace, serve_worker
@@ -25,6 +26,7 @@ if typing.TYPE_CHECKING:
 
 __all__ = [
     "ChatModel",
+    "ExportKind",
     "ForRuns",
     "Made",
     "Relayed",
@@ -36,6 +38,7 @@ __all__ = [
     "evaluate_weights",
     "export_model",
     "open_chat",
+    "open_rank",
     "open_run",
     "rehearse",
     "rejudge_run",
@@ -50,9 +53,10 @@ __all__ = [
 _MODULES = {
     "chat": ("ChatModel", "open_chat", "run_renderer"),
     "evaluate": ("evaluate_weights",),
-    "export": ("export_model",),
+    "export": ("ExportKind", "export_model"),
     "gateway": ("ForRuns", "serve_gateway"),
     "plain_rollouts": ("Made", "roll_out"),
+    "rank": ("open_rank",),
     "rehearsal": ("rehearse",),
     "relay": ("Relayed", "WorkerPlace", "serve_worker"),
     "rejudge": ("rejudge_run",),

@@ -1,4 +1,4 @@
-"""Exports the model of a checkpoint. The run is only read, so it may be training meanwhile.
+"""Exports the model of a checkpoint, or its adapter alone. The run is only read, so it may be training meanwhile.
 
 The folder appears under its name when it is complete and on disk.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 
 from loopwright.errors import ModelError, RunError
-from loopwright.learn.exporting import write_model
+from loopwright.learn.exporting import write_adapter, write_model
 from loopwright.runs.durable import draft_of, flush, flush_tree
 from loopwright.runs.kept_weights import LATEST, Weights, checkpoint_weights
 from loopwright.runs.run_folder import RunFolder
@@ -19,13 +20,24 @@ TRIES = 3
 """How often an export begins again because the run has removed the checkpoint meanwhile."""
 
 
-def export_model(run: RunFolder, out: Path, step: int | None = None) -> Weights:
+class ExportKind(StrEnum):
+    """What is written."""
+
+    MODEL = "model"
+    """The whole model. Adapters are merged into it."""
+    ADAPTER = "adapter"
+    """Only the adapter, as peft writes it."""
+
+
+def export_model(run: RunFolder, out: Path, step: int | None = None, kind: ExportKind = ExportKind.MODEL) -> Weights:
     """Write the model of the latest checkpoint, or of `step`, to the new folder `out`, and say which one it was."""
     target = out.resolve()
     _require_free(target)
     dtype = ((run.stored_config() or {}).get("model") or {}).get("dtype", "float32")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        if kind is ExportKind.ADAPTER:
+            return _written(run, target, step, write_adapter)
         return _written(run, target, step, lambda source, draft: write_model(source, draft, dtype))
     except OSError as error:
         raise RunError(

@@ -10,6 +10,7 @@ from loopwright.build.agents import Agents, worker_silence
 from loopwright.build.choices import make_filter
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.capacity import rollouts_in_flight
+from loopwright.core.in_flight import RolloutsInFlight
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
@@ -17,7 +18,8 @@ from loopwright.data import EpochSampler, open_source
 from loopwright.engines.timed import TimedClient
 from loopwright.models.device import chosen_device
 from loopwright.models.load import LoadedModel, load_model
-from loopwright.models.runtime import configure, half_of_the_threads
+from loopwright.models.outline import ModelOutline, outline_of
+from loopwright.models.runtime import all_threads, configure, half_of_the_threads
 from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Judger, Lockstep, PolicyMaker, RolloutWorker, StalePolicy, StreamingEngine
 from loopwright.produce import (
@@ -73,6 +75,19 @@ def make_model(loaded: Loaded, cache: Path, path: str | None = None) -> LoadedMo
     model = loaded.config.model
     configure(threads=_threads(loaded.config, model.threads), deterministic=loaded.config.trainer.deterministic)
     return model_at(loaded, path or model.path, cache)
+
+
+def make_outline(loaded: Loaded, cache: Path) -> ModelOutline:
+    """What is known of the model of the config without its weights."""
+    model = loaded.config.model
+    return outline_of(model_source(loaded, model.path), cache=cache, max_context=model.max_context)
+
+
+def rank_threads(config: RunConfig) -> int:
+    """The threads of each rank of the learner: those that one process would have are shared out."""
+    if config.model.threads is not None:
+        return config.model.threads
+    return max(1, (_threads(config, None) or all_threads()) // config.learner.ranks)
 
 
 def engine_threads(config: RunConfig) -> int | None:
@@ -133,7 +148,12 @@ def concurrency(config: RunConfig, engines: Sequence[EngineCapacity], max_contex
 
 
 def make_runner(
-    config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor, concurrency: int
+    config: RunConfig,
+    worker: RolloutWorker,
+    lockstep: Lockstep | None,
+    redact: Redactor,
+    concurrency: int,
+    in_flight: RolloutsInFlight | None = None,
 ) -> RolloutRunner:
     produce = config.produce
     return RolloutRunner(
@@ -144,6 +164,7 @@ def make_runner(
         max_attempts=produce.max_attempts,
         lockstep=lockstep,
         redact=redact,
+        in_flight=in_flight,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.build.parts import model_at
 from loopwright.config import (
@@ -31,8 +31,8 @@ from loopwright.config import (
 from loopwright.core.advantage import ADVANTAGES, Advantage, Scores, pass_at_k_advantage, per_group
 from loopwright.core.seeds import derive_seed
 from loopwright.data.examples import ExampleConversation, read_examples
-from loopwright.errors import ConfigError, DataError, ModelError
-from loopwright.learn.body import body_of
+from loopwright.errors import ConfigError, DataError, LearnerError, ModelError
+from loopwright.learn.body import Body, body_of
 from loopwright.learn.custom import custom_advantage, custom_loss, try_loss
 from loopwright.learn.importance import Importance
 from loopwright.learn.kl import KlTerm
@@ -40,10 +40,14 @@ from loopwright.learn.losses import Clip, TokenLoss, cispo, gspo, ppo_clip, rein
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.sft import Example, SftTerm
 from loopwright.models.load import LoadedModel
+from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Renderer
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.choose import make_renderer
 from loopwright.types import Level
+
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +83,52 @@ def rehearse_learner(loaded: Loaded) -> Iterator[str]:
         yield f"  {len(own.examples):,} examples in {learner.sft.path}"
 
 
-def make_recipe(loaded: Loaded, ingredients: Ingredients, model: LoadedModel, cache: Path) -> Recipe:
-    """Complete the recipe for `model`. Loads the reference model, if there is one: call it in the compute thread."""
+def make_recipe(
+    loaded: Loaded, ingredients: Ingredients, model: LoadedModel, cache: Path, adapted: AdaptedModel | None = None
+) -> Recipe:
+    """Complete the recipe for `model`, or for its adapters. Loads the reference model, if there is one: call it in the
+    compute thread."""
+    config = loaded.config.learner.kl
+    kl = _kl(config, loaded, model, cache, adapted) if config else None
+    return _recipe(loaded, ingredients.advantage, ingredients.loss, kl, _sft(loaded, ingredients.examples, model))
+
+
+def make_driver_recipe(loaded: Loaded, ingredients: Ingredients, model: ModelSpec) -> Recipe:
+    """The recipe of a driver whose ranks compute: it has no reference model."""
+    config = loaded.config.learner.kl
+    kl = KlTerm(config.kind, config.coefficient, None) if config else None
+    return _recipe(loaded, ingredients.advantage, ingredients.loss, kl, _sft(loaded, ingredients.examples, model))
+
+
+def make_rank_recipe(loaded: Loaded, reference: Callable[[str], Body]) -> Recipe:
+    """The recipe of a rank, which gets advantages and examples with each step. `reference` loads the model at a
+    path."""
+    config, sft = loaded.config.learner.kl, loaded.config.learner.sft
+    path = config.reference if config and config.reference else loaded.config.model.path
+    kl = KlTerm(config.kind, config.coefficient, reference(path)) if config else None
+    term = SftTerm((), sft.coefficient, sft.examples_per_step, seed=0) if sft else None
+    return _recipe(loaded, _no_advantage, _loss(loaded.config.learner.loss, loaded), kl, term)
+
+
+def _no_advantage(groups: Sequence[Scores]) -> list[list[float]]:
+    raise LearnerError("a rank was asked for advantages", remedy="please report this: the driver computes them")
+
+
+def _recipe(loaded: Loaded, advantage: Advantage, loss: TokenLoss, kl: KlTerm | None, sft: SftTerm | None) -> Recipe:
     config, learner = loaded.config, loaded.config.learner
     bounds = learner.importance
     return Recipe(
-        advantage=ingredients.advantage,
-        loss=ingredients.loss,
+        advantage=advantage,
+        loss=loss,
         temperature=config.rollout.temperature,
         steps=config.trainer.steps,
         constant_length=learner.loss.constant_length or config.rollout.max_new_tokens,
         aggregate=learner.loss.aggregate,
+        token_numbers=config.track.tokens,
         importance=Importance(bounds.kind, bounds.level, bounds.cap, bounds.floor),
         clip=_clip(learner.loss),
-        kl=_kl(learner.kl, loaded, model, cache) if learner.kl else None,
-        sft=_sft(loaded, ingredients.examples, model),
+        kl=kl,
+        sft=sft,
         loss_without_advantage=isinstance(learner.loss, PythonLoss),
         lr=learner.lr,
         betas=learner.betas,
@@ -162,21 +197,27 @@ def _function(place: str, shape: str, path: str, args: Mapping[str, Any], loaded
     return function
 
 
-def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path) -> KlTerm:
+def _kl(config: KlConfig, loaded: Loaded, model: LoadedModel, cache: Path, adapted: AdaptedModel | None) -> KlTerm:
     """The KL term. By default its reference is the run's initial model, also in a resumed run."""
+    if adapted is not None and config.reference is None:
+        return KlTerm(config.kind, config.coefficient, adapted.reference())
     path = config.reference or loaded.config.model.path
     reference = model_at(loaded, path, cache)
-    if reference.model.config.vocab_size != model.model.config.vocab_size:
-        raise ModelError(
-            f"learner.kl.reference {path!r} has {reference.model.config.vocab_size} tokens, and model.path "
-            f"{model.model.config.vocab_size}",
-            remedy="name a model with the same tokenizer, or leave it out",
-        )
+    require_vocabulary(path, reference.vocabulary, model.vocabulary)
     reference.model.requires_grad_(False)
     return KlTerm(config.kind, config.coefficient, body_of(reference))
 
 
-def _sft(loaded: Loaded, conversations: Sequence[ExampleConversation], model: LoadedModel) -> SftTerm | None:
+def require_vocabulary(path: str, size: int, wanted: int) -> None:
+    """Raise ModelError if the reference at `path` has another number of tokens than the model."""
+    if size != wanted:
+        raise ModelError(
+            f"learner.kl.reference {path!r} has {size} tokens, and model.path {wanted}",
+            remedy="name a model with the same tokenizer, or leave it out",
+        )
+
+
+def _sft(loaded: Loaded, conversations: Sequence[ExampleConversation], model: ModelSpec) -> SftTerm | None:
     config, seed = loaded.config.learner.sft, loaded.config.trainer.seed
     if config is None:
         return None

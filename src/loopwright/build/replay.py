@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from loopwright.build import parts
+from loopwright.build.lora import adapted_model
 from loopwright.build.recipe import load_ingredients, make_recipe
 from loopwright.config import Loaded
 from loopwright.errors import ModelError
@@ -27,9 +28,12 @@ async def replay_step(loaded: Loaded, folder: RunFolder, step: int, *, cache: Pa
     checkpoints = Checkpoints(folder.checkpoints, loaded.config.trainer.keep_checkpoints)
     start, ingredients = checkpoints.newest(before=step), load_ingredients(loaded)
     with ComputeThread() as compute:
-        model = await compute.run(_model, loaded, start, _elsewhere(recorded, checkpoints), cache)
-        recipe = await compute.run(make_recipe, loaded, ingredients, model, cache)
-        learner = await compute.run(TorchLearner, model, recipe, compute)
+        # Adapters are trained beside the model that the run began with.
+        whole = None if loaded.config.learner.lora else start
+        model = await compute.run(_model, loaded, whole, _elsewhere(recorded, checkpoints), cache)
+        adapted = await compute.run(adapted_model, loaded.config, model)
+        recipe = await compute.run(make_recipe, loaded, ingredients, model, cache, adapted)
+        learner = await compute.run(TorchLearner, model, recipe, compute, adapted)
         if start is not None:
             await learner.load(start.path)
         return await replay(learner, recorded, step, exact=loaded.config.trainer.deterministic)

@@ -19,11 +19,13 @@ from loopwright.build.gateway import served_policies
 from loopwright.build.hosted_judger import judgers_on
 from loopwright.build.programs import warn_of_free_programs
 from loopwright.config import Loaded, RunConfig
+from loopwright.core.in_flight import RolloutsInFlight
 from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
+from loopwright.models.outline import ModelOutline
 from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Lockstep, PolicyMaker, RolloutWorker, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
@@ -84,13 +86,14 @@ class SamplingParts:
         concurrency: int,
         elsewhere: AbstractAsyncContextManager[RemoteSessionPolicies] | None = None,
         reached: RunModel | None = None,
+        in_flight: RolloutsInFlight | None = None,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
-        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. For `elsewhere`
-        and `reached` see `worker`."""
+        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. `in_flight` is
+        told which ones run. For `elsewhere` and `reached` see `worker`."""
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with self.worker(engine, held, elsewhere=elsewhere, reached=reached) as worker:
-            yield parts.make_runner(self.config, worker, lockstep, redact, concurrency)
+            yield parts.make_runner(self.config, worker, lockstep, redact, concurrency, in_flight)
 
     @asynccontextmanager
     async def worker(
@@ -121,9 +124,9 @@ class SamplingParts:
 
 @dataclass(frozen=True, slots=True)
 class LocalSamplingParts(SamplingParts):
-    """SamplingParts whose model is loaded in this process."""
+    """SamplingParts of a process that computes, or whose ranks do."""
 
-    model: LoadedModel
+    model: LoadedModel | ModelOutline
     compute: ComputeThread
     cache: Path
     """Where converted models are kept."""
@@ -137,6 +140,20 @@ class LocalSamplingParts(SamplingParts):
         its batch."""
         return EngineCapacity(sequences=self.config.rollout.engine.embedded.max_batch)
 
+
+@dataclass(frozen=True, slots=True)
+class RankedSamplingParts(LocalSamplingParts):
+    """LocalSamplingParts whose model is in the ranks of the learner."""
+
+    model: ModelOutline
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSamplingParts(LocalSamplingParts):
+    """LocalSamplingParts whose model is loaded in this process."""
+
+    model: LoadedModel
+
     def embedded_engine(self, version: int) -> AbstractAsyncContextManager[TorchEngine]:
         """An engine on the parameters of `model`; its first tokens are sampled by weights `version`."""
         engine = self.config.rollout.engine.embedded
@@ -145,6 +162,9 @@ class LocalSamplingParts(SamplingParts):
         return TorchEngine(
             self.model, self.compute, max_batch=engine.max_batch, cache_tokens=cache_tokens, version=version
         )
+
+
+SamplingOfRun = LoadedSamplingParts | RankedSamplingParts
 
 
 @asynccontextmanager
@@ -157,7 +177,7 @@ async def open_sampling_parts(loaded: Loaded, model: ModelSpec) -> AsyncIterator
 @asynccontextmanager
 async def open_local_sampling_parts(
     loaded: Loaded, cache: Path, cluster: Cluster | None = None
-) -> AsyncIterator[LocalSamplingParts]:
+) -> AsyncIterator[LoadedSamplingParts]:
     """Load the user's own code first, then the model. `cache` is where converted models are kept. What the config has
     on actors is on those of `cluster`; without one, everything is here."""
     async with AsyncExitStack() as stack:
@@ -165,7 +185,20 @@ async def open_local_sampling_parts(
         compute = stack.enter_context(ComputeThread())
         threads = await compute.run(parts.engine_threads, loaded.config)
         model = await compute.run(parts.make_model, loaded, cache)
-        yield LocalSamplingParts(loaded, *task_sets, model, compute, cache, threads, cluster)
+        yield LoadedSamplingParts(loaded, *task_sets, model, compute, cache, threads, cluster)
+
+
+@asynccontextmanager
+async def open_ranked_sampling_parts(
+    loaded: Loaded, cache: Path, cluster: Cluster | None = None
+) -> AsyncIterator[RankedSamplingParts]:
+    """The same for a learner of ranks, which load the model: here it is only looked at."""
+    async with AsyncExitStack() as stack:
+        task_sets = await _user_code(loaded, stack, cluster)
+        compute = stack.enter_context(ComputeThread())
+        threads = await compute.run(parts.engine_threads, loaded.config)
+        model = await compute.run(parts.make_outline, loaded, cache)
+        yield RankedSamplingParts(loaded, *task_sets, model, compute, cache, threads, cluster)
 
 
 async def _user_code(loaded: Loaded, stack: AsyncExitStack, cluster: Cluster | None = None) -> UserCode:

@@ -24,10 +24,17 @@ from loopwright.build.door import open_door, told_in
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.gateway import gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder
+from loopwright.build.lora import adapted_model
 from loopwright.build.page import open_run_page
-from loopwright.build.recipe import load_ingredients, make_recipe
+from loopwright.build.recipe import Ingredients, load_ingredients, make_driver_recipe, make_recipe
 from loopwright.build.relay import dialled_door
-from loopwright.build.sampling import LocalSamplingParts, open_local_sampling_parts
+from loopwright.build.sampling import (
+    LoadedSamplingParts,
+    LocalSamplingParts,
+    SamplingOfRun,
+    open_local_sampling_parts,
+    open_ranked_sampling_parts,
+)
 from loopwright.config import DoorConfig, Loaded, RunConfig
 from loopwright.core.redaction import Redactor
 from loopwright.engines.http.model_card import ModelCard
@@ -41,7 +48,9 @@ from loopwright.track.redacting import redacting, redactor_of
 from loopwright.types import BufferKind
 
 if TYPE_CHECKING:
+    from loopwright.cluster.cluster import Cluster
     from loopwright.gateway.registration import RunModel
+    from loopwright.learn.lora import AdaptedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,9 @@ class Standing:
 
     settings: RunSettings
     redact: Redactor
-    sampling: LocalSamplingParts
+    sampling: SamplingOfRun
+    adapted: AdaptedModel | None
+    """What the learner trains, if that is adapters."""
     recipe: Recipe
     folder: RunFolder
     storage: Storage
@@ -96,8 +107,7 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         stack.enter_context(redacting(redact))
         ingredients = load_ingredients(loaded)
         cluster = await stack.enter_async_context(open_run_cluster(loaded, settings.path))
-        sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, settings.cache, cluster))
-        recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, settings.cache)
+        sampling, adapted, recipe = await _model(loaded, settings.cache, cluster, ingredients, stack)
         folder = stack.enter_context(_folder(settings))
         # A process that was killed may have left it, and this one may have no cluster.
         folder.ray.unlink(missing_ok=True)
@@ -106,12 +116,25 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         storage = await stack.enter_async_context(_storage(config, folder))
         journal = JsonlTracker(folder.path, redact)
         await stack.enter_async_context(open_run_page(config, folder, console, settings.env))
-        opening = _engines(sampling, folder, storage, journal, settings.env)
+        opening = _engines(sampling, adapted, folder, storage, journal, settings.env)
         engines = await stack.enter_async_context(opening)
         reached, brought = await _doors(loaded, sampling, engines, folder, storage, stack)
         if console is not None:
             stack.enter_context(console)
-        yield Standing(settings, redact, sampling, recipe, folder, storage, journal, engines, reached, brought)
+        yield Standing(settings, redact, sampling, adapted, recipe, folder, storage, journal, engines, reached, brought)
+
+
+async def _model(
+    loaded: Loaded, cache: Path, cluster: Cluster | None, ingredients: Ingredients, stack: AsyncExitStack
+) -> tuple[SamplingOfRun, AdaptedModel | None, Recipe]:
+    """The model with its adapters, or what this process must know of it if ranks train it; and what is optimised."""
+    if loaded.config.learner.ranks > 1:
+        outlined = await stack.enter_async_context(open_ranked_sampling_parts(loaded, cache, cluster))
+        return outlined, None, make_driver_recipe(loaded, ingredients, outlined.model)
+    sampling = await stack.enter_async_context(open_local_sampling_parts(loaded, cache, cluster))
+    adapted = await sampling.compute.run(adapted_model, loaded.config, sampling.model)
+    recipe = await sampling.compute.run(make_recipe, loaded, ingredients, sampling.model, cache, adapted)
+    return sampling, adapted, recipe
 
 
 def _folder(settings: RunSettings) -> AbstractContextManager[RunFolder]:
@@ -137,12 +160,18 @@ def checkpoints_of(config: RunConfig, folder: RunFolder) -> Checkpoints:
 
 
 def _engines(
-    sampling: LocalSamplingParts, folder: RunFolder, storage: Storage, journal: JsonlTracker, env: Mapping[str, str]
+    sampling: SamplingOfRun,
+    adapted: AdaptedModel | None,
+    folder: RunFolder,
+    storage: Storage,
+    journal: JsonlTracker,
+    env: Mapping[str, str],
 ) -> AbstractAsyncContextManager[Engines]:
     config = sampling.config
-    if config.rollout.engine.processes(config.trainer.kind) == 0:
+    is_embedded = config.rollout.engine.processes(config.trainer.kind) == 0
+    if is_embedded and isinstance(sampling, LoadedSamplingParts):
         latest = checkpoints_of(config, folder).latest()
-        return embedded_engine(sampling, latest.step if latest else 0, journal)
+        return embedded_engine(sampling, latest.step if latest else 0, journal, adapted)
     return engines_apart(sampling, folder, storage, journal, env)
 
 

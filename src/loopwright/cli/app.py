@@ -18,11 +18,13 @@ from loopwright.cli.engine import engine
 from loopwright.cli.eval import evaluate
 from loopwright.cli.export import export
 from loopwright.cli.gateway import gateway
+from loopwright.cli.learner_rank import learner_rank
 from loopwright.cli.migrate import migrate
 from loopwright.cli.rejudge import rejudge
 from loopwright.cli.replay import replay
 from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
+from loopwright.cli.status import status
 from loopwright.cli.train import train
 from loopwright.cli.ui import ui
 from loopwright.cli.vllm_extension import vllm_extension
@@ -42,6 +44,7 @@ app.command("check")(check)
 app.command("config")(config)
 app.command("migrate")(migrate)
 app.command("doctor")(doctor)
+app.command("status")(status)
 app.command("show")(show)
 app.command("export")(export)
 app.command("ui")(ui)
@@ -52,6 +55,7 @@ app.command("drift")(drift)
 app.command("chat")(chat)
 app.command("engine")(engine)
 app.command("gateway")(gateway)
+app.command("learner-rank", hidden=True)(learner_rank)
 app.command("worker")(worker)
 app.command("agent-server")(agent_server)
 app.command("vllm-extension")(vllm_extension)

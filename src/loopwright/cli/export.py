@@ -16,13 +16,22 @@ def export(
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="The train step whose checkpoint is exported; else the latest.")
     ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The whole model, with its adapters merged into it. The default.")
+    ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Only the adapter of a run with learner.lora, as peft writes it.")
+    ] = False,
 ) -> None:
     """Write the trained model as a model folder: weights and tokenizer, for transformers, vLLM and others.
 
     It only reads the run, so it works while the run is training.
     """
+    if merged and adapter:
+        raise typer.BadParameter("the model has its adapter in it, or it has not; leave out one", param_hint="--merged")
     folder = existing_run(run)
-    from loopwright.build import export_model
+    from loopwright.build import ExportKind, export_model
 
-    weights = export_model(folder, out, step)
-    typer.echo(f"{out}: the model of train step {weights.step} of {folder.path}")
+    weights = export_model(folder, out, step, ExportKind.ADAPTER if adapter else ExportKind.MODEL)
+    what = "adapter" if adapter else "model"
+    typer.echo(f"{out}: the {what} of train step {weights.step} of {folder.path}")

@@ -16,6 +16,8 @@ from loopwright.types import TokenChain
 CONTEXT = "dim"
 SAMPLED = ("black on green", "black on bright_green")
 """Neighbouring tokens have different colours, so that their borders show."""
+CONSTRAINED = ("black on yellow", "black on bright_yellow")
+"""Sampled tokens that do not train, because a constraint left no choice."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -42,8 +44,9 @@ def print_indented(out: Console, text: Text, indent: int = 0) -> None:
 
 
 def chain_text(chain: TokenChain, renderer: Renderer, *, coloured: bool) -> Text:
-    """The chain as text in which sampled tokens stand out: by colour, or else each in ⟦brackets⟧."""
-    text = Text()
+    """The chain as text in which sampled tokens stand out: by colour, or else each in ⟦brackets⟧, and constrained ones
+    in ⟬others⟭."""
+    text, constrained = Text(), chain.constrained_mask
     pieces = renderer.pieces([int(token) for token in chain.ids])
     for number, (piece, sampled) in enumerate(zip(pieces, chain.mask, strict=True)):
         shown = visible(piece)
@@ -52,7 +55,9 @@ def chain_text(chain: TokenChain, renderer: Renderer, *, coloured: bool) -> Text
             continue
         # A sampled line break is a token too: it is shown, and it breaks the line.
         marked = shown.replace("\n", "↵")
-        text.append(marked if coloured else f"⟦{marked}⟧", style=SAMPLED[number % 2] if coloured else "")
+        left, right = "⟬⟭" if constrained[number] else "⟦⟧"
+        styles = CONSTRAINED if constrained[number] else SAMPLED
+        text.append(marked if coloured else f"{left}{marked}{right}", style=styles[number % 2] if coloured else "")
         text.append("\n" * shown.count("\n"))
     return text
 

@@ -35,6 +35,8 @@ def print_rollout(out: Console, found: Found, renderer: Renderer | None, *, logp
     if rollout.episode is not None and rollout.episode.output is not None:
         _print_output(out, rollout.episode.output)
     print_indented(out, _verdict(rollout), MARGIN)
+    if isinstance(rollout.reward, Scored) and rollout.reward.evidence and not _says_verifier(rollout):
+        print_indented(out, _field("because", rollout.reward.evidence), MARGIN)
     out.print()
 
 
@@ -65,7 +67,8 @@ def _print_chains(out: Console, rollout: Rollout, renderer: Renderer, logprobs: 
     chains = rollout.episode.chains if rollout.episode else ()
     for number, chain in enumerate(chains, start=1):
         named = f"tokens {number} of {len(chains)} ({chain.start})" if len(chains) > 1 else "tokens"
-        remark = "" if chain.trained else ", not trained"
+        constrained = sum(end - begin for begin, end in chain.constrained)
+        remark = (f", {constrained} constrained" if constrained else "") + ("" if chain.trained else ", not trained")
         print_indented(out, _field(named, f"{len(chain)}, {chain.sampled} of them sampled{remark}"), MARGIN)
         print_indented(out, chain_text(chain, renderer, coloured=coloured), 2 * MARGIN)
         if logprobs:
@@ -82,6 +85,18 @@ def _verdict(rollout: Rollout) -> Text:
     else:
         line = _field("reward", "not scored")
     return line.append("".join(f"  {remark}" for remark in _remarks(rollout)), style="dim")
+
+
+def _says_verifier(rollout: Rollout) -> bool:
+    """Whether the evidence is the verifier's output, which is printed already."""
+    episode, reward = rollout.episode, rollout.reward
+    verifier = episode.output.verifier if episode is not None and episode.output is not None else ""
+    return (
+        isinstance(reward, Scored)
+        and bool(verifier)
+        and reward.evidence is not None
+        and verifier.startswith(reward.evidence.removesuffix("…"))
+    )
 
 
 def _remarks(rollout: Rollout) -> Iterator[str]:

@@ -12,15 +12,16 @@ from typing import Any
 
 from loopwright.cluster.crew import Crew, OnDeath
 from loopwright.cluster.folder import noted
-from loopwright.cluster.groups import ReservedRoom, live_plan, reserved
+from loopwright.cluster.groups import ReservedRoom, live_nodes, live_plan, reserved
 from loopwright.cluster.host import Opening
 from loopwright.cluster.logs import ActorLogs
-from loopwright.cluster.plan_text import totals
+from loopwright.cluster.nodes import per_actor
+from loopwright.cluster.plan_text import resources_text, totals
 from loopwright.cluster.remote_host import RemoteHost, launched, pickled
-from loopwright.config.placement import START_SECONDS
+from loopwright.config.placement import ROOM_SECONDS, START_SECONDS
 from loopwright.config.roles import Role
 from loopwright.core.redaction import Redactor
-from loopwright.errors import WorkerLostError
+from loopwright.errors import ClusterRoomError, WorkerLostError
 
 log = logging.getLogger("loopwright")
 
@@ -31,7 +32,8 @@ PAUSE_SECONDS = 1.0
 class Cluster:
     """A running cluster, which this process has joined. `address` is where the actors reach this process. The output of
     actors goes to `logs`. `folder` is Ray's folder, if the cluster was started by this process. `on_death` is told of
-    every actor that is lost. The part of an actor may take `start_seconds` to open."""
+    every actor that is lost. The part of an actor may take `start_seconds` to open. An actor whose node was lost waits
+    for another one for `room_seconds`."""
 
     def __init__(
         self,
@@ -40,12 +42,14 @@ class Cluster:
         folder: Path | None = None,
         on_death: OnDeath = lambda name, words: None,
         start_seconds: float = START_SECONDS,
+        room_seconds: float = ROOM_SECONDS,
     ) -> None:
         self.address = address
         self._logs = logs
         self._folder = folder
         self._on_death = on_death
         self._start_seconds = start_seconds
+        self._room_seconds = room_seconds
         self._have_run: set[str] = set()
         self._groups: Mapping[str, ReservedRoom] = {}
 
@@ -91,6 +95,8 @@ class Cluster:
     async def _launched(self, role: Role, number: int, opening: bytes) -> AsyncIterator[RemoteHost]:
         name = role.actor_name(number)
         write = partial(self._logs.write, name)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._room_seconds
         async with AsyncExitStack() as stack:
             while True:
                 start = launched(
@@ -100,10 +106,13 @@ class Cluster:
                     memory=role.memory,
                     on_output=write,
                     start_seconds=self._start_seconds,
+                    room_seconds=max(0.0, deadline - loop.time()),
                 )
                 try:
                     host = await stack.enter_async_context(start)
                     break
+                except ClusterRoomError as error:
+                    raise await self._without_room(role, error) from None
                 except WorkerLostError as error:
                     # Ray notices late that a node is lost. What is started there meanwhile is lost with it, and that is
                     # nobody's death: it costs nothing of a budget of restarts.
@@ -113,6 +122,18 @@ class Cluster:
                     await asyncio.sleep(PAUSE_SECONDS)
             self._have_run.add(name)
             yield host
+
+    async def _without_room(self, role: Role, error: ClusterRoomError) -> ClusterRoomError:
+        """The error with the arithmetic: what the actor takes, and what each node has."""
+        nodes = await asyncio.to_thread(live_nodes)
+        free = "; ".join(
+            f"{node.name} has {resources_text(node.free)} of {resources_text(node.total)}" for node in nodes
+        )
+        return ClusterRoomError(
+            f"{error.message} within {self._room_seconds:g} s, which cluster.room_seconds allows: it takes "
+            f"{resources_text(per_actor(role))}. Free are: {free}",
+            remedy=error.remedy,
+        )
 
     def _options(self, role: Role, number: int) -> Mapping[str, Any]:
         # Ray would take 1 CPU to place an actor and 0 to run it if none were given.

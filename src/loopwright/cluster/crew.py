@@ -3,7 +3,8 @@
 The invariants. A piece of work is given to one actor, once: whoever asked decides what happens if that actor is lost,
 because nobody knows then whether the work was done. An actor that dies is started again within a budget (R4): after
 several deaths in a row without an answer in between it is given up, and the others go on. When none is left, every
-caller gets the reason. An actor that has no room, because its node is gone, waits for room; that costs no budget.
+caller gets the reason. An actor that has no room, because its node is gone, waits for it, which costs no budget. It is
+given up if it has waited for long and nobody else does its work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol, Self
 
 from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
-from loopwright.errors import BudgetError, LoopwrightError, WorkerLostError
+from loopwright.errors import BudgetError, ClusterRoomError, LoopwrightError, WorkerLostError
 
 log = logging.getLogger("loopwright")
 
@@ -189,6 +190,11 @@ class Crew:
         answers = await together(one(member, member.host) for member in self.running if member.host is not None)
         return [answer for each in answers for answer in each]
 
+    def home(self, session: str) -> str | None:
+        """The name of the actor that works for this session."""
+        home = self._homes.get(session)
+        return None if home is None else home.name
+
     def silent_seconds(self, session: str) -> float:
         """For how many seconds nothing was heard of the actor that works for this session."""
         home = self._homes.get(session)
@@ -223,6 +229,11 @@ class Crew:
                     words = await self._until_lost(member, host)
             except WorkerLostError as error:
                 words = error.message
+            except ClusterRoomError as error:
+                if not has_started or not self.running:
+                    raise
+                log.warning("%s. Others of %s go on, so it waits for longer.", error.message, self._role)
+                continue
             except Exception as error:
                 if not has_started:
                     raise

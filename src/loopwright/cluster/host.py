@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ WATCH_SECONDS = 0.5
 FAREWELL_SECONDS = 1.0
 """How long a process that ends itself waits until its last answers are sent."""
 EXIT_CODE = 70
+FAREWELL = "farewell"
+"""Ray's name for the calls that have an event loop of their own in the process."""
 
 Opening = Callable[[], AbstractAsyncContextManager[Any]]
 """Opens the part. It is pickled, so it must be importable: a function of ours with its arguments."""
@@ -65,6 +68,7 @@ class Host:
         self._stack = AsyncExitStack()
         self._loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[str] = self._loop.create_future()
+        self._farewell: Future[str] = Future()
         self._output = output_of_this_process()
 
     async def introduce(self) -> Started:
@@ -100,9 +104,10 @@ class Host:
         output = self._output.rest() if last else self._output.new()
         return SignOfLife(output, self._output.positions)
 
+    @ray.method(concurrency_group=FAREWELL)  # type: ignore[untyped-decorator]
     async def farewell(self) -> str:
-        """Wait until the process ends itself. Returns why."""
-        return await asyncio.shield(self._ending)
+        """Wait until the process ends itself. Returns why, also while the part blocks its event loop."""
+        return await asyncio.shield(asyncio.wrap_future(self._farewell))
 
     async def close(self) -> Answer:
         """Close the part. The process goes on until Ray ends it."""
@@ -132,6 +137,7 @@ class Host:
             time.sleep(WATCH_SECONDS)
         words = f"it used {used >> 20:,} MiB of memory, and its memory_per_actor is {limit >> 20:,} MiB"
         print(f"{self._name}: {words}", file=sys.stderr, flush=True)
+        self._farewell.set_result(words)
         self._loop.call_soon_threadsafe(self._ending.set_result, words)
         time.sleep(FAREWELL_SECONDS)
         os._exit(EXIT_CODE)

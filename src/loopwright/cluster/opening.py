@@ -45,7 +45,7 @@ async def open_cluster(config: ClusterConfig, run: Path) -> AsyncIterator[Cluste
         address, folder = await to_its_end(asyncio.to_thread(stack.enter_context, context))
         from loopwright.cluster.cluster import Cluster
 
-        yield Cluster(address, logs, folder, start_seconds=config.start_seconds)
+        yield Cluster(address, logs, folder, start_seconds=config.start_seconds, room_seconds=config.room_seconds)
     finally:
         await to_its_end(asyncio.to_thread(stack.close))
 

@@ -16,10 +16,10 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RaySystemError, RayTaskError
 
 from loopwright.cluster.answers import Answer, Ending, opened
-from loopwright.cluster.host import Host, SignOfLife, Started
+from loopwright.cluster.host import FAREWELL, Host, SignOfLife, Started
 from loopwright.cluster.output import OutputFiles
 from loopwright.core.together import GRACE_SECONDS, or_left_behind
-from loopwright.errors import ConfigError, RemoteError, WorkerLostError
+from loopwright.errors import ClusterRoomError, ConfigError, RemoteError, WorkerLostError
 
 BEAT_SECONDS = 1.0
 MAX_CALLS = 100_000
@@ -31,6 +31,7 @@ CLOSE_SECONDS = 20.0
 LAST_LINES = 10
 LAST_CHARACTERS = 2000
 """How much of what a lost actor wrote last is part of the error."""
+NO_ROOM_REMEDY = "give the cluster more or larger nodes, and resume; or raise cluster.room_seconds"
 NODE_LOST = "its node has died"
 """What Ray says of an actor whose node is gone; it has no field for it."""
 
@@ -72,10 +73,19 @@ class RemoteHost:
     def is_alive(self) -> bool:
         return not self._ended.done()
 
+    async def arrive(self, seconds: float) -> None:
+        """Wait until the actor has room, and its process says where it is. Raises ClusterRoomError after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self._started = await self._reached(self._handle.introduce.remote())
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ClusterRoomError(f"{self.name} found no room", remedy=NO_ROOM_REMEDY) from None
+
     async def start(self, opening: bytes, memory: int | None, seconds: float) -> None:
         """Open the part. Raises what that raises, and WorkerLostError if the process dies meanwhile, or if the part is
-        not open after `seconds`. How long the actor waits for room does not count."""
-        self._started = await self._reached(self._handle.introduce.remote())
+        not open after `seconds`."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 await self._asked(self._handle.start, opening, memory)
@@ -213,16 +223,20 @@ async def launched(
     memory: int | None,
     on_output: OnOutput,
     start_seconds: float,
+    room_seconds: float,
 ) -> AsyncIterator[RemoteHost]:
-    """Start an actor with Ray's `options`, and the part on it, which may take `start_seconds` to open. Leaving the
-    context in any way closes the part, and ends the actor."""
+    """Start an actor with Ray's `options`, which may wait `room_seconds` for room, and the part on it, which may take
+    `start_seconds` to open. Leaving the context in any way closes the part, and ends the actor."""
     fixed = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": MAX_CALLS}
-    handle = ray.remote(Host).options(**options, **fixed).remote(name)
+    actor = ray.remote(concurrency_groups={FAREWELL: 1})(Host)
+    handle = actor.options(**options, **fixed).remote(name)
     host = RemoteHost(name, handle, on_output)
     hearing: list[asyncio.Task[None]] = []
     try:
+        await host.arrive(room_seconds)
+        hearing = [asyncio.create_task(host.hear_farewell(), name=name)]
         await host.start(opening, memory, start_seconds)
-        hearing = [asyncio.create_task(heard, name=name) for heard in (host.keep_hearing(), host.hear_farewell())]
+        hearing.append(asyncio.create_task(host.keep_hearing(), name=name))
         try:
             yield host
         finally:

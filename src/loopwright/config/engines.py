@@ -34,6 +34,10 @@ OWN_VLLM_OPTIONS = {
 """What to do instead of giving vLLM an option that Loopwright gives it."""
 
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest rank of an adapter that a vLLM server can be started for: one of these."""
+
+
 class EngineKind(Section):
     """What every kind of engine says about itself."""
 
@@ -55,6 +59,12 @@ class EngineKind(Section):
     @property
     def keeps_requests(self) -> bool:
         """Whether a request may go on across a weight update (`in_flight: keep`)."""
+        return True
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether an update may be adapters alone. Otherwise it is whole weights, with the adapters merged into
+        them."""
         return True
 
     @property
@@ -146,6 +156,11 @@ class VllmEngineConfig(ServerConfig):
     kind: Literal["vllm"]
     executable: Text = "vllm"
 
+    @property
+    def takes_adapters(self) -> bool:
+        """A server of others may have no room for adapters, and one on another machine cannot read their folder."""
+        return not self.urls and not self.num_actors
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         for index, argument in enumerate(self.args):
@@ -178,6 +193,10 @@ class SglangEngineConfig(EngineKind):
 
     @property
     def keeps_requests(self) -> bool:
+        return False
+
+    @property
+    def takes_adapters(self) -> bool:
         return False
 
     def needs(self) -> Iterator[Need]:

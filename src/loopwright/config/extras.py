@@ -37,6 +37,7 @@ EXTRAS = {
         Extra("mcp", "mcp"),
         Extra("renderers", "renderers"),
         Extra("ray", "ray"),
+        Extra("peft", "lora"),
     )
 }
 """The pip extras by name. The sections of the config say which ones they need (`Section.needs`)."""

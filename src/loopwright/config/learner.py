@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from loopwright.config.base import Count, CountOrZero, Decay, FromYaml, NotNegative, OffIsAWord, Positive, Section, Text
 from loopwright.config.needs import Need, Outside
@@ -130,6 +130,48 @@ class SftConfig(Section):
         yield Need(Outside.FILE, ("path",), self.path)
 
 
+REFUSED_OF_LORA = {
+    "dropout": "dropout would make the learner's logprobs differ from those that were sampled",
+    "dora": "DoRA scales whole weights, so an adapter is more than W + s·B·A",
+    "bias": "only the matrices of linear layers are adapted",
+    "modules_to_save": "a module that is trained whole is no adapter; leave out learner.lora to train all weights",
+}
+"""What peft can do and learner.lora cannot, each with the reason. The names are also those that begin with lora_ or
+use_."""
+
+
+ALL_LINEAR = "all-linear"
+OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+"""A text alone stands for a list of it."""
+
+
+class LoraConfig(Section):
+    """Adapters that are trained instead of the weights. `targets` are the ends of the names of the linear layers that
+    get one; `all-linear`: all but the head. The scale is alpha / rank, or alpha / sqrt(rank) with `rslora`."""
+
+    rank: Count = 16
+    alpha: Count = 32
+    targets: Annotated[FromYaml[tuple[Text, ...]], Field(min_length=1), OneOrMore] = (ALL_LINEAR,)
+    rslora: bool = False
+
+    @property
+    def named_targets(self) -> tuple[str, ...] | None:
+        """None means all linear layers but the head."""
+        return None if self.targets == (ALL_LINEAR,) else self.targets
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_more_than_lora(cls, given: Any) -> Any:
+        for name in given if isinstance(given, dict) else ():
+            short = str(name).removeprefix("lora_").removeprefix("use_")
+            if short in REFUSED_OF_LORA:
+                raise ValueError(f"there is no {name} here: {REFUSED_OF_LORA[short]}")
+        return given
+
+    def needs(self) -> Iterator[Need]:
+        yield Need(Outside.EXTRA, (), "lora")
+
+
 class LearnerConfig(Section):
     """AdamW, its schedule, how a batch is split, and the terms of the loss. `max_grad_norm` None does not clip."""
 
@@ -143,6 +185,9 @@ class LearnerConfig(Section):
     mini_batches: Count = 1
     micro_batch_tokens: Count = 4096
     checkpoint_activations: bool = False
+    ranks: Count = 1
+    placement: Literal["local"] = "local"
+    lora: LoraConfig | None = None
     max_restarts: CountOrZero = 3
     advantage: AdvantageConfig = PlainAdvantage()
     loss: LossConfig = PpoClipConfig()

@@ -23,6 +23,7 @@ LEAST_MEMORY = 64 * 2**20
 """An actor is a Python process, and takes more. A smaller number is a number of other units."""
 START_SECONDS = 900.0
 """Longer than an engine may take by itself."""
+ROOM_SECONDS = 1800.0
 ADDRESS = r"auto|[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
 
 
@@ -103,11 +104,13 @@ class LabelsConfig(Section):
 class ClusterConfig(Section):
     """The Ray cluster for everything that has `num_actors`. Without `address`, the run starts one on this machine that
     declares `num_cpus`, by default as many as there are cores. `address` is `auto`, or host:port of a running one. An
-    actor that has not opened its part after `start_seconds` is lost."""
+    actor that has not opened its part after `start_seconds` is lost. One whose node was lost waits `room_seconds` for
+    another one, and longer while others do its work."""
 
     address: Text | None = None
     num_cpus: Count | None = None
     start_seconds: Positive = START_SECONDS
+    room_seconds: Positive = ROOM_SECONDS
     strategy: StrategyConfig = StrategyConfig()
     labels: LabelsConfig = LabelsConfig()
 

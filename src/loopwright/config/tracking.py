@@ -51,6 +51,8 @@ class TrackConfig(Section):
     console: bool = True
     report: bool = True
     tensorboard: bool = False
+    tokens: bool = True
+    """Store the loss and the mismatch of each trained token."""
     wandb: WandbConfig | None = None
     mlflow: MlflowConfig | None = None
     ui: bool = False

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 from loopwright.types import Episode, Failed, ProgramOutput, Reward, Rollout, Scored
+from loopwright.types.reward import MOST_EVIDENCE
 
 SHORTEST_SECRET = 8
 MARK = "[redacted]"
@@ -99,9 +100,23 @@ def _reward(reward: Reward, redact: Redactor) -> Reward:
         case Failed(cause, error, detail):
             shown = Failed(cause, redact(error), redact(detail))
             return reward if shown == reward else shown
-        case Scored(answer=str() as answer) if (shown_answer := redact(answer)) is not answer:
-            return replace(reward, answer=shown_answer)
+        case Scored(answer=answer, evidence=evidence) if answer is not None or evidence is not None:
+            shown_answer = answer and redact(answer)
+            # Redacted before it is cut: of a secret that was cut, a few characters would remain.
+            shown_evidence = evidence and _cut(redact(evidence))
+            if shown_answer is not answer or shown_evidence is not evidence:
+                return replace(reward, answer=shown_answer, evidence=shown_evidence)
     return reward
+
+
+def _cut(text: str) -> str:
+    """At most MOST_EVIDENCE bytes of the text."""
+    if len(text) * 4 <= MOST_EVIDENCE:
+        return text
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= MOST_EVIDENCE:
+        return text
+    return data[: MOST_EVIDENCE - len(CUT_HERE[1].encode())].decode("utf-8", "ignore") + CUT_HERE[1]
 
 
 def _forms(secret: str) -> Iterator[str]:

@@ -24,6 +24,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mlflow": ("metrics at MLflow", ("mlflow-skinny", "sqlalchemy", "alembic")),
     "renderers": ("tools and thoughts of known model families", ("renderers", "prime-pydantic-config")),
     "mcp": ("tools of MCP servers", ("mcp",)),
+    "lora": ("training adapters (learner.lora)", ("peft",)),
     "ray": ("parts of a run on actors of a cluster", ("ray",)),
 }
 """The extras that a user may want, each with its purpose and its packages."""

@@ -30,9 +30,10 @@ class Wishes:
 class Call:
     """A request in canonical form. `token_ids` asks for the ids of the prompt and of the answer. `previous` names an
     earlier answer that `messages` continue. `alternatives` is how many of the likeliest tokens to tell with the logprob
-    of each sampled one. `begun` is the beginning of the answer, which the agent wrote.
-    `instructions` says that the first message is a preamble, which a continuation does not inherit. `form` is what the
-    answer must look like. `echo` is the part of the request that the dialect needs to write its answer."""
+    of each sampled one, and `alternatives_field` the field that asks for them. `begun` is the beginning of the answer,
+    which the agent wrote. `instructions` says that the first message is a preamble, which a continuation does not
+    inherit. `form` is what the answer must look like. `echo` is the part of the request that the dialect needs to write
+    its answer."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -43,6 +44,7 @@ class Call:
     begun: str = ""
     logprobs: bool = False
     alternatives: int = 0
+    alternatives_field: str = "top_logprobs"
     token_ids: bool = False
     previous: str | None = None
     instructions: bool = False

@@ -263,10 +263,12 @@ class Exchange:
         reader = SampleReader(parser, sampling.stop, number, listener)
         try:
             generation = await sample_answer(served.engine, request, reader.hear, early=listener is not None)
+            if call.alternatives and generation.ids and not generation.alternatives:
+                raise AlternativesError("this engine does not tell the likeliest tokens", remedy="ask without them")
         except ConstraintError as error:
             raise _not_constrained(call, error) from error
         except AlternativesError as error:
-            raise invalid("top_logprobs", error.message, remedy=error.remedy) from error
+            raise invalid(call.alternatives_field, error.message, remedy=error.remedy) from error
         except EngineError as error:
             raise self._unanswered(session, error) from error
         session.note_fault(None)

@@ -55,6 +55,7 @@ def outcome_to_json(rollout: Rollout, transcript: Sequence[Message]) -> dict[str
         "output": episode.output and asdict(episode.output),
         "started": rollout.timing.started,
         "agent_seconds": rollout.timing.agent_seconds,
+        "held_seconds": rollout.timing.held_seconds,
     }
 
 
@@ -62,12 +63,16 @@ def outcome_from_json(said: Mapping[str, Any], record: SessionRecord) -> Outcome
     """Raises RunError if `said` is no outcome of this record."""
     try:
         reward = Unscored() if said["reward"] is None else Scored(**said["reward"])
-        return Outcome(_episode(said, record), reward, Timing(said["started"], said["agent_seconds"]))
+        return Outcome(_episode(said, record), reward, _timing(said))
     except (LoopwrightError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
             f"the outcome of a session cannot be read: {type(error).__name__} {error}",
             remedy="use a gateway of the same version of Loopwright",
         ) from error
+
+
+def _timing(said: Mapping[str, Any]) -> Timing:
+    return Timing(said["started"], said["agent_seconds"], held_seconds=said.get("held_seconds"))
 
 
 def drift_from_json(said: Mapping[str, Any]) -> EpisodeDrift:

@@ -1,12 +1,13 @@
 """Reads what clients send. Malformed input is a 400 that names its place, never a crash.
 
-Unknown fields and nulls are ignored. A field that is needed and cannot be understood is refused.
+Nulls are ignored, and unknown fields are listed with the wishes. A field that is needed and cannot be understood is
+refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -15,6 +16,11 @@ from loopwright.gateway.refusals import invalid
 from loopwright.render.call_json import without_lone_surrogates
 
 LONGEST_TOKEN_COUNT = 1 << 31
+IGNORED = "ignored"
+"""The wish that lists what has no effect here."""
+LONGEST_NAME = 80
+MOST_NAMES = 20
+"""How many such names are listed of one request."""
 ROOM = 16
 """How many levels are kept free around a value that is recorded: rows and answers nest it deeper."""
 
@@ -78,6 +84,15 @@ def chosen(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     if found:
         check_recordable(found, ", ".join(found))
     return found
+
+
+def ignored(body: Mapping[str, Any], known: Collection[str], inside: str = "") -> dict[str, Any]:
+    """The names of fields that have no effect here and no name of their own among the wishes, to be listed with them.
+    `inside` is the field that has them."""
+    names = sorted(
+        f"{inside}{name}"[:LONGEST_NAME] for name, value in body.items() if value is not None and name not in known
+    )
+    return {IGNORED: names[:MOST_NAMES]} if names else {}
 
 
 def text(value: Any, where: str) -> str:

@@ -47,7 +47,7 @@ class SeveralJudgers(MemberJudger):
         named = {name: value for part, scored in scores.items() for name, value in _named(part, scored).items()}
         answer = next((scored.answer for scored in (total, *scores.values()) if scored.answer is not None), None)
         # A judger's score keeps its name, even if `merge` uses the same name for a part of its own.
-        return Scored(total.value, {**total.parts, **named}, answer)
+        return Scored(total.value, {**total.parts, **named}, answer, _evidence({"": total, **scores}))
 
     async def _scores(self, task: Task, episode: Episode) -> dict[str, Scored]:
         """The scores of all parts. If some fail, the failure of the first part in their order is raised, not the
@@ -95,7 +95,7 @@ class JudgerBySource(MemberJudger):
                 error="UnknownSource",
             )
         scored = await _judge_part(self._name, Part(judger.name, judger), task, episode)
-        return Scored(scored.value, _named(judger.name, scored), scored.answer)
+        return Scored(scored.value, _named(judger.name, scored), scored.answer, scored.evidence)
 
 
 def weighted_sum(name: str, weights: Mapping[str, float]) -> Merge:
@@ -124,6 +124,12 @@ async def _judge_part(whole: str, part: Part, task: Task, episode: Episode) -> S
         raise JudgeError(
             f"judger {whole!r}, part {part.name!r}: {error.message}", remedy=error.remedy, **facts
         ) from error
+
+
+def _evidence(scores: Mapping[str, Scored]) -> str | None:
+    """The evidence of all parts, each with its name."""
+    told = [(name, scored.evidence) for name, scored in scores.items() if scored.evidence]
+    return "\n\n".join(f"{name}: {text}" if name else text for name, text in told) or None
 
 
 def _named(part: str, scored: Scored) -> dict[str, float]:

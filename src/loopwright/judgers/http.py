@@ -12,7 +12,7 @@ from loopwright.types import Episode, Scored, Task
 
 
 class HttpJudger(MemberJudger):
-    """POSTs `{task, messages, answer, truth, metadata}` and expects `{score, parts?, answer?}`."""
+    """POSTs `{task, messages, answer, truth, metadata}` and expects `{score, parts?, answer?, evidence?}`."""
 
     def __init__(self, signature: Signature, endpoint: JudgeEndpoint) -> None:
         self._signature = signature
@@ -36,8 +36,8 @@ class HttpJudger(MemberJudger):
         if scored is None:
             raise self._signature.error(
                 f"answered with {short_repr(said)}",
-                remedy='let it answer {"score": a finite number}, optionally with "parts": {name: number} and '
-                '"answer": text',
+                remedy='let it answer {"score": a finite number}, optionally with "parts": {name: number}, '
+                '"answer": text and "evidence": text',
                 error="WrongAnswer",
             )
         return scored
@@ -48,7 +48,9 @@ def _scored(said: Any) -> Scored | None:
     if not isinstance(said, Mapping):
         return None
     score, parts, answer = finite(said.get("score")), said.get("parts") or {}, said.get("answer")
-    if score is None or not isinstance(parts, Mapping) or not isinstance(answer, str | None):
+    evidence = said.get("evidence")
+    texts_are_right = isinstance(answer, str | None) and isinstance(evidence, str | None)
+    if score is None or not isinstance(parts, Mapping) or not texts_are_right:
         return None
     numbers = {name: number for name, part in parts.items() if (number := finite(part)) is not None}
-    return Scored(score, numbers, answer) if len(numbers) == len(parts) else None
+    return Scored(score, numbers, answer, evidence) if len(numbers) == len(parts) else None

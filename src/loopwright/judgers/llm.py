@@ -8,7 +8,6 @@ else is a JudgeError. No score is searched for in other text, because the text c
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from loopwright.judgers.endpoint import JudgeEndpoint
 from loopwright.judgers.one_by_one import MemberJudger
 from loopwright.judgers.verdict import Signature, finite, short_repr
 from loopwright.types import Episode, Message, Scored, Task
-
-log = logging.getLogger("loopwright")
 
 DEFAULT_PROMPT = """\
 Question:
@@ -116,8 +113,8 @@ class LlmJudger(MemberJudger):
                 f"{self._asks.max_score:g}",
                 "NoVerdict",
             )
-        log.debug("judger %r on task %r: %g, because %s", self.name, task.id, share, verdict.get("reason"))
-        return Scored(share)
+        reason = verdict.get("reason")
+        return Scored(share, evidence=reason if isinstance(reason, str) and reason else None)
 
     async def _completion(self, messages: Sequence[Message]) -> Any:
         payload = {**self._settings, "messages": messages}

@@ -46,9 +46,11 @@ def judge(task: Task, episode: Episode) -> Scored:
         )
     answer = _answer(episode.answer[max(0, episode.answer.rfind(r"\boxed")) :])
     if not answer:
-        return Scored(0.0)
+        return Scored(0.0, evidence=f"no answer was found; the truth is {task.truth}")
     equal = math_verify.verify(truth, answer, timeout_seconds=None, raise_on_error=True)
-    return Scored(1.0 if equal else 0.0, answer=_canonical(answer[0]))
+    canonical = _canonical(answer[0])
+    read = f"the answer was read as {canonical or 'an expression that cannot be written'}"
+    return Scored(1.0 if equal else 0.0, answer=canonical, evidence=f"{read}; the truth is {task.truth}")
 
 
 def _truth(value: Any) -> list[Any]:

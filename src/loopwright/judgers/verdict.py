@@ -32,13 +32,12 @@ class Signature:
 
     def scored(self, value: Any) -> Scored:
         """The function's return value as a score. A bool counts as 0 or 1."""
-        number, parts, answer = (
-            (value.value, value.parts, value.answer) if isinstance(value, Scored) else (value, {}, None)
-        )
+        number, parts = (value.value, value.parts) if isinstance(value, Scored) else (value, {})
+        texts = (value.answer, value.evidence) if isinstance(value, Scored) else (None, None)
         if isinstance(value, Scored) and (wrong := _misfit(value)) is not None:
             raise self.error(
                 f"returned Scored with {wrong}",
-                remedy="let `parts` be a dict from texts to numbers, and `answer` a text or None",
+                remedy="let `parts` be a dict from texts to numbers, and `answer` and `evidence` texts or None",
                 error="WrongReturn",
             )
         if not all(_is_finite(part) for part in (number, *parts.values())):
@@ -50,7 +49,7 @@ class Signature:
             )
         # As texts of Python's own: other processes may lack the class of one of the user's.
         own = {str.__str__(name): float(part) for name, part in parts.items()}
-        return Scored(float(number), own, None if answer is None else str.__str__(answer))
+        return Scored(float(number), own, *(None if text is None else str.__str__(text) for text in texts))
 
     def scored_group(self, count: int, values: Any) -> tuple[Scored, ...]:
         """The return value of a function that judges `count` episodes together: one score for each, in order."""
@@ -132,12 +131,13 @@ def _misfit(scored: Scored) -> str | None:
     """The part of the score whose type cannot be stored, or None. This does not check whether its numbers are
     finite."""
     parts: Any = scored.parts
-    answer: Any = scored.answer
     if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
         return f"the parts {short_repr(parts)}"
-    return (
-        None if isinstance(answer, str | None) else f"the answer {short_repr(answer)} of type {type(answer).__name__}"
-    )
+    texts: Any = (("answer", scored.answer), ("evidence", scored.evidence))
+    for what, text in texts:
+        if not isinstance(text, str | None):
+            return f"the {what} {short_repr(text)} of type {type(text).__name__}"
+    return None
 
 
 def _hint(value: object) -> str:

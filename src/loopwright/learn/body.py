@@ -7,7 +7,8 @@ small model, are added to the parameters' `.grad` as soon as they are computed.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -17,10 +18,13 @@ from loopwright.learn.checkpointing import checkpoint_layers
 from loopwright.learn.embedding import embed
 from loopwright.learn.layers import AttentionHalf, FeedForwardHalf, PassContext, attention_half, feed_forward_half
 from loopwright.learn.samples import Tensors
+from loopwright.models.adapters import has_adapters
 from loopwright.models.device import CPU
 from loopwright.models.lean import LeanModel
 from loopwright.models.load import LoadedModel
 from loopwright.models.rotary import Angles
+
+T = TypeVar("T")
 
 
 class Body(Protocol):
@@ -40,12 +44,18 @@ class Body(Protocol):
         """The last hidden states of the tokens that predict something, `data.logit_positions`, in their order."""
         ...
 
+    def run(self, work: Callable[[], T]) -> T:
+        """Do `work`, which reads `head` and calls `hidden`, where the parameters are whole. It returns tensors."""
+        ...
+
 
 def body_of(loaded: LoadedModel, *, checkpointed: bool = False) -> Body:
     """The fastest body that is proven to be correct for this model. With `checkpointed`, a layer keeps only its input
     for the backward pass, and is computed again there."""
     device, dtype = loaded.model.device, loaded.model.dtype
-    if loaded.parts is None:
+    if has_adapters(loaded.model):
+        why = "it has adapters"
+    elif loaded.parts is None:
         why = f"it is a {loaded.model.config.model_type} model"
     elif device.type != CPU or dtype != torch.float32:
         why = f"the layers by hand are for a CPU and float32, and it is {str(dtype).removeprefix('torch.')} on {device}"
@@ -77,6 +87,9 @@ class ModuleBody:
         )
         hidden: torch.Tensor = output.last_hidden_state[0, data.logit_positions]
         return hidden
+
+    def run(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 class LeanBody:
@@ -110,6 +123,9 @@ class LeanBody:
                 x = _both_halves(x, layer, setting, keep)
         hidden: torch.Tensor = self._norm(x)
         return hidden
+
+    def run(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 def _both_halves(

@@ -19,15 +19,22 @@ from loopwright.errors import ModelError
 
 def checkpoint_layers(model: Any) -> None:
     """Change the model's layers. Passes without gradients are as before."""
+    for layer in layers_of(model):
+        layer.forward = _computed_again(layer.forward)
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    """The model's layers, in their order."""
     count = model.config.num_hidden_layers
     stacks = [part for part in model.base_model.children() if isinstance(part, nn.ModuleList) and len(part) == count]
     if len(stacks) != 1:
         raise ModelError(
-            f"the layers of a {model.config.model_type} model are not in one list, so they cannot be checkpointed",
-            remedy="remove learner.checkpoint_activations; a smaller learner.micro_batch_tokens needs less memory too",
+            f"the layers of a {model.config.model_type} model are not in one list, so they cannot be computed again, "
+            "or sharded over ranks",
+            remedy="remove learner.checkpoint_activations and learner.ranks; a smaller "
+            "learner.micro_batch_tokens needs less memory too",
         )
-    for layer in stacks[0]:
-        layer.forward = _computed_again(layer.forward)
+    return stacks[0]
 
 
 def _computed_again(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ those of the rollouts.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,12 +20,16 @@ from loopwright.learn.losses import TokenBatch
 from loopwright.learn.master import MasterWeights
 from loopwright.learn.meter import StepMeter
 from loopwright.learn.objective import token_shares
-from loopwright.learn.plan import MiniBatch, Rows, StepPlan
+from loopwright.learn.plan import MiniBatch, Rows, StepPlan, row_of_chain
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.room import Room
 from loopwright.learn.samples import Credit, Tensors, credit_of, tensors_of
+from loopwright.learn.sft import Example
 from loopwright.learn.token_numbers import trained_chains
 from loopwright.types import RolloutKey, TrainedChain
+
+IDLE = Example.of([0], [0])
+"""What a rank computes when the others have more micro-batches than it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +51,38 @@ class StepNumbers:
     meter: StepMeter = field(default_factory=StepMeter)
     chains: dict[RolloutKey, list[TrainedChain]] = field(default_factory=dict)
 
+    def add(self, other: StepNumbers) -> None:
+        """Add what another rank has found out in its part of the same step."""
+        self.meter.add(other.meter)
+        for key, chains in other.chains.items():
+            self.chains.setdefault(key, []).extend(chains)
+
 
 class StepExecutor:
-    """Changes the weights of one model. It is used in one thread."""
+    """Changes the weights of one model, or of one rank's shard of it. It is used in one thread. `beat` is called after
+    each micro-batch."""
 
     def __init__(
-        self, recipe: Recipe, body: Body, weights: MasterWeights, optimizer: torch.optim.Optimizer, room: Room
+        self,
+        recipe: Recipe,
+        body: Body,
+        weights: MasterWeights,
+        optimizer: torch.optim.Optimizer,
+        room: Room,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._recipe = recipe
         self.body = body
         self._weights = weights
         self._optimizer = optimizer
         self._room = room
+        self._beat = beat
+        self._idle = (
+            row_of_chain(0, 1, len(IDLE.ids)),
+            tensors_of([row_of_chain(0, 1, len(IDLE.ids))], [IDLE], room.device),
+        )
+        self._passes = 0
+        """Backward passes since the last update."""
 
     def run(self, plan: StepPlan) -> StepNumbers:
         """Do the whole step."""
@@ -67,32 +92,42 @@ class StepExecutor:
         laid_out = [self.lay_out(batch) for batch in plan.mini_batches]
         for batch, micros in zip(plan.mini_batches, laid_out, strict=True):
             self._weights.forget_gradients()
+            self._passes = 0
             for micro in micros:
                 self.learn_from(micro, batch, plan.step, numbers)
+            for _ in range(batch.idle_rollouts):
+                self._add_nothing()
             self.imitate(batch, numbers.meter)
             self._update(plan.step, numbers.meter)
         return numbers
 
     def lay_out(self, batch: MiniBatch) -> list[Micro]:
         """The micro-batches of a mini-batch, with what the present weights and the reference say of their tokens."""
-        return [self._lay_out(rows, batch) for rows in batch.rollouts]
+        micros = [self._lay_out(rows, batch) for rows in batch.rollouts]
+        row, tensors = self._idle
+        for _ in range(batch.idle_rollouts):
+            self._before((row,), tensors)
+        return micros
 
     def _lay_out(self, rows: Rows, batch: MiniBatch) -> Micro:
         device = self._room.device
         tensors = tensors_of(rows, [sample.chain for sample in batch.samples], device)
+        old, reference = self._before(rows, tensors)
+        return Micro(rows, tensors, credit_of(rows, batch.samples, device), old, reference)
+
+    def _before(self, rows: Rows, tensors: Tensors) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The old and the reference logprobs of a micro-batch, where they are needed."""
         kl = self._recipe.kl
-        return Micro(
-            rows,
-            tensors,
-            credit_of(rows, batch.samples, device),
-            old=self._frozen_logprobs(self.body, rows, tensors) if self._recipe.mini_batches > 1 else None,
-            reference=None if kl is None else self._frozen_logprobs(kl.reference, rows, tensors),
-        )
+        old = self._frozen_logprobs(self.body, rows, tensors) if self._recipe.mini_batches > 1 else None
+        reference = None if kl is None else kl.reference
+        return old, None if reference is None else self._frozen_logprobs(reference, rows, tensors)
 
     @torch.no_grad()
     def _frozen_logprobs(self, body: Body, rows: Rows, tensors: Tensors) -> torch.Tensor:
         with self._room.for_rows(rows):
-            return packed_logprobs(body, rows, tensors, self._recipe.temperature)[0]
+            logprobs = packed_logprobs(body, rows, tensors, self._recipe.temperature)[0]
+        self._beat()
+        return logprobs
 
     def learn_from(self, micro: Micro, batch: MiniBatch, step: int, numbers: StepNumbers) -> None:
         """Add the gradients of a micro-batch of rollouts."""
@@ -124,7 +159,7 @@ class StepExecutor:
         """Add the gradients of the SFT loss: the mean negative log-likelihood of an answer's tokens, averaged over the
         examples."""
         sft = self._recipe.sft
-        if sft is None or not batch.imitation:
+        if sft is None or not (batch.imitation or batch.idle_imitation):
             return
         total = 0.0
         for rows in batch.imitation:
@@ -132,6 +167,8 @@ class StepExecutor:
                 loss = self._likelihood_loss(rows, batch)
                 self._add_gradients(sft.coefficient * loss)
             total += loss.item()
+        for _ in range(batch.idle_imitation):
+            self._add_nothing()
         meter.sft_loss(total)
         meter.loss(sft.coefficient * total)
 
@@ -143,16 +180,28 @@ class StepExecutor:
         weights = (1.0 / (lengths * batch.example_count)).repeat_interleave(lengths)
         return -(logprobs * weights).sum()
 
+    def _add_nothing(self) -> None:
+        """Go through the model with the other ranks, and add gradients of 0."""
+        row, tensors = self._idle
+        self._add_gradients(0.0 * packed_logprobs(self.body, (row,), tensors, temperature=1.0)[0].sum())
+
     def _add_gradients(self, loss: torch.Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         self._weights.gather_gradients()
+        self._passes += 1
+        self._beat()
 
     def _update(self, step: int, meter: StepMeter) -> None:
         """One optimiser step. If the gradient is not finite, it raises and changes nothing."""
         weights, limit = list(self._weights.named.values()), self._recipe.max_grad_norm
         gradients = []
-        for weight in weights:
+        for name, weight in self._weights.named.items():
             if weight.grad is None:
+                if self._passes:
+                    raise LearnerError(
+                        f"step {step}: the backward pass gave {name} no gradient",
+                        remedy="please report this with your model: training would go on without this weight",
+                    )
                 # A mini-batch without signal gets zero gradients, so that the optimiser's momentum still acts.
                 weight.grad = torch.zeros_like(weight)
             gradients.append(weight.grad)

@@ -17,6 +17,10 @@ def packed_logprobs(
     body: Body, rows: Sequence[Packed], data: Tensors, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprobs of the targets under the model's current weights (T8), and the entropy where they were sampled."""
-    hidden = body.hidden(data, SharedPrefixPlan(rows, data.ids.device))
-    logprobs, entropy = head_logprobs(hidden, body.head, data.logit_of_target, data.targets, temperature)
+
+    def compute() -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = body.hidden(data, SharedPrefixPlan(rows, data.ids.device))
+        return head_logprobs(hidden, body.head, data.logit_of_target, data.targets, temperature)
+
+    logprobs, entropy = body.run(compute)
     return logprobs, entropy[data.logit_of_target]

@@ -13,11 +13,12 @@ from loopwright.types import KlKind
 
 @dataclass(frozen=True, slots=True)
 class KlTerm:
-    """`coefficient` times the divergence from `reference`, a frozen model, is added to each token's loss."""
+    """`coefficient` times the divergence from `reference`, a frozen model, is added to each token's loss. A driver
+    whose ranks compute has no reference: it only plans."""
 
     kind: KlKind
     coefficient: float
-    reference: Body
+    reference: Body | None
 
 
 def divergence(kind: KlKind, logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:

@@ -13,17 +13,16 @@ from typing import Any
 import torch
 
 from loopwright.learn import state
-from loopwright.learn.body import body_of
 from loopwright.learn.execute import StepExecutor
 from loopwright.learn.forward import packed_logprobs
 from loopwright.learn.master import MasterWeights
 from loopwright.learn.plan import plan_step, row_of_chain
-from loopwright.learn.publishing import stream_weights
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.room import Room
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
 from loopwright.learn.token_numbers import with_chains
+from loopwright.learn.trained import Trained, WholeModel
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.ports import WeightSink
@@ -33,29 +32,36 @@ from loopwright.types import Group
 FUSED = ("cpu", "cuda")
 
 
-class TorchLearner:
-    """Trains the parameters of `loaded` in place, in the compute thread. It must be constructed in that thread too,
-    because the constructor computes."""
+def optimizer_of(weights: MasterWeights, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        weights.named.values(),
+        lr=recipe.lr,
+        betas=recipe.betas,
+        eps=recipe.eps,
+        weight_decay=recipe.weight_decay,
+        # Elsewhere torch has no fused kernel.
+        fused=device.type in FUSED,
+    )
 
-    def __init__(self, loaded: LoadedModel, recipe: Recipe, compute: ComputeThread) -> None:
+
+class TorchLearner:
+    """Trains the parameters of `loaded` in place, or `trained` instead, in the compute thread. It must be constructed
+    in that thread too, because the constructor computes."""
+
+    def __init__(
+        self, loaded: LoadedModel, recipe: Recipe, compute: ComputeThread, trained: Trained | None = None
+    ) -> None:
         self._loaded = loaded
         self._model: Any = loaded.model
+        self._trained = trained or WholeModel(loaded)
         self._recipe = recipe
         self._compute = compute
         self._version = 0
-        self._weights = MasterWeights(loaded.model)
-        self._optimizer = torch.optim.AdamW(
-            self._weights.named.values(),
-            lr=recipe.lr,
-            betas=recipe.betas,
-            eps=recipe.eps,
-            weight_decay=recipe.weight_decay,
-            # Elsewhere torch has no fused kernel.
-            fused=loaded.model.device.type in FUSED,
-        )
+        self._weights = MasterWeights(self._trained.parameters)
+        self._optimizer = optimizer_of(self._weights, recipe, loaded.model.device)
         self._executor = StepExecutor(
             recipe,
-            body_of(loaded, checkpointed=recipe.checkpoint_activations),
+            self._trained.body(checkpointed=recipe.checkpoint_activations),
             self._weights,
             self._optimizer,
             Room(loaded.model.device, recipe.micro_batch_tokens, recipe.checkpoint_activations),
@@ -84,21 +90,20 @@ class TorchLearner:
         return await self._compute.run(self._logprobs, ids, temperature)
 
     async def publish(self, sink: WeightSink) -> None:
-        await self._compute.run(stream_weights, dict(self._model.named_parameters()), sink)
+        await self._compute.run(self._trained.publish, sink)
 
     async def export(self, folder: Path) -> None:
-        await self._compute.run(self._export, folder)
+        await self._compute.run(self._trained.export, folder)
 
     def _load(self, folder: Path) -> int:
-        version = state.load_state(folder, self._weights.named, self._optimizer)
+        self._trained.check(folder)
+        version = state.load_state(folder, self._weights.named, self._optimizer, self._trained.file)
         self._weights.update_copies()
         return version
 
     def _save(self, folder: Path) -> None:
-        state.save_state(folder, self._weights.named, self._optimizer, self._version)
-        # With these two files the checkpoint is also a model folder that transformers can load.
-        self._model.config.save_pretrained(folder)
-        self._loaded.tokenizer.save_pretrained(folder)
+        state.save_state(folder, self._weights.named, self._optimizer, self._version, self._trained.file)
+        self._trained.describe(folder)
 
     @torch.no_grad()
     def _logprobs(self, ids: Sequence[int], temperature: float) -> tuple[float, ...]:
@@ -106,10 +111,6 @@ class TorchLearner:
         rows = (row_of_chain(0, 1, len(ids)),)
         tensors = tensors_of(rows, [example], self._model.device)
         return tuple(packed_logprobs(self._executor.body, rows, tensors, temperature)[0].tolist())
-
-    def _export(self, folder: Path) -> None:
-        self._model.save_pretrained(folder)
-        self._loaded.tokenizer.save_pretrained(folder)
 
     def _step(self, groups: Sequence[Group]) -> StepReport:
         plan = plan_step(self._recipe, groups, self._version + 1)

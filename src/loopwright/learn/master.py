@@ -7,7 +7,7 @@ float32 are the weights themselves.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
@@ -15,10 +15,9 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class MasterWeights:
-    """The weights of a model, by the names of its parameters. They take over the gradients of the parameters."""
+    """The weights that are trained, by the names of their parameters. They take over the parameters' gradients."""
 
-    def __init__(self, model: Any) -> None:
-        parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self.named = {name: p.detach().float() if p.dtype in HALF else p for name, p in parameters.items()}
         self._copies = [(p, self.named[name]) for name, p in parameters.items() if p.dtype in HALF]
 

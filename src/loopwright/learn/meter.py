@@ -66,6 +66,18 @@ class StepMeter:
     def grad_norm(self, value: float) -> None:
         self._norms.append(value)
 
+    def add(self, other: StepMeter) -> None:
+        """Add what another rank has measured of the same step. The gradient's norm is that of all ranks already."""
+        self._tokens += other._tokens
+        self._largest_mismatch = max(self._largest_mismatch, other._largest_mismatch)
+        self._losses += other._losses
+        for name, total in other._sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + total
+        for age, (total, tokens) in other._by_staleness.items():
+            total_before, tokens_before = self._by_staleness.get(age, (0.0, 0))
+            self._by_staleness[age] = total_before + total, tokens_before + tokens
+        self._sft_losses = [mine + others for mine, others in zip(self._sft_losses, other._sft_losses, strict=True)]
+
     def metrics(self) -> dict[str, float]:
         means = {name: total / self._tokens for name, total in self._sums.items()}
         if self._tokens:

@@ -26,13 +26,18 @@ Rows = tuple[Packed, ...]
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
     """What one optimiser step is computed from. `rollouts` are micro-batches whose rows are indices into `samples`, and
-    `imitation` those of the SFT examples. The SFT loss is a mean over `example_count` examples."""
+    `imitation` those of the SFT examples. The SFT loss is a mean over `example_count` examples.
+
+    Ranks compute equally many micro-batches, because each is a collective of all. So in the part of a rank, so many
+    `idle_rollouts` and `idle_imitation` follow, which count for nothing."""
 
     samples: tuple[Sample, ...]
     rollouts: tuple[Rows, ...]
     examples: tuple[Example, ...] = ()
     imitation: tuple[Rows, ...] = ()
     example_count: int = 0
+    idle_rollouts: int = 0
+    idle_imitation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from loopwright.models.weight_files import spec_of
 from loopwright.ports import WeightSink
+from loopwright.types import TensorSpec
+
+Named = tuple[str, torch.Tensor]
 
 BUCKET_BYTES = 2**26
 """How large a bucket is at most, unless one tensor is larger. A learner of several ranks gathers a bucket at a time, so
@@ -16,15 +19,20 @@ this much memory is needed besides the shards."""
 
 def stream_weights(tensors: Mapping[str, torch.Tensor], sink: WeightSink) -> None:
     """Give all tensors to `sink`."""
-    sink.begin({name: spec_of(tensor) for name, tensor in tensors.items()})
+    stream_tensors({name: spec_of(tensor) for name, tensor in tensors.items()}, tensors.items(), sink)
+
+
+def stream_tensors(specs: Mapping[str, TensorSpec], tensors: Iterable[Named], sink: WeightSink) -> None:
+    """Give tensors to `sink` that are made one after the other, in the order of `specs`."""
+    sink.begin(specs)
     for bucket in _buckets(tensors):
         sink.take(bucket)
 
 
-def _buckets(tensors: Mapping[str, torch.Tensor]) -> Iterator[Mapping[str, torch.Tensor]]:
+def _buckets(tensors: Iterable[Named]) -> Iterator[Mapping[str, torch.Tensor]]:
     bucket: dict[str, torch.Tensor] = {}
     size = 0
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         if bucket and size + tensor.nbytes > BUCKET_BYTES:
             yield bucket
             bucket, size = {}, 0

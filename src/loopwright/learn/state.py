@@ -1,47 +1,56 @@
-"""A learner's state on disk: safetensors and JSON, no pickle. A loaded learner continues bit for bit."""
+"""A learner's state on disk: safetensors and JSON, no pickle. A loaded learner continues bit for bit. The state
+may be that of one process, or of several ranks (`learn.ranks.state`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from loopwright.errors import CheckpointError
 
 MODEL, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "learner.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+SHARDED = "optimizer"
+"""The folder that a checkpoint of ranks has in place of `OPTIMIZER`."""
+RANDOM = "torch_rng"
+"""The name of torch's random state among tensors."""
 
 
 def save_state(
-    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, version: int
+    folder: Path,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    version: int,
+    file: str = MODEL,
 ) -> None:
     """Write weights, AdamW's moments, torch's random state and the version into `folder`."""
-    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / MODEL)
+    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights.items()}, folder / file)
     moments = {
         f"{name}/{moment}": optimizer.state[weight][moment].cpu()
         for name, weight in weights.items()
         for moment in MOMENTS
         if weight in optimizer.state
     }
-    save_file({**moments, "torch_rng": torch.get_rng_state()}, folder / OPTIMIZER)
+    save_file({**moments, RANDOM: torch.get_rng_state()}, folder / OPTIMIZER)
     (folder / META).write_text(json.dumps({"version": version}))
 
 
-def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> int:
+def load_state(
+    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, file: str = MODEL
+) -> int:
     """Read what `save_state` wrote into `weights` and the optimiser, and return the version."""
-    try:
-        saved, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
-        version = int(json.loads((folder / META).read_text())["version"])
-        random_state = moments.pop("torch_rng")
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"checkpoint {folder} cannot be read: {error}",
-            remedy="delete that folder to continue from the one before it, or start over with --fresh",
-        ) from error
+    with while_read(folder):
+        saved = load_file(folder / file)
+        about = json.loads((folder / META).read_text())
+        version = int(about["version"])
+        moments, random_state = _of_ranks(folder, weights, about) if is_sharded(folder) else _of_one(folder)
     _check_fits(folder, weights, saved)
     with torch.no_grad():
         for name, weight in weights.items():
@@ -59,6 +68,50 @@ def load_state(folder: Path, weights: Mapping[str, torch.Tensor], optimizer: tor
         if found:
             optimizer.state[weight] = found
     return version
+
+
+@contextmanager
+def while_read(folder: Path) -> Iterator[None]:
+    """While a checkpoint is read: what is missing or damaged is a CheckpointError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"checkpoint {folder} cannot be read: {error}",
+            remedy="delete that folder to continue from the one before it, or start over with --fresh",
+        ) from error
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether ranks have written the checkpoint."""
+    return (folder / SHARDED).is_dir()
+
+
+def random_file(folder: Path, rank: int) -> Path:
+    """Where a rank has its random state."""
+    return folder / f"random-{rank}.safetensors"
+
+
+def random_state_in(file: Path) -> torch.Tensor:
+    with safe_open(file, "pt") as opened:
+        found: torch.Tensor = opened.get_tensor(RANDOM)
+        return found
+
+
+def _of_one(folder: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    moments = load_file(folder / OPTIMIZER)
+    return moments, moments.pop(RANDOM)
+
+
+def _of_ranks(
+    folder: Path, weights: Mapping[str, torch.Tensor], about: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    # Few need it, and importing it takes time.
+    from loopwright.learn.sharded_moments import read_moments
+
+    moments = read_moments(folder / SHARDED, weights, alone=True)
+    steps = {f"{name}/step": torch.tensor(float(count)) for name, count in about["steps"].items()}
+    return moments | steps, random_state_in(random_file(folder, 0))
 
 
 def _check_fits(folder: Path, weights: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:

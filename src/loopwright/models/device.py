@@ -86,6 +86,26 @@ def chosen_device(
     return device
 
 
+def planned_device(wanted: str, *, repeatable: bool = False) -> str:
+    """The name of the device that `wanted` means, also if this machine does not have it."""
+    if wanted == AUTO:
+        return str(chosen_device(AUTO, repeatable=repeatable))
+    return f"{CUDA}:0" if wanted == CUDA else wanted
+
+
+def device_of_rank(wanted: str, rank: int, ranks: int) -> torch.device:
+    """The device of one rank of a learner: rank r takes the r-th GPU that torch can use."""
+    device = chosen_device(wanted)
+    if device.type != CUDA:
+        return device
+    if torch.cuda.device_count() < ranks:
+        raise ConfigError(
+            f"learner.ranks is {ranks}, and torch can use {torch.cuda.device_count()} GPUs",
+            remedy="lower learner.ranks, or set model.device to cpu; CUDA_VISIBLE_DEVICES may hide GPUs",
+        )
+    return torch.device(CUDA, rank)
+
+
 def give_back(device: torch.device) -> None:
     """Give memory that no tensor uses back to the device, so that other processes can have it."""
     # What a pass of a model leaves behind refers to itself in part, and would keep its memory for a while.

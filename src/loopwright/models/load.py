@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from loopwright.errors import ModelError
+from loopwright.models.adapter_files import base_of
 from loopwright.models.attention import NAME, unsupported
 from loopwright.models.device import CPU
 from loopwright.models.forward import PackedForward
@@ -39,6 +40,11 @@ class LoadedModel:
     forward: PackedForward
     parts: LeanModel | None = None
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids it knows."""
+        return int(self.model.config.vocab_size)
+
 
 def load_model(
     path: str,
@@ -50,14 +56,16 @@ def load_model(
     device: torch.device | str = "cpu",
     native: bool = True,
 ) -> LoadedModel:
-    """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. With
-    `native`, it decodes with native steps if it can. Rotary angles that depend on the length are those of
-    `trained_context`, or of `max_context` if that is not given."""
-    source = str(smollm2_folder(cache)) if path == SMOLLM2 else path
+    """Load a model from a folder, a Hugging Face name, or `smollm2`. Raises ModelError if it could not be trained. An
+    adapter is merged into its base. With `native`, the model decodes with native steps if it can. Rotary angles that
+    depend on the length are those of `trained_context`, or of `max_context` if that is not given."""
+    source = source_of(path, cache)
     tokenizer = load_tokenizer(source)
-    config = read_pretrained(AutoConfig, source, "config")
-    _check_architecture(config)
-    model = _load_weights(source, dtype)
+    base, adapters = base_of(source)
+    config = read_config(base)
+    model = load_weights(base, dtype)
+    for adapter in adapters:
+        adapter.merge_into(model)
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     device = torch.device(device)
     model.to(device).eval()
@@ -67,16 +75,34 @@ def load_model(
     replace_norms(model)
     if device.type == CPU:
         replace_linears(model)
-    limit = getattr(config, "max_position_embeddings", None) or 2048
-    longest = min(limit, max_context or limit)
-    choose_angles(model, min(limit, trained_context or longest))
+    longest = context_of(config, max_context)
+    choose_angles(model, context_of(config, trained_context or longest))
     find = (lambda: library(cache / "native")) if native else None
     forward = fastest_forward(model, proven(model, longest), find)
     parts = forward.model if isinstance(forward, LeanForward) else None
     return LoadedModel(model, tokenizer, longest, forward, parts)
 
 
-def _load_weights(source: str, dtype: str) -> Any:
+def source_of(path: str, cache: Path) -> str:
+    """The folder, or the Hugging Face name, that has the files of the model at `path`."""
+    return str(smollm2_folder(cache)) if path == SMOLLM2 else path
+
+
+def read_config(source: str) -> Any:
+    """The model's own config. Raises ModelError if such a model could not be trained."""
+    config = read_pretrained(AutoConfig, source, "config")
+    _check_architecture(config)
+    return config
+
+
+def context_of(config: Any, wanted: int | None) -> int:
+    """How many tokens the context holds: as many as `wanted`, if the model can."""
+    limit = getattr(config, "max_position_embeddings", None) or 2048
+    return min(limit, wanted or limit)
+
+
+def load_weights(source: str, dtype: str) -> Any:
+    """The model, without what makes it ours."""
     options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
     model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
     # transformers fills gaps with random numbers and only prints a warning.

@@ -32,6 +32,7 @@ ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
 NORMS = HEAD_NORMS | {"norm", "input_layernorm", "post_attention_layernorm"}
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+PRODUCTS = ATTENTION | FEED_FORWARD - {"act_fn"}
 KNOWN = {Linear, RmsNorm, nn.Embedding}
 """The only modules that may have their own parameters. The first two are used only on a CPU and in float32."""
 
@@ -50,7 +51,7 @@ def fastest_forward(
 ) -> PackedForward:
     """The lean forward if it computes what the model was proven to compute, otherwise the model's own forward. It
     decodes with the library that `find` returns, if that computes the same too."""
-    parts = _parts(model, proven.asked)
+    parts = llama_parts(model, proven.asked)
     if parts is None:
         return ModuleForward(model)
     lean = LeanForward(parts)
@@ -118,8 +119,9 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and float((one - other).abs().max()) <= SAME * float(other.abs().max())
 
 
-def _parts(model: Any, asked: list[AttentionCall]) -> LeanModel | None:
-    """The model's parts, or None if they are not exactly those of a Llama."""
+def llama_parts(model: Any, asked: list[AttentionCall]) -> LeanModel | None:
+    """The model's parts, or None if they are not exactly those of a Llama. `asked` is how each layer asks for
+    attention."""
     base, head = model.base_model, model.get_output_embeddings()
     shapes = {tuple(tensor.shape for tensor in one.tensors) for one in asked}
     if not _looks_like_llama(model) or len(asked) != len(base.layers) or len(shapes) != 1:
@@ -143,11 +145,13 @@ def _looks_like_llama(model: Any) -> bool:
     base = model.base_model
     return (
         _children(base) == BASE
-        and isinstance(model.get_output_embeddings(), Linear)
+        and type(model.get_output_embeddings()) is Linear
         and all(_children(layer) == LAYER for layer in base.layers)
         and all(_children(layer.self_attn) in (ATTENTION, ATTENTION | HEAD_NORMS) for layer in base.layers)
         and all(_children(layer.mlp) == FEED_FORWARD for layer in base.layers)
         and all(type(norm) is RmsNorm for norm in _norms(base))
+        # By type: a layer with an adapter has a weight too, which is only a part of what it computes.
+        and all(type(layer) is Linear for layer in _products(base))
         and all(type(module) in KNOWN for module in model.modules() if list(module.parameters(recurse=False)))
     )
 
@@ -157,6 +161,12 @@ def _norms(base: Any) -> list[nn.Module]:
     norm without parameters, which could compute anything."""
     named = base.named_modules()
     return [module for name, module in named if name.rpartition(".")[2] in NORMS]
+
+
+def _products(base: Any) -> list[nn.Module]:
+    """The modules whose weights are read as matrices."""
+    halves = [half for layer in base.layers for half in (layer.self_attn, layer.mlp)]
+    return [child for half in halves for name, child in half.named_children() if name in PRODUCTS]
 
 
 def _children(module: nn.Module) -> set[str]:

@@ -16,6 +16,11 @@ least) and M_MMAP_THRESHOLD (from which size memory is mapped and unmapped separ
 the last one to 32 MB by itself."""
 
 
+def all_threads() -> int:
+    """The number of threads that torch has chosen. Call it before `configure`."""
+    return torch.get_num_threads()
+
+
 def half_of_the_threads() -> int:
     """The number of threads for each of two processes that compute at the same time. Call it before `configure`."""
     return max(1, torch.get_num_threads() // 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from loopwright.ports.storage import GroupRow
-from loopwright.types import Group, GroupStatus, Rollout, Task
+from loopwright.types import Group, GroupStatus, Rollout, Task, TrainedRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,9 @@ class ReplayBuffer(Protocol):
         """Store the rewards of rollouts that are stored without a score."""
         ...
 
-    async def settle(self, row: GroupRow, status: GroupStatus) -> None:
-        """End a PENDING group: it is finished (COMPLETED, FILTERED, FAILED) or interrupted (ABORTED)."""
+    async def settle(self, row: GroupRow, status: GroupStatus, why: str | None = None) -> None:
+        """End a PENDING group: it is finished (COMPLETED, FILTERED, FAILED) or interrupted (ABORTED). `why`
+        is the reason, for people."""
         ...
 
     async def expire(self, step: int) -> None:
@@ -88,6 +89,7 @@ class ReplayBuffer(Protocol):
         """
         ...
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
-        """Record that groups which were taken have been trained at `step`."""
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
+        """Record that groups which were taken have been trained at `step`, and what the step computed of their
+        rollouts."""
         ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loopwright.types import Group, GroupStatus, Rollout, Stale, Task
+from loopwright.types import Group, GroupStatus, Rollout, Stale, Task, TrainedRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ class Storage(Protocol):
         """Store the rewards of rollouts that are stored without a score: all of them, or, when one is refused, none."""
         ...
 
-    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus) -> None:
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, why: str | None = None) -> None:
         """Set the status of the named (task_set, draw) groups in their current round: of all, or of none. Each EXPIRED
-        adds one to the group's `expiries`."""
+        adds one to the group's `expiries`. `why` is the reason, for people, until the status changes again."""
         ...
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
         """Record that these groups, with the masks that they have here, were trained at `step`, in this order: all of
-        them, or none."""
+        them, or none. `trained` is what the step computed of their rollouts."""
         ...
 
     async def put_eval(self, step: int, task_set: str, mode: str, rollouts: Sequence[Rollout]) -> None:

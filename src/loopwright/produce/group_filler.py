@@ -8,6 +8,7 @@ A group ends in exactly one status: COMPLETED, FILTERED, FAILED or, when it was 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,12 +25,24 @@ Groups = Sequence[tuple[StartedGroup, TaskSetRuntime]]
 
 @dataclass(frozen=True, slots=True)
 class EndedGroup:
-    """A group that has ended. `failures` says why it failed; `seconds` is how long it took."""
+    """A group that has ended. `failures` says why it failed, `filtered_by` which filter dropped it; `seconds` is how
+    long it took."""
 
     group: Group
     status: GroupStatus
     failures: tuple[Failed, ...] = ()
     seconds: float = 0.0
+    filtered_by: str | None = None
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not trained, for people."""
+        if self.filtered_by is not None:
+            rewards = sorted(set(self.group.rewards))
+            told = f"every reward is {rewards[0]:g}" if len(rewards) == 1 else f"{len(rewards)} different rewards"
+            return f"dropped by the filter {self.filtered_by}: {told}"
+        kinds = Counter(f"{failure.cause} {failure.error}" for failure in self.failures)
+        return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,7 @@ class GroupFiller:
         ended = await together(
             self._end(one, task_set, store) for one, (_, task_set) in zip(filled, groups, strict=True)
         )
-        await together(self._settle(started.row, one.status) for one, (started, _) in zip(ended, groups, strict=True))
+        await together(self._settle(started.row, one) for one, (started, _) in zip(ended, groups, strict=True))
         return [replace(one, seconds=clock() - begun) for one in ended]
 
     def _jobs(self, group: StartedGroup, task_set: TaskSetRuntime) -> list[Job]:
@@ -145,17 +158,19 @@ class GroupFiller:
         members = sorted((*others, *judged), key=lambda member: member.key.member)
         return _Filled(filled.row, tuple(members), was_interrupted=False)
 
-    async def _settle(self, row: GroupRow, status: GroupStatus) -> None:
+    async def _settle(self, row: GroupRow, ended: EndedGroup) -> None:
         """Settle a group. Once begun, this runs to its end: a cancelled caller must not settle the group twice."""
         del self._unsettled[row.task_set, row.draw]
-        await to_its_end(self._buffer.settle(row, status))
+        await to_its_end(self._buffer.settle(row, ended.status, ended.why))
 
 
 async def _filtered(group: Group, chosen_by: Filter | None) -> EndedGroup:
     kept = chosen_by is None or await chosen_by.decide(group)
     if isinstance(kept, Failed):
         return EndedGroup(group, GroupStatus.FAILED, (kept,))
-    return EndedGroup(group, GroupStatus.COMPLETED if kept else GroupStatus.FILTERED)
+    if kept or chosen_by is None:
+        return EndedGroup(group, GroupStatus.COMPLETED)
+    return EndedGroup(group, GroupStatus.FILTERED, filtered_by=chosen_by.name)
 
 
 class _MemberStore:

@@ -18,7 +18,7 @@ async def judged(rollouts: Sequence[Rollout], judger: Judger, attempts: int) -> 
     """The rollouts of one task, either all scored or all failed. The judger is asked up to `attempts` times."""
     task = rollouts[0].task
     episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
-    clock = time.monotonic()
+    clock, began = time.monotonic(), time.time()
     for left in reversed(range(attempts)):
         try:
             rewards: Sequence[Reward] = await judger.score(task, episodes)
@@ -27,7 +27,7 @@ async def judged(rollouts: Sequence[Rollout], judger: Judger, attempts: int) -> 
             if not left:
                 rewards = [_failed(error)] * len(rollouts)
     seconds = time.monotonic() - clock
-    return [rollout.judged(reward, seconds) for rollout, reward in zip(rollouts, rewards, strict=True)]
+    return [rollout.judged(reward, seconds, began) for rollout, reward in zip(rollouts, rewards, strict=True)]
 
 
 def _failed(error: JudgeError) -> Failed:

@@ -31,7 +31,7 @@ from loopwright.produce.scheduler import GroupScheduler
 from loopwright.produce.settings import ProduceSettings, TaskSetRuntime
 from loopwright.produce.strategies import ProduceContext
 from loopwright.produce.task_set_producer import FRESH, TaskSetProducer
-from loopwright.types import Group, PauseMode, ProduceKind, Rollout
+from loopwright.types import Group, PauseMode, ProduceKind, Rollout, TrainedRollout
 
 
 class ManagerState(StrEnum):
@@ -168,9 +168,9 @@ class AgentLoopManager:
                 raise self._stuck(step)
             await news.wait()
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
-        """Record that `groups` were trained at `step`."""
-        await self._buffer.consume(groups, step)
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
+        """Record that `groups` were trained at `step`, and what the step computed of their rollouts."""
+        await self._buffer.consume(groups, step, trained)
         self._handed_out = None
 
     async def pause(self, mode: PauseMode) -> None:
@@ -216,6 +216,17 @@ class AgentLoopManager:
         # If `produce_loop` runs, it abandons its groups itself. Otherwise groups of the last batch may be left here.
         async with self._looping:
             await self._scheduler.abandon()
+
+    def standing(self) -> dict[str, Any]:
+        """What `describe` says, as JSON values, without the rollouts."""
+        slots = self._scheduler.slots
+        return {
+            "state": self._state.value,
+            "version": self._version,
+            "next_step": self._progress.next_consumer_step,
+            "slots": {"in_use": slots.in_use, "size": slots.size},
+            "task_sets": {name: one.standing(self._context(one)) for name, one in self._producers.items()},
+        }
 
     def describe(self) -> str:
         """Who waits for whom, the counters of every task set, and the oldest rollouts in flight."""

@@ -21,6 +21,8 @@ FREE = (
     "model.device",
     "rollout.engine.device",
     "learner.checkpoint_activations",
+    "learner.ranks",
+    "learner.placement",
     "learner.max_restarts",
     "rollout.worker_silence_seconds",
     "rollout.engine.urls.",

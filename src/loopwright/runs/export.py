@@ -28,6 +28,10 @@ def to_line(attempt: Attempt) -> str:
         "started": rollout.timing.started,
         "agent_seconds": rollout.timing.agent_seconds,
         "judge_seconds": rollout.timing.judge_seconds,
+        "held_seconds": rollout.timing.held_seconds,
+        "judged_at": rollout.timing.judged_at,
+        "worker": rollout.worker,
+        "engines": list(rollout.engines),
     }
     return json.dumps(record, allow_nan=False)
 

@@ -69,6 +69,12 @@ class MetricColumns:
         return self._times[-1] if self._times else None
 
     @property
+    def times(self) -> list[float]:
+        """When each train step was written, without lines that belong to no step."""
+        column = self._values.get("time/train", self._values.get("reward/mean", array("d")))
+        return [time for time, value in zip(self._times, column, strict=False) if value == value and time == time]
+
+    @property
     def last_step(self) -> int:
         return max(self._steps, default=0)
 

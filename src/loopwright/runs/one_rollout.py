@@ -10,6 +10,7 @@ from loopwright.buffer.codec import decode_task
 from loopwright.buffer.rows import RolloutRow, from_row
 from loopwright.buffer.storage.schema import ROLLOUT_COLUMNS, snapshot
 from loopwright.runs.step_groups import GroupMember, summaries_of
+from loopwright.runs.trained_tokens import TrainedTokens, read_trained
 from loopwright.types import GroupStatus, Rollout, RolloutKey
 
 
@@ -23,13 +24,17 @@ class RolloutPage:
     step: int | None
     members: tuple[GroupMember, ...]
     attempts: tuple[int, ...]
+    why: str | None = None
+    """Why the group was filtered or failed."""
+    trained: TrainedTokens | None = None
+    """What its train step computed of it. None: it was not trained, or this was not stored."""
 
 
 def read_rollout(database: Path, archive: Archive, key: RolloutKey, round: int | None = None) -> RolloutPage | None:
     """The rollout of the latest round, or of the given one. None if there is none."""
     with snapshot(database) as db:
         found = db.execute(
-            f"SELECT round, step, archived, status, task, {ROLLOUT_COLUMNS}"
+            f"SELECT round, step, archived, status, why, task, {ROLLOUT_COLUMNS}"
             " FROM rollouts JOIN groups USING (task_set, draw, round)"
             " WHERE task_set = ? AND draw = ? AND member = ? AND attempt = ? AND round = coalesce(?, round)"
             " ORDER BY round DESC LIMIT 1",
@@ -37,7 +42,7 @@ def read_rollout(database: Path, archive: Archive, key: RolloutKey, round: int |
         ).fetchone()
         if found is None:
             return None
-        of_round, step, archived, status, task, *columns = found
+        of_round, step, archived, status, why, task, *columns = found
         group = (key.task_set, key.draw, of_round)
         row = archive.restored(group, Parcel.of(step, archived), RolloutRow._make(columns))
         attempts = db.execute(
@@ -51,4 +56,6 @@ def read_rollout(database: Path, archive: Archive, key: RolloutKey, round: int |
             step,
             tuple(summaries_of(db, *group)),
             tuple(attempt for (attempt,) in attempts.fetchall()),
+            why,
+            None if step is None else read_trained(db, archive, group, key, step),
         )

@@ -71,6 +71,14 @@ class GroupMember(NamedTuple):
     agent_seconds: float
     judge_seconds: float
     oldest: int | None
+    advantage: float | None
+    """Of its train step. None: it was not trained, or this was not stored."""
+    loss_terms: float | None
+    """The sum of the absolute shares of the loss of its tokens, if they were stored."""
+    worker: str | None
+    engines: str | None
+    held_seconds: float | None
+    judged_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ class GroupAtStep:
     task: str
     status: str
     version: int
+    why: str | None
+    """Why it was filtered or failed."""
     members: tuple[GroupMember, ...]
 
 
@@ -104,6 +114,8 @@ class StepPage:
     causes: dict[str, int]
     task_sets: tuple[str, ...]
     left_out: dict[str, int]
+    loss_terms: float | None
+    """The sum of the absolute shares of the loss of all tokens of the step, if they were stored."""
 
 
 def trained_steps(database: Path, *, before: int | None = None, most: int = 200) -> tuple[StepWhat, ...]:
@@ -125,15 +137,15 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
         chosen, values = _chosen(step, places, wanted)
         (total,) = db.execute(f"SELECT count(*) FROM groups AS g WHERE {chosen}", values).fetchone()
         rows = db.execute(
-            f"SELECT task_set, draw, round, json_extract(task, '$.id'), status, version FROM groups AS g WHERE {chosen}"
-            " ORDER BY task_set, draw, round LIMIT ? OFFSET ?",
+            "SELECT task_set, draw, round, json_extract(task, '$.id'), status, version, why FROM groups AS g"
+            f" WHERE {chosen} ORDER BY task_set, draw, round LIMIT ? OFFSET ?",
             (*values, most, offset),
         ).fetchall()
         groups = tuple(
             GroupAtStep(
-                task_set, draw, round, str(task), status, version, tuple(summaries_of(db, task_set, draw, round))
+                task_set, draw, round, str(task), status, version, why, tuple(summaries_of(db, task_set, draw, round))
             )
-            for task_set, draw, round, task, status, version in rows
+            for task_set, draw, round, task, status, version, why in rows
         )
         return StepPage(
             groups,
@@ -145,12 +157,15 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
                 for (name,) in db.execute("SELECT DISTINCT task_set FROM groups WHERE step = ? ORDER BY 1", (step,))
             ),
             _left_out(db, places),
+            step_terms(db, step),
         )
 
 
 def summaries_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> Iterator[GroupMember]:
-    for member, attempt, reward, stop, agent, judge, oldest in db.execute(
-        "SELECT member, attempt, reward, stop, agent_seconds, judge_seconds, oldest FROM rollouts AS r"
+    for member, attempt, reward, *rest in db.execute(
+        "SELECT member, attempt, reward, stop, agent_seconds, judge_seconds, oldest, advantage, loss_terms, worker,"
+        " engines, held_seconds, judged_at"
+        " FROM rollouts AS r LEFT JOIN trained USING (task_set, draw, round, member, attempt)"
         f" WHERE (task_set, draw, round) = (?, ?, ?) AND {LATEST} ORDER BY member",
         (task_set, draw, round),
     ):
@@ -162,11 +177,16 @@ def summaries_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -
             said["value"] if is_scored else None,
             said["cause"] if has_failed else None,
             f"{said['error']}: {said['detail']}"[:300] if has_failed else None,
-            stop,
-            agent,
-            judge,
-            oldest,
+            *rest,
         )
+
+
+def step_terms(db: sqlite3.Connection, step: int) -> float | None:
+    """The sum of the absolute shares of the loss of all tokens of a step, if they were stored."""
+    (total,) = db.execute(
+        "SELECT sum(loss_terms) FROM groups JOIN trained USING (task_set, draw, round) WHERE step = ?", (step,)
+    ).fetchone()
+    return None if total is None else float(total)
 
 
 def _places(db: sqlite3.Connection, step: int) -> tuple[int, int]:

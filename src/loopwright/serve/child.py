@@ -14,9 +14,11 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from loopwright.errors import EngineLostError
+
+T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 2000
@@ -38,11 +40,24 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def stdin(self) -> asyncio.StreamWriter:
+        """The pipe that the process reads."""
+        return _pipe(self._process.stdin)
+
+    @property
+    def stdout(self) -> asyncio.StreamReader:
+        """What the process prints after its first line."""
+        return _pipe(self._process.stdout)
+
     async def wait(self) -> str:
         """Wait for its end. Returns how it ended, and its last words."""
+        return f"{await self.ended()}{self._last_words()}"
+
+    async def ended(self) -> str:
+        """Wait for its end, and say how it ended."""
         code = await self._process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"it {how}{self._last_words()}"
+        return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
 
     async def become_ready(self, seconds: float) -> None:
         try:
@@ -78,14 +93,24 @@ class Child:
             f"a child process did not start: {await self.wait()}", remedy=f"its whole log is {self._log}"
         )
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it has written to its log."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - LAST_WORDS_BYTES))
-                words = log.read().decode(errors="replace").strip()
+                return log.read().decode(errors="replace").strip()
         except OSError:
             return ""
+
+    def _last_words(self) -> str:
+        words = self.last_words()
         return f"; its last words:\n{words}" if words else ""
+
+
+def _pipe(pipe: T | None) -> T:
+    if pipe is None:
+        raise RuntimeError("the process was started without this pipe")
+    return pipe
 
 
 @asynccontextmanager

@@ -17,10 +17,15 @@ PR_SET_PDEATHSIG = 1
 
 def die_with_parent() -> None:
     """A child calls this when it starts. Its standard input must be a pipe from its parent that carries no data."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    killed_with_parent()
     # If the parent died before the call above, this thread notices it: the parent's end of the pipe is closed.
     threading.Thread(target=_watch, args=(sys.stdin.fileno(),), name="loopwright-parent", daemon=True).start()
+
+
+def killed_with_parent() -> None:
+    """Ask the kernel for it. Nothing happens if the parent is gone already: who reads from its pipe notices that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch(pipe: int) -> None:

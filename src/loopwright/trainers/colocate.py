@@ -158,7 +158,7 @@ class ColocateTrainer:
         with self._tracker.span("sync", step=step):
             published = await self._weights.publish(report.version)
             await self._engine.resume()
-        await self._manager.consume(batch.groups, step)
+        await self._manager.consume(batch.groups, step, report.rollouts)
         self._next_draws = self._manager.next_draws
         self._is_mid_step = False
         self._owes_evaluation = self._intervals.evaluates(step)

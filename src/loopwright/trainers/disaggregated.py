@@ -234,7 +234,7 @@ class DisaggregatedTrainer:
         self._is_mid_step = True
         with self._tracker.span("train", step=step):
             report = await self._learner.step(batch.groups)
-        await self._manager.consume(batch.groups, step)
+        await self._manager.consume(batch.groups, step, report.rollouts)
         self._is_mid_step = False
         train, sync, wait = self._now() - started, self._sync_seconds, batch.metrics["time/wait"]
         restarts = self._restarts()

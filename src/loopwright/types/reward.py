@@ -30,17 +30,22 @@ class FailureCause(StrEnum):
     """The user's filter raised, or did not return true or false. The whole group failed."""
 
 
+MOST_EVIDENCE = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """A finite number from a judger.
 
     `parts` holds named components if the judger has several. `answer` is what the judger read as the episode's answer,
-    in a canonical form, so that equal answers can be counted (majority@k).
+    in a canonical form, so that equal answers can be counted (majority@k). `evidence` is why it scored so, for people:
+    a judge's reason, or the output of a verifier. At most MOST_EVIDENCE bytes of it are stored.
     """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
+    evidence: str | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):

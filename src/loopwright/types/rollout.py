@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from loopwright.types.drift import EpisodeDrift
@@ -76,22 +76,34 @@ class RolloutKey:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When the rollout started (Unix time), and how many seconds agent and judge took."""
+    """When the rollout started (Unix time), and how many seconds agent and judge took.
+
+    `held_seconds` of the agent's seconds are those in which the engines answered nobody, as while weights are
+    exchanged. `judged_at` is when judging began (Unix time). Both are None if nobody noted them.
+    """
 
     started: float
     agent_seconds: float = 0.0
     judge_seconds: float = 0.0
+    held_seconds: float | None = None
+    judged_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A finished rollout. `episode` is None when the agent failed before producing one."""
+    """A finished rollout. `episode` is None when the agent failed before producing one.
+
+    `worker` names the actor that ran its agent; None: it ran in the run's own process. `engines` are the names of the
+    engines that answered it, as far as they are known.
+    """
 
     key: RolloutKey
     task: Task
     episode: Episode | None
     reward: Reward
     timing: Timing
+    worker: str | None = None
+    engines: tuple[str, ...] = ()
 
     @property
     def score(self) -> float | None:
@@ -110,10 +122,10 @@ class Rollout:
         whole = self.episode is not None and not self.is_partial
         return whole and (judge_failed or isinstance(self.reward, Unscored))
 
-    def judged(self, reward: Reward, seconds: float) -> Rollout:
-        """The same rollout with the judger's `reward`; judging took `seconds`."""
-        timing = Timing(self.timing.started, self.timing.agent_seconds, seconds)
-        return Rollout(self.key, self.task, self.episode, reward, timing)
+    def judged(self, reward: Reward, seconds: float, began: float | None = None) -> Rollout:
+        """The same rollout with the judger's `reward`; judging `began` then and took `seconds`."""
+        timing = replace(self.timing, judge_seconds=seconds, judged_at=began)
+        return replace(self, reward=reward, timing=timing)
 
     @property
     def oldest_version(self) -> int | None:

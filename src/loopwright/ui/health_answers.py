@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from loopwright.runs.auditing.audit import standing
+from loopwright.ui.alarm_answers import alarms_of
 from loopwright.ui.answers import cut
 from loopwright.ui.asked import Asked
-from loopwright.ui.run_answers import is_alive
+from loopwright.ui.run_answers import is_alive, status_of
 from loopwright.ui.run_view import RunView
 
 
@@ -16,12 +17,25 @@ def health(view: RunView, asked: Asked) -> dict[str, Any]:
         {"name": event["name"], "step": event["step"], "at": event["end"], "facts": cut(event.get("facts") or {}, 1000)}
         for event in view.engine_events()[-50:]
     ]
+    alive = is_alive(view)
     return {
-        "alive": is_alive(view),
+        "alive": alive,
+        "status": status_of(view),
         **view.progress(),
+        "alarms": alarms_of(view, alive),
         "conservation": _conservation(view),
         "engine_events": engines,
     }
+
+
+def alarms_alone(view: RunView, asked: Asked) -> dict[str, Any]:
+    """For the first view of a run, which shows them at its top."""
+    return {"alarms": alarms_of(view, is_alive(view))}
+
+
+def status_alone(view: RunView, asked: Asked) -> dict[str, Any]:
+    """For views that follow what a run does now."""
+    return {"status": status_of(view)}
 
 
 def _conservation(view: RunView) -> dict[str, Any]:

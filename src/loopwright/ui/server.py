@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 from loopwright.serve.listen import listening
 from loopwright.ui.access import Access
@@ -18,8 +20,16 @@ async def open_page(
 ) -> AsyncIterator[int]:
     """Serve the run in `root`, or the runs directly below it, and give the port."""
     app = page_app(ServedRuns(root), Access(key))
+    # The first trajectory that somebody opens would wait for these imports.
+    Thread(target=_import_readers, name="imports of the page", daemon=True).start()
     async with listening(app, host=host, port=port, names=names, key=key, own_keys=True, own_pages=True) as bound:
         yield bound
+
+
+def _import_readers() -> None:
+    for package in ("pyarrow.parquet", "pyarrow.compute", "tokenizers"):
+        with suppress(ImportError):
+            importlib.import_module(package)
 
 
 def page_url(host: str, port: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loopwright.errors import RefusedError
-from loopwright.runs.step_groups import GroupAtStep, Wanted, step_page, trained_steps
+from loopwright.runs.step_groups import GroupAtStep, GroupMember, Wanted, step_page, trained_steps
 from loopwright.runs.text_search import search
 from loopwright.types import FailureCause, GroupStatus
 from loopwright.ui.answers import cut, numbers
@@ -39,11 +39,11 @@ def show_step(view: RunView, asked: Asked) -> dict[str, Any]:
         "causes": page.causes,
         "task_sets": cut(page.task_sets),
         "left_out": page.left_out,
-        "groups": [_group(group) for group in page.groups],
+        "groups": [_group(group, page.loss_terms) for group in page.groups],
     }
 
 
-def _group(group: GroupAtStep) -> dict[str, Any]:
+def _group(group: GroupAtStep, loss_terms: float | None) -> dict[str, Any]:
     rewards = [one.reward for one in group.members if one.reward is not None]
     return {
         "key": f"{cut(group.task_set)}/{group.draw}",
@@ -53,10 +53,18 @@ def _group(group: GroupAtStep) -> dict[str, Any]:
         "task": cut(group.task, 300),
         "status": group.status,
         "version": group.version,
+        "why": cut(group.why, 400),
         "mean": numbers([sum(rewards) / len(rewards)])[0] if rewards else None,
         "has_signal": len(set(rewards)) > 1,
-        "members": [cut(one._asdict(), 400) for one in group.members],
+        "members": [member_answer(one, loss_terms) for one in group.members],
     }
+
+
+def member_answer(member: GroupMember, loss_terms: float | None) -> dict[str, Any]:
+    """One member. Its push is its part of the loss terms of the step."""
+    fields: dict[str, Any] = cut(member._asdict(), 400)
+    own = fields.pop("loss_terms")
+    return fields | {"push": numbers([own / loss_terms], 4)[0] if own is not None and loss_terms else None}
 
 
 def find_text(view: RunView, asked: Asked) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from loopwright.core.chain_tree import chain_tree
 from loopwright.errors import RefusedError
 from loopwright.runs.one_rollout import RolloutPage, read_rollout
 from loopwright.runs.rejudged_scores import RejudgedScores
+from loopwright.runs.trained_tokens import TrainedTokens
 from loopwright.types import Episode, Failed, Reward, Rollout, Scored, TokenChain
 from loopwright.ui.answers import cut, numbers
 from loopwright.ui.asked import Asked
 from loopwright.ui.run_view import RunView
+from loopwright.ui.step_answers import member_answer
 
 MOST_MESSAGES = 400
 TEXT_PIECE = 400_000
@@ -59,12 +61,18 @@ def show_rollout(view: RunView, asked: Asked) -> dict[str, Any]:
             "started": rollout.timing.started,
             "agent_seconds": rollout.timing.agent_seconds,
             "judge_seconds": rollout.timing.judge_seconds,
+            "held_seconds": rollout.timing.held_seconds,
+            "judged_at": rollout.timing.judged_at,
         },
+        "worker": cut(rollout.worker),
+        "engines": list(rollout.engines),
+        "why": cut(page.why, 400),
+        "trained": _trained(page.trained),
         "drift": None
         if episode is None or episode.drift is None
         else {"tokens": episode.drift.tokens, "wrong": episode.drift.wrong},
         "chains": list(_chains(episode.chains if episode else ())),
-        "members": [cut(one._asdict(), 400) for one in page.members],
+        "members": [member_answer(one, page.trained.step_terms if page.trained else None) for one in page.members],
         "attempts": page.attempts,
         "rejudged": list(_rejudged(view, page)),
     }
@@ -128,11 +136,20 @@ def _reward(reward: Reward) -> dict[str, Any]:
                 "value": reward.value,
                 "parts": cut(dict(reward.parts)),
                 "answer": cut(reward.answer),
+                "evidence": cut(reward.evidence),
             }
         case Failed():
             return {"kind": "failed", "cause": reward.cause, "error": cut(reward.error), "detail": cut(reward.detail)}
         case _:
             return {"kind": "unscored"}
+
+
+def _trained(trained: TrainedTokens | None) -> dict[str, Any] | None:
+    """What its train step computed of it."""
+    if trained is None:
+        return None
+    push = None if trained.push is None else numbers([trained.push], 4)[0]
+    return {"advantage": trained.advantage, "token_weight": trained.token_weight, "push": push}
 
 
 def _chains(chains: tuple[TokenChain, ...]) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from loopwright.models.weight_files import WeightFileWriter
 from loopwright.ports import Engine, Learner
 from loopwright.types import WeightFile
 from loopwright.weights.proof import WeightProof
+from loopwright.weights.volume import BYTES
 
 
 class SharedMemoryWeights:
@@ -34,7 +35,7 @@ class SharedMemoryWeights:
         async with self._proof.of(version) as differences:
             await self._engine.load(version, written)
         self._keep(Path(written.path))
-        return differences
+        return {**differences, BYTES: written.bytes}
 
     async def _written(self, file: Path) -> WeightFile:
         writer = WeightFileWriter(file, self._spare)

@@ -130,8 +130,9 @@ def status_from_json(said: Any) -> TrialStatus:
 
 def _reward_to_json(reward: Scored | Failed | None) -> dict[str, Any] | None:
     match reward:
-        case Scored(value, parts, answer):
-            return {"kind": "scored", "value": value, "parts": dict(parts), "answer": answer}
+        case Scored(value, parts, answer, evidence):
+            told = {"parts": dict(parts), "answer": answer, "evidence": evidence}
+            return {"kind": "scored", "value": value, **told}
         case Failed(cause, error, detail):
             return {"kind": "failed", "cause": cause.value, "error": error, "detail": detail}
     return None
@@ -142,7 +143,7 @@ def _reward_from_json(said: Any) -> Scored | Failed | None:
         case None:
             return None
         case {"kind": "scored", "value": float() | int() as value, "parts": dict(parts), "answer": answer}:
-            return Scored(float(value), parts, answer)
+            return Scored(float(value), parts, answer, said.get("evidence"))
         case {"kind": "failed", "cause": str(cause), "error": str(error), "detail": str(detail)}:
             return Failed(FailureCause(cause), error, detail)
     raise ValueError(f"{said!r:.100} is no reward")

@@ -48,7 +48,8 @@ def parcels_to_move(db: sqlite3.Connection, after: int, upto: int) -> list[Parce
 def copy_out(db: sqlite3.Connection, parcel: Parcel, archive: Archive) -> None:
     """Write the payloads of one file to the archive."""
     found = db.execute(
-        f"SELECT {', '.join(Payload._fields)} FROM rollouts WHERE {_is_of(parcel)} AND {_IS_IN_DATABASE}",
+        f"SELECT {', '.join(Payload._fields)} FROM rollouts LEFT JOIN trained USING"
+        f" (task_set, draw, round, member, attempt) WHERE {_is_of(parcel)} AND {_IS_IN_DATABASE}",
         (parcel.step,),
     )
     archive.write(parcel, [Payload._make(row) for row in found])
@@ -57,11 +58,13 @@ def copy_out(db: sqlite3.Connection, parcel: Parcel, archive: Archive) -> None:
 def delete_archived(db: sqlite3.Connection, parcel: Parcel) -> None:
     """Delete from the database what the archive has. Later rollouts use the freed pages."""
     db.execute(f"UPDATE rollouts SET messages = NULL, chains = NULL WHERE {_is_of(parcel)}", (parcel.step,))
+    db.execute(f"UPDATE trained SET numbers = NULL WHERE {_is_of(parcel)}", (parcel.step,))
 
 
 def bring_back(db: sqlite3.Connection, after: int, archive: Archive) -> None:
     """Put the payloads of all files after step `after` back into the database. Their groups will be trained again,
-    maybe at another step, and these files will be written again."""
+    maybe at another step, and these files will be written again. The numbers of their tokens are not wanted: that
+    training is undone."""
     for parcel in _parcels(db, after, _IS_IN_ARCHIVE):
         payloads = archive.read(parcel).values()
         db.executemany(

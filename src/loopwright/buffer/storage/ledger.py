@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from loopwright.buffer.archive import Archive, GroupKey, Parcel
 from loopwright.buffer.codec import decode_reward, decode_task
@@ -38,6 +39,31 @@ _OF_GROUP = "WHERE (task_set, draw, round) = (?, ?, ?)"
 _OF_ROLLOUT = "WHERE (task_set, draw, round, member, attempt) = (?, ?, ?, ?, ?)"
 _MARKS = ", ".join("?" * len(RolloutRow._fields))
 _INTO_ROLLOUTS = f"INTO rollouts (task_set, draw, round, expiries, {ROLLOUT_COLUMNS}) VALUES (?, ?, ?, ?, {_MARKS})"
+
+
+class TrainedRow(NamedTuple):
+    """What a train step computed of one rollout."""
+
+    member: int
+    attempt: int
+    advantage: float
+    token_weight: float
+    loss_terms: float | None
+    numbers: bytes | None
+
+
+class ConsumedGroup(NamedTuple):
+    """A group that was trained. `oldest` is the version of the oldest token that was trained."""
+
+    task_set: str
+    draw: int
+    oldest: int | None
+    trained: Sequence[TrainedRow]
+
+
+_INTO_TRAINED = (
+    f"REPLACE INTO trained (task_set, draw, round, {', '.join(TrainedRow._fields)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 def draw_group(db: sqlite3.Connection, task_set: str, draw: int, task_json: str, version: int) -> int:
@@ -92,31 +118,34 @@ def put_rewards(db: sqlite3.Connection, round: int, rows: Iterable[tuple[Rollout
         if isinstance(decode_reward(stored[1]), Scored):
             raise already_scored(str(key))
         db.execute(
-            f"UPDATE rollouts SET reward = ?, judge_seconds = ? {_OF_ROLLOUT}", (row.reward, row.judge_seconds, *place)
+            f"UPDATE rollouts SET reward = ?, judge_seconds = ?, judged_at = ? {_OF_ROLLOUT}",
+            (row.reward, row.judge_seconds, row.judged_at, *place),
         )
         note(db, TrailEvent.JUDGED, of, member=key.member, attempt=key.attempt)
 
 
-def mark_groups(db: sqlite3.Connection, rows: Iterable[tuple[str, int]], status: GroupStatus) -> None:
+def mark_groups(db: sqlite3.Connection, rows: Iterable[tuple[str, int]], status: GroupStatus, why: str | None) -> None:
     for task_set, draw in rows:
         group = (task_set, draw, _current_round(db, task_set, draw))
-        _move(db, group, status)
+        _move(db, group, status, why=why)
         note(db, TrailEvent(status.value), group)
 
 
-def consume_groups(db: sqlite3.Connection, rows: Iterable[tuple[str, int, int | None]], step: int) -> None:
-    """`rows` holds each group's task set and draw, and the version of the oldest token that was trained."""
-    for task_set, draw, oldest in rows:
+def consume_groups(db: sqlite3.Connection, groups: Iterable[ConsumedGroup], step: int) -> None:
+    for task_set, draw, oldest, trained in groups:
         group = (task_set, draw, _current_round(db, task_set, draw))
         _move(db, group, GroupStatus.CONSUMED, step)
         note(db, TrailEvent.CONSUMED, group, version=oldest, step=step)
+        db.executemany(_INTO_TRAINED, [(*group, *row) for row in trained])
 
 
-def _move(db: sqlite3.Connection, group: GroupKey, status: GroupStatus, step: int | None = None) -> None:
+def _move(
+    db: sqlite3.Connection, group: GroupKey, status: GroupStatus, step: int | None = None, why: str | None = None
+) -> None:
     once_more = int(status is GroupStatus.EXPIRED)
     touched = db.execute(
-        f"UPDATE groups SET status = ?, step = ?, expiries = expiries + ? {_OF_GROUP}",
-        (status.value, step, once_more, *group),
+        f"UPDATE groups SET status = ?, step = ?, expiries = expiries + ?, why = ? {_OF_GROUP}",
+        (status.value, step, once_more, why, *group),
     )
     if not touched.rowcount:
         raise never_drawn(*group[:2])

@@ -25,7 +25,7 @@ from loopwright.buffer.storage.refusals import (
 )
 from loopwright.buffer.storage.rounds import Round, plan_of, reopen, undo
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy
-from loopwright.types import Group, GroupStatus, Rollout, Scored, StopReason, Task
+from loopwright.types import Group, GroupStatus, Rollout, Scored, StopReason, Task, TrainedRollout
 
 
 class MemoryStorage:
@@ -78,12 +78,13 @@ class MemoryStorage:
             judged[place] = stored[place].judged(columns)
         stored |= judged
 
-    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus) -> None:
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, why: str | None = None) -> None:
         check_markable(status)
         for group in [self._rounds(*named)[-1] for named in rows]:
             group.move(status)
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
+        """As for the trail, nobody could read what was `trained`."""
         for current in [self._rounds(group.task_set, group.draw)[-1] for group in groups]:
             current.move(GroupStatus.CONSUMED, step)
 

@@ -47,6 +47,8 @@ def resume_at(
 def _undo(db: sqlite3.Connection, step: int, again_from: Mapping[str, int]) -> None:
     """Undo it in all task sets, also in those that are no longer in the config: a step that is trained again must not
     keep old groups."""
+    undone = "SELECT task_set, draw, round FROM groups WHERE step > ?"
+    db.execute(f"DELETE FROM trained WHERE (task_set, draw, round) IN ({undone})", (step,))
     _move_all(db, TrailEvent.RETURNED, GroupStatus.COMPLETED, "status = 'consumed' AND step > ?", (step,))
     for drawn_from in again_from.items():
         drawn_later = "task_set = ? AND draw >= ? AND status NOT IN ('rolled_back', 'discarded')"
@@ -75,7 +77,7 @@ def _move_all(
 ) -> None:
     """Give a new status to the groups that `chosen` selects, and record it in the trail."""
     note_all(db, event, chosen, values)
-    db.execute(f"UPDATE groups SET status = ?, step = NULL WHERE {chosen}", (status.value, *values))
+    db.execute(f"UPDATE groups SET status = ?, step = NULL, why = NULL WHERE {chosen}", (status.value, *values))
 
 
 def _plan(db: sqlite3.Connection, task_set: str, next_draw: int | None) -> ResumePlan:

@@ -20,7 +20,8 @@ class StoredRollout:
     expiries: int
 
     def judged(self, columns: RolloutRow) -> StoredRollout:
-        return replace(self, columns=self.columns._replace(reward=columns.reward, judge_seconds=columns.judge_seconds))
+        new = {name: getattr(columns, name) for name in ("reward", "judge_seconds", "judged_at")}
+        return replace(self, columns=self.columns._replace(**new))
 
 
 @dataclass(slots=True)

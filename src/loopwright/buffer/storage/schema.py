@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from loopwright.buffer.rows import RolloutRow
-from loopwright.buffer.storage.upgrading import OLDEST, VERSION, bring_up_to_date, read_as_present
+from loopwright.buffer.storage.upgrading import OLDEST, TRAINED, VERSION, bring_up_to_date, created, read_as_present
 from loopwright.errors import RunError
 
 CHECKPOINT_PAGES = 4000
@@ -34,6 +34,10 @@ _ROLLOUT_COLUMNS_TYPED = """
     agent_seconds REAL    NOT NULL,
     judge_seconds REAL    NOT NULL,
     oldest        INTEGER,
+    worker        TEXT,
+    engines       TEXT,
+    held_seconds  REAL,
+    judged_at     REAL,
 """
 
 _TABLES = f"""
@@ -48,6 +52,7 @@ CREATE TABLE groups (
     step     INTEGER,           -- the train step that consumed it
     expiries INTEGER NOT NULL,  -- how often its members became too old and were made anew
     archived INTEGER,           -- the checkpoint after which its payloads were moved, if it was not trained
+    why      TEXT,              -- why it was filtered or failed
     PRIMARY KEY (task_set, draw, round)
 );
 
@@ -70,6 +75,8 @@ CREATE TABLE eval_rollouts (
     {_ROLLOUT_COLUMNS_TYPED}
     PRIMARY KEY (step, task_set, mode, draw, member, attempt)
 );
+
+{created(TRAINED)}
 
 CREATE TABLE trail (
     place    INTEGER PRIMARY KEY,

@@ -21,8 +21,9 @@ from loopwright.buffer.storage.refusals import check_belongs, check_evaluates, c
 from loopwright.buffer.storage.resuming import resume_at
 from loopwright.buffer.storage.schema import force_to_disk, reading, writing
 from loopwright.buffer.storage.thread import SqliteThread
+from loopwright.buffer.token_numbers import encode_numbers, loss_terms
 from loopwright.ports import GroupRow, ResumePlan, StalePolicy
-from loopwright.types import Group, GroupStatus, Rollout, Task
+from loopwright.types import Group, GroupStatus, Rollout, Task, TrainedRollout
 
 log = logging.getLogger("loopwright")
 
@@ -78,14 +79,21 @@ class SqliteStorage:
         rows = [(rollout.key, to_row(rollout)) for rollout in rollouts]
         await self._writer.do(lambda db: ledger.put_rewards(db, row.round, rows))
 
-    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus) -> None:
+    async def mark(self, rows: Sequence[tuple[str, int]], status: GroupStatus, why: str | None = None) -> None:
         check_markable(status)
         named = tuple(rows)
-        await self._writer.do(lambda db: ledger.mark_groups(db, named, status))
+        await self._writer.do(lambda db: ledger.mark_groups(db, named, status, why))
 
-    async def consume(self, groups: Sequence[Group], step: int) -> None:
-        trained = [(group.task_set, group.draw, group.oldest_version) for group in groups]
-        await self._writer.do(lambda db: ledger.consume_groups(db, trained, step))
+    async def consume(self, groups: Sequence[Group], step: int, trained: Sequence[TrainedRollout] = ()) -> None:
+        has_numbers = any(one.chains for one in trained)
+        by_key = {one.key: one for one in trained}
+
+        def consumed(group: Group) -> ledger.ConsumedGroup:
+            computed = [(by_key[one.key], one) for one in group.rollouts if one.key in by_key]
+            rows = [_trained_row(numbers, rollout, has_numbers) for numbers, rollout in computed]
+            return ledger.ConsumedGroup(group.task_set, group.draw, group.oldest_version, rows)
+
+        await self._writer.do(lambda db: ledger.consume_groups(db, map(consumed, groups), step))
 
     async def put_eval(self, step: int, task_set: str, mode: str, rollouts: Sequence[Rollout]) -> None:
         check_evaluates(task_set, rollouts)
@@ -123,3 +131,15 @@ class SqliteStorage:
     async def _move_out(self, parcel: Parcel) -> None:
         await self._reader.do(lambda db: archiving.copy_out(db, parcel, self._archive))
         await self._writer.do(lambda db: archiving.delete_archived(db, parcel))
+
+
+def _trained_row(trained: TrainedRollout, rollout: Rollout, has_numbers: bool) -> ledger.TrainedRow:
+    """`has_numbers`: whether the step has numbers of single tokens."""
+    return ledger.TrainedRow(
+        trained.key.member,
+        trained.key.attempt,
+        trained.advantage,
+        trained.token_weight,
+        loss_terms(trained) if has_numbers else None,
+        encode_numbers(trained, rollout) if trained.chains else None,
+    )

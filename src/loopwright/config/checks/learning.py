@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
 from loopwright.config.checks.tasks import no_signal_places
-from loopwright.config.learner import ImportanceConfig, LossConfig, PassAtK
+from loopwright.config.engines import VLLM_RANKS, VllmEngineConfig
+from loopwright.config.imports import is_object_name
+from loopwright.config.learner import ImportanceConfig, LossConfig, PassAtK, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, dotted
 from loopwright.config.schema import RunConfig
 from loopwright.types import Aggregate, ImportanceKind, KlKind
@@ -24,6 +26,7 @@ def _is_off(config: RunConfig, importance: ImportanceConfig) -> bool:
 
 
 IDLE = (
+    Idle("learner.placement", lambda _, learner: learner.ranks == 1, "the learner has one rank, in the driver"),
     *(
         Idle(
             f"learner.loss.{name}",
@@ -47,8 +50,10 @@ IDLE = (
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _devices(config)
+    yield from _ranks(config)
     yield from _batches(config)
     yield from _importance_bounds(config)
+    yield from _adapters(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
@@ -72,6 +77,50 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
             f"is {engine}, but the engine computes with the learner's own parameters, on {model}",
             "remove it, or set rollout.engine.num_engines: 1 for an engine in a process of its own",
             also=(("model", "device"),),
+        )
+
+
+def _ranks(config: RunConfig) -> Iterator[Problem]:
+    learner, model, place = config.learner, config.model.device, ("learner", "ranks")
+    if learner.ranks == 1:
+        return
+    if config.trainer.deterministic:
+        yield Problem(
+            place,
+            f"is {learner.ranks}, and trainer.deterministic is on: it needs the engine inside the driver, and its "
+            "weights are in the ranks",
+            "set it to 1, or switch trainer.deterministic off",
+            also=(("trainer", "deterministic"),),
+        )
+    elif config.rollout.engine.processes(config.trainer.kind) == 0:
+        yield Problem(
+            place,
+            f"is {learner.ranks}, and the engine computes with the driver's own weights, which are in the ranks",
+            "set rollout.engine.num_engines: 1 for an engine in a process of its own, which pauses while the ranks "
+            "train",
+            also=(("rollout", "engine", "num_engines"),),
+        )
+    if learner.lora is not None:
+        yield Problem(
+            ("learner", "lora"),
+            f"is set, and learner.ranks is {learner.ranks}: ranks train all weights",
+            "remove one of them; adapters need far less memory, so one process may do",
+            also=(place,),
+        )
+    if model.startswith("cuda:"):
+        yield Problem(
+            ("model", "device"),
+            f"is {model}, and learner.ranks is {learner.ranks}: each rank has a GPU of its own",
+            "set it to cuda: rank r takes the r-th GPU; CUDA_VISIBLE_DEVICES says which ones are seen",
+            also=(place,),
+        )
+    if isinstance(learner.loss, PythonLoss) and is_object_name(learner.loss.path):
+        yield Problem(
+            ("learner", "loss", "path"),
+            f"is an object of this program, and learner.ranks is {learner.ranks}: ranks are processes of their own, "
+            "which cannot import it",
+            "put the loss into a file or a module, and give its import path",
+            also=(place,),
         )
 
 
@@ -117,6 +166,19 @@ def _importance_bounds(config: RunConfig) -> Iterator[Problem]:
             f"is {importance.floor}, more than learner.importance.cap ({importance.cap})",
             "lower it, or raise learner.importance.cap",
             also=(("learner", "importance", "cap"),),
+        )
+
+
+def _adapters(config: RunConfig) -> Iterator[Problem]:
+    lora, engine = config.learner.lora, config.rollout.engine
+    if lora is None or not isinstance(engine, VllmEngineConfig) or not engine.takes_adapters:
+        return
+    if lora.rank > VLLM_RANKS[-1]:
+        yield Problem(
+            ("learner", "lora", "rank"),
+            f"is {lora.rank}, and vLLM serves adapters up to rank {VLLM_RANKS[-1]}",
+            "lower it, or sample with another kind of engine",
+            also=(("rollout", "engine", "kind"),),
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from loopwright.config.migration import rules
+from loopwright.config.migration.adapters import ADAPTERS
+from loopwright.config.migration.many_gpus import MANY_GPUS
 from loopwright.config.migration.values import Rule, one_of, only, to
 
 SCHEDULE = one_of("learner.schedule", {"constant": "constant", "cosine": "cosine"}, "choose a learner.schedule")
@@ -12,7 +14,7 @@ NO_CODE = "remove it: code from a model's folder is never run"
 
 ACTOR: dict[str, Rule] = {
     "actor_rollout_ref.model.path": to("model.path"),
-    "actor_rollout_ref.model.lora_rank": only(0, remedy="remove it: all weights are trained, there is no LoRA"),
+    **ADAPTERS,
     "actor_rollout_ref.model.trust_remote_code": only(False, remedy=NO_CODE),
     "actor_rollout_ref.actor.optim.lr": to("learner.lr"),
     "actor_rollout_ref.actor.optim.weight_decay": to("learner.weight_decay"),
@@ -118,4 +120,4 @@ REST: dict[str, Rule] = {
     "critic.enable": only(False, remedy="remove it: advantages come from groups, without a critic"),
 }
 
-RULES = {**ACTOR, **ROLLOUT, **REST}
+RULES = {**ACTOR, **ROLLOUT, **MANY_GPUS, **REST}

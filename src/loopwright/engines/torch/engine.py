@@ -16,11 +16,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
-from loopwright.engines.torch.batch import EngineBatch
+from loopwright.engines.torch.batch import EngineBatch, halving
 from loopwright.engines.torch.grammar import Grammars, GrammarState
 from loopwright.engines.torch.sequence import Sequence
+from loopwright.engines.torch.weights import EngineWeights
 from loopwright.errors import EngineError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
@@ -73,6 +72,7 @@ class TorchEngine:
         self._max_batch = max_batch
         self._compute = compute
         self._grammars = Grammars(loaded.tokenizer, loaded.model.config.vocab_size)
+        self._weights = EngineWeights(loaded.model)
         self._batch = EngineBatch(loaded, max_batch=max_batch, cache_tokens=cache_tokens, version=version)
         self._callers: dict[Sequence, _Caller] = {}
         self._listeners: dict[Sequence, _Caller] = {}
@@ -154,15 +154,11 @@ class TorchEngine:
                 f"the weights of version {version} came after a newer update had begun; nothing was changed",
                 remedy="nothing to do: whoever sent them has given up, and the newer ones are loaded",
             )
-        parameters = dict(self._model.named_parameters())
-        if tensors is not None:
-            _check_weights(parameters, tensors)
-        changes = [] if tensors is None else [(old, tensors[name]) for name, old in parameters.items()]
+        change = None if tensors is None else self._weights.change(tensors)
 
         def load() -> None:
-            with torch.no_grad():
-                for parameter, new in changes:
-                    parameter.copy_(new)
+            if change is not None:
+                change()
             self._batch.reload(version)
 
         await self._do(load)
@@ -357,11 +353,9 @@ class TorchEngine:
         if isinstance(error, EngineError):
             return error
         if is_out_of_memory(error):
-            half = max(1, self._max_batch // 2)
             return EngineError(
                 f"the engine is out of memory on {self._batch.room}: {error}",
-                remedy=f"set rollout.engine.max_batch to {half}, which halves the keys and values of live requests; or "
-                "lower rollout.engine.cache_tokens or rollout.max_new_tokens",
+                remedy=f"{halving(self._max_batch)}; or lower rollout.engine.cache_tokens or rollout.max_new_tokens",
             )
         return EngineError(
             f"the engine failed: {type(error).__name__}: {error}",
@@ -383,16 +377,6 @@ class TorchEngine:
 
 def _closed() -> EngineError:
     return EngineError("the engine was closed", remedy="keep `async with engine` open while generating")
-
-
-def _check_weights(parameters: Mapping[str, torch.Tensor], weights: Mapping[str, Any]) -> None:
-    unfit = [name for name, old in parameters.items() if name not in weights or weights[name].shape != old.shape]
-    if unfit:
-        raise EngineError(
-            f"new weights lack {len(unfit)} parameters or have them in another shape, such as {min(unfit)!r}; "
-            "nothing was changed",
-            remedy="pass every name of model.named_parameters(), from a model with the same config",
-        )
 
 
 def _schedule(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:

@@ -11,8 +11,11 @@ from loopwright.engines.http.fields import Fields, malformed
 from loopwright.engines.http.wire import choice_from_json
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.render.grammar import as_lark
-from loopwright.types import FinishReason, GenerateRequest, Generation
+from loopwright.types import Constraint, FinishReason, GenerateRequest, Generation
 from loopwright.types.sampling import MOST_ALTERNATIVES, Likeliest
+
+DIRECTIVE = "%llguidance"
+"""The beginning of a grammar by which llguidance knows its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,9 @@ class VllmPart:
     spans: Any
 
 
-def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Mapping[str, Any]:
+def request_to_vllm(
+    request: GenerateRequest, name: str, salt: str | None, adapter: str | None = None
+) -> Mapping[str, Any]:
     constraint = request.constraint
     # Without a seed: what vLLM samples depends on its batch even with one, and its CPU build dies of several.
     sampling = request.sampling
@@ -42,20 +47,20 @@ def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Ma
             # Only the request says where an answer ends: vLLM would also stop at the model's own end tokens.
             "ignore_eos": True,
             "logprobs": _asked_logprobs(request.alternatives),
-            # A server uses one library for all requests: that of the first one, if its backend is `auto`. A bare schema
-            # would go to another one, which allows any white space.
-            **({} if constraint is None else {"structured_outputs": {"grammar": as_lark(constraint)}}),
+            **({} if constraint is None else {"structured_outputs": {"grammar": _for_llguidance(constraint)}}),
         },
         **_salted(salt),
+        **_adapted(adapter),
     }
 
 
-def score_request(request: GenerateRequest, salt: str | None) -> Mapping[str, Any]:
+def score_request(request: GenerateRequest, salt: str | None, adapter: str | None = None) -> Mapping[str, Any]:
     """Asks for the logprobs of the prompt. vLLM refuses to sample no token at all."""
     return {
         "token_ids": request.prompt_ids,
         "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0},
         **_salted(salt),
+        **_adapted(adapter),
     }
 
 
@@ -67,6 +72,13 @@ def part_from_json(body: Any, version: int, alternatives: int = 0) -> VllmPart:
     likeliest = tuple(_likeliest(entry, alternatives) for entry in _content(body)) if alternatives else ()
     sampled = Generation(choice.ids, choice.logprobs, versions, finish, alternatives=likeliest)
     return VllmPart(sampled, choice.finish is not None, choice.spans)
+
+
+def _for_llguidance(constraint: Constraint) -> str:
+    """The grammar, such that no other library takes it: one would allow any white space in JSON. A server uses one
+    library for all requests, and with the backend `auto` that is the one that takes the first of them."""
+    text = as_lark(constraint)
+    return text if text.startswith(DIRECTIVE) else f"{DIRECTIVE} {{}}\n{text}"
 
 
 def _asked_logprobs(alternatives: int) -> int:
@@ -145,3 +157,7 @@ def _version(name: str, labels: VersionLabels | None) -> int:
 
 def _salted(salt: str | None) -> Mapping[str, str]:
     return {} if salt is None else {"cache_salt": salt}
+
+
+def _adapted(adapter: str | None) -> Mapping[str, str]:
+    return {} if adapter is None else {"model": adapter}

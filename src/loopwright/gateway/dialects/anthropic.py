@@ -26,6 +26,7 @@ from loopwright.gateway.reading import (
     chosen,
     count,
     flag,
+    ignored,
     model_name,
     number,
     strings,
@@ -34,6 +35,13 @@ from loopwright.gateway.refusals import Code, invalid, refused
 from loopwright.types import Message
 
 UNGRANTED = ("thinking", "service_tier", "return_token_ids")
+GRANTED = (
+    *("messages", "system", "model", "stream", "tools", "thread"),
+    *("max_tokens", "stop_sequences", "temperature", "top_p", "top_k"),
+)
+OF_NO_MATTER = ("metadata", "cache_control")
+WISHES = (*ANTHROPIC_FORM, *UNGRANTED)
+KNOWN = frozenset((*GRANTED, *WISHES, *OF_NO_MATTER))
 
 
 class AnthropicMessages:
@@ -98,7 +106,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         temperature=number(body, "temperature", least=0, most=1),
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
-        others=chosen(body, (*ANTHROPIC_FORM, *UNGRANTED)) | tools_not_granted(body),
+        others=chosen(body, WISHES) | ignored(body, KNOWN) | tools_not_granted(body),
     )
 
 

@@ -18,18 +18,20 @@ from loopwright.gateway.dialects.chat_words import (
     token_ids,
 )
 from loopwright.gateway.dialects.dialect import (
+    OF_NO_MATTER,
     Head,
     Recall,
     Stream,
     alternatives_of,
     answer_begun,
+    answers_asked,
     nothing,
     tool,
 )
 from loopwright.gateway.dialects.forms import CHAT_FORM, chat_form, choice_field, refuse_guided
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.freeform import freeform_names, freeform_tool, not_granted
-from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, strings, text
+from loopwright.gateway.reading import chosen, count, flag, ignored, model_name, number, objects, strings, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Tool
 
@@ -61,6 +63,15 @@ UNGRANTED = (
 )
 
 
+GRANTED = (
+    *("messages", "model", "stream", "stream_options", "n", "tools", "functions", "logprobs", "return_token_ids"),
+    *("max_tokens", "max_completion_tokens", "stop", "temperature", "top_p", "top_k", "seed"),
+    *("continue_final_message", "add_generation_prompt"),
+)
+WISHES = (*CHAT_FORM, *UNGRANTED, "top_logprobs")
+KNOWN = frozenset((*GRANTED, *WISHES, *OF_NO_MATTER))
+
+
 class ChatCompletions:
     """A `Dialect`."""
 
@@ -83,7 +94,7 @@ class ChatCompletions:
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
-            samples=count(body, "n", most=MOST_SAMPLES) or 1,
+            samples=answers_asked(body, "n", MOST_SAMPLES),
             begun=begun,
             logprobs=flag(body, "logprobs"),
             alternatives=_alternatives(body),
@@ -117,7 +128,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, (*CHAT_FORM, *UNGRANTED, "top_logprobs")) | _tools_not_granted(body),
+        others=chosen(body, WISHES) | ignored(body, KNOWN) | _tools_not_granted(body),
     )
 
 

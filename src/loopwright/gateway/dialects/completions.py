@@ -9,10 +9,19 @@ from typing import Any
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, TokenLogprob, Wishes
 from loopwright.gateway.dialects.chat_words import chat_usage, finish_reason, prompt_token_ids, token_ids
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, alternatives_of, event, nothing
+from loopwright.gateway.dialects.dialect import (
+    OF_NO_MATTER,
+    Head,
+    Recall,
+    Stream,
+    alternatives_of,
+    answers_asked,
+    event,
+    nothing,
+)
 from loopwright.gateway.dialects.forms import COMPLETION_FORM, completion_form, refuse_guided
 from loopwright.gateway.dialects.openai_errors import openai_error
-from loopwright.gateway.reading import chosen, count, flag, model_name, number, strings
+from loopwright.gateway.reading import chosen, count, flag, ignored, model_name, number, strings
 from loopwright.gateway.refusals import invalid
 from loopwright.render.recording.fingerprint import TEXT
 from loopwright.types import ContentDelta, Delta, Message
@@ -23,6 +32,12 @@ DONE = b"data: [DONE]\n\n"
 UNGRANTED = ("logit_bias", "frequency_penalty", "presence_penalty", "add_special_tokens")
 REFUSED = ("suffix", "echo", "best_of", "top_logprobs", "prompt_logprobs", "prompt_embeds")
 """What would change the answer's form. The likeliest tokens are asked for with `logprobs`."""
+GRANTED = (
+    *("prompt", "model", "stream", "stream_options", "n", "return_token_ids", "max_tokens", "stop"),
+    *("temperature", "top_p", "top_k", "seed"),
+)
+WISHES = (*COMPLETION_FORM, *UNGRANTED, "logprobs")
+KNOWN = frozenset((*GRANTED, *WISHES, *REFUSED, *OF_NO_MATTER))
 
 
 class Completions:
@@ -42,9 +57,10 @@ class Completions:
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
-            samples=count(body, "n", most=MOST_SAMPLES) or 1,
+            samples=answers_asked(body, "n", MOST_SAMPLES),
             logprobs=body.get("logprobs") is not None and body["logprobs"] is not False,
             alternatives=0 if body.get("logprobs") is False else alternatives_of(body, "logprobs"),
+            alternatives_field="logprobs",
             token_ids=flag(body, "return_token_ids"),
             echo={"usage": isinstance(options, dict) and bool(options.get("include_usage"))},
         )
@@ -105,7 +121,7 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         top_p=number(body, "top_p", least=0, most=1),
         top_k=count(body, "top_k", least=-1),
         seed=count(body, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(body, (*COMPLETION_FORM, *UNGRANTED, "logprobs")),
+        others=chosen(body, WISHES) | ignored(body, KNOWN),
     )
 
 

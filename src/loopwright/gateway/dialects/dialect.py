@@ -16,6 +16,12 @@ from loopwright.render.canonical import value_of
 from loopwright.types import Delta, Message, Tool
 from loopwright.types.sampling import MOST_ALTERNATIVES
 
+OF_NO_MATTER = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    "client_metadata",
+)
+"""What clients of OpenAI's APIs send that changes no answer, anywhere."""
+
 Recall = Callable[[str], Message | None]
 """Returns the message of an earlier answer of the same session by its id, or None if there is no such answer."""
 
@@ -93,6 +99,14 @@ def alternatives_of(body: Mapping[str, Any], name: str) -> int:
     if asked is not None and asked > MOST_ALTERNATIVES:
         raise invalid(name, f"{asked} are too many", remedy=f"ask for at most {MOST_ALTERNATIVES}")
     return asked or 0
+
+
+def answers_asked(body: Mapping[str, Any], name: str, most: int) -> int:
+    """How many answers a request asks for."""
+    asked = count(body, name) or 1
+    if asked > most:
+        raise invalid(name, f"{asked} are too many", remedy=f"ask for at most {most}, or ask again")
+    return asked
 
 
 def answer_begun(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str]:

@@ -14,7 +14,9 @@ from loopwright.gateway.dialects.dialect import (
     Head,
     Recall,
     Stream,
+    alternatives_of,
     answer_begun,
+    answers_asked,
     arguments_object,
     event,
     nothing,
@@ -30,7 +32,19 @@ from loopwright.gateway.dialects.gemini_words import (
     gemini_usage,
     shows_thoughts,
 )
-from loopwright.gateway.reading import check_recordable, chosen, count, flag, model_name, number, objects, strings, text
+from loopwright.gateway.reading import (
+    IGNORED,
+    check_recordable,
+    chosen,
+    count,
+    flag,
+    ignored,
+    model_name,
+    number,
+    objects,
+    strings,
+    text,
+)
 from loopwright.gateway.refusals import invalid
 from loopwright.types import (
     ContentDelta,
@@ -49,8 +63,6 @@ SCHEMAS = ("parametersJsonSchema", "parameters")
 UNGRANTED = (
     "presencePenalty",
     "frequencyPenalty",
-    "responseLogprobs",
-    "logprobs",
     "thinkingConfig",
     "responseModalities",
     "speechConfig",
@@ -58,6 +70,23 @@ UNGRANTED = (
 )
 """Settings inside `generationConfig`."""
 UNGRANTED_OUTSIDE = ("toolConfig", "safetySettings")
+GRANTED = (
+    "responseLogprobs",
+    "candidateCount",
+    "maxOutputTokens",
+    "stopSequences",
+    "temperature",
+    "topP",
+    "topK",
+    "seed",
+)
+GRANTED_OUTSIDE = (
+    *("contents", "systemInstruction", "tools", "generationConfig", "cachedContent", "model", "stream"),
+    # Of no matter for the answer.
+    *("labels", "store", "serviceTier"),
+)
+WISHES = (*GEMINI_FORM, *UNGRANTED, "logprobs")
+KNOWN, KNOWN_OUTSIDE = frozenset((*GRANTED, *WISHES)), frozenset((*GRANTED_OUTSIDE, *UNGRANTED_OUTSIDE))
 
 
 class Gemini:
@@ -87,8 +116,11 @@ class Gemini:
             wishes=_wishes(body, config),
             model=model_name(body),
             stream=flag(body, "stream"),
-            samples=count(config, "candidateCount", most=MOST_CANDIDATES) or 1,
+            samples=answers_asked(config, "candidateCount", MOST_CANDIDATES),
             begun=begun,
+            logprobs=flag(config, "responseLogprobs"),
+            alternatives=_alternatives(config),
+            alternatives_field="generationConfig.logprobs",
             echo={"thoughts": shows_thoughts(config)},
         )
 
@@ -163,8 +195,24 @@ def _wishes(body: Mapping[str, Any], config: Mapping[str, Any]) -> Wishes:
         top_p=number(config, "topP", least=0, most=1),
         top_k=count(config, "topK", least=0),
         seed=count(config, "seed", least=-(1 << 63), most=1 << 63),
-        others=chosen(config, (*GEMINI_FORM, *UNGRANTED)) | chosen(body, UNGRANTED_OUTSIDE) | _tools_left_out(body),
+        others=chosen(config, WISHES)
+        | chosen(body, UNGRANTED_OUTSIDE)
+        | _ignored(body, config)
+        | _tools_left_out(body),
     )
+
+
+def _ignored(body: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    outside = ignored(body, KNOWN_OUTSIDE).get(IGNORED, [])
+    inside = ignored(config, KNOWN, "generationConfig.").get(IGNORED, [])
+    return {IGNORED: [*outside, *inside]} if outside or inside else {}
+
+
+def _alternatives(config: Mapping[str, Any]) -> int:
+    asked = alternatives_of(config, "logprobs")
+    if asked and not flag(config, "responseLogprobs"):
+        raise invalid("logprobs", "there are no logprobs", remedy="send `responseLogprobs: true` with it")
+    return asked
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loopwright.errors import RefusedError
-from loopwright.gateway.call import Answer, Call
+from loopwright.gateway.call import Answer, Call, TokenLogprob
 from loopwright.gateway.dialects.dialect import error_text
 from loopwright.gateway.refusals import Code, code_of
 from loopwright.types import FinishReason
@@ -33,7 +33,22 @@ def candidate(index: int, parts: Sequence[Mapping[str, Any]], answer: Answer | N
     said: dict[str, Any] = {"index": index, "content": {"role": "model", "parts": list(parts)}}
     if answer is not None:
         said["finishReason"] = "MAX_TOKENS" if answer.finish is FinishReason.LENGTH else "STOP"
+        if answer.logprobs:
+            said |= _logprobs(answer.logprobs)
     return said
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The logprobs of the sampled tokens, with the likeliest tokens if the call asked for them."""
+    result: dict[str, Any] = {"chosenCandidates": [_entry(token.text, token.logprob) for token in tokens]}
+    if any(token.likeliest for token in tokens):
+        result["topCandidates"] = [{"candidates": [_entry(*one) for one in token.likeliest]} for token in tokens]
+    mean = sum(token.logprob for token in tokens) / len(tokens)
+    return {"avgLogprobs": mean, "logprobsResult": result}
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logProbability": logprob}
 
 
 def gemini_response(

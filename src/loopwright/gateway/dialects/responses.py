@@ -7,14 +7,14 @@ from typing import Any
 
 from loopwright.errors import RefusedError
 from loopwright.gateway.call import Answer, Call, Wishes
-from loopwright.gateway.dialects.dialect import Head, Recall, Stream, alternatives_of, nothing, tool
+from loopwright.gateway.dialects.dialect import OF_NO_MATTER, Head, Recall, Stream, alternatives_of, nothing, tool
 from loopwright.gateway.dialects.forms import RESPONSES_FORM, responses_form
 from loopwright.gateway.dialects.openai_errors import openai_error
 from loopwright.gateway.dialects.responses_input import read_input
 from loopwright.gateway.dialects.responses_stream import ResponsesStream
 from loopwright.gateway.dialects.responses_words import output_items, response_body
 from loopwright.gateway.freeform import freeform_tool, not_granted
-from loopwright.gateway.reading import chosen, count, flag, model_name, number, objects, text
+from loopwright.gateway.reading import chosen, count, flag, ignored, model_name, number, objects, strings, text
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message, Tool
 
@@ -30,7 +30,14 @@ UNGRANTED = (
 ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id", "store")
 KEPT_ELSEWHERE = ("conversation", "prompt")
 """Parts of a prompt that are stored at OpenAI. Without them the model would answer something else."""
+LOGPROBS = "message.output_text.logprobs"
+"""The part that an `include` can grant."""
+GRANTED = ("input", "model", "stream", "stream_options", "instructions", "previous_response_id", "tools", "include")
+WISHES = (*RESPONSES_FORM, *UNGRANTED, "top_logprobs")
 MORE_ECHOED = ("temperature", "text", "tool_choice", "tools", "top_p", "truncation", "user", "reasoning")
+
+
+KNOWN = frozenset((*GRANTED, *WISHES, "max_output_tokens", "temperature", "top_p", *KEPT_ELSEWHERE, *OF_NO_MATTER))
 
 
 class Responses:
@@ -46,7 +53,7 @@ class Responses:
         said = read_input(body.get("input"), recall, is_task=previous is None)
         if not said and previous is None:
             raise invalid("input", "there is nothing to answer", remedy="send a text or at least one item")
-        include, alternatives = body.get("include"), alternatives_of(body, "top_logprobs")
+        include, alternatives = strings(body, "include"), alternatives_of(body, "top_logprobs")
         tools = () if body.get("tool_choice") == "none" else tuple(_tools(body))
         return Call(
             messages=(*preamble, *said),
@@ -55,7 +62,7 @@ class Responses:
             wishes=_wishes(body),
             model=model_name(body),
             stream=flag(body, "stream"),
-            logprobs=alternatives > 0 or (isinstance(include, list) and "message.output_text.logprobs" in include),
+            logprobs=alternatives > 0 or LOGPROBS in include,
             alternatives=alternatives,
             previous=None if previous is None else previous.removeprefix("resp_"),
             instructions=bool(preamble),
@@ -86,8 +93,13 @@ def _wishes(body: Mapping[str, Any]) -> Wishes:
         max_tokens=count(body, "max_output_tokens"),
         temperature=number(body, "temperature", least=0, most=2),
         top_p=number(body, "top_p", least=0, most=1),
-        others=chosen(body, (*RESPONSES_FORM, *UNGRANTED, "top_logprobs")) | _tools_not_granted(body),
+        others=chosen(body, WISHES) | _not_included(body) | ignored(body, KNOWN) | _tools_not_granted(body),
     )
+
+
+def _not_included(body: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = [one for one in strings(body, "include") if one != LOGPROBS]
+    return {"include": left_out} if left_out else {}
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:

@@ -16,12 +16,15 @@ from loopwright.gateway.dialects.dialect import Recall
 from loopwright.gateway.dialects.responses import Responses
 from loopwright.gateway.dialects.responses_items import input_items
 from loopwright.gateway.dialects.responses_words import usage_body
-from loopwright.gateway.reading import flag, objects
+from loopwright.gateway.reading import chosen, flag, objects
 from loopwright.gateway.refusals import invalid
 from loopwright.types import Message
 
 COMPACTS = "compacts"
 """The wish by which a turn is known to be a summary."""
+
+
+NOT_OF_A_SUMMARY = ("text", "tool_choice", "include")
 
 
 def read_compaction(body: Mapping[str, Any], recall: Recall) -> Call:
@@ -30,7 +33,8 @@ def read_compaction(body: Mapping[str, Any], recall: Recall) -> Call:
         raise invalid("stream", "a compaction comes in one piece", remedy="omit it")
     asked = Responses().read({**body, "text": None, "tool_choice": None, "tools": None}, recall)
     left_out = sorted({str(tool.get("type")) for _, tool in objects(body.get("tools"), "tools")})
-    others = {**asked.wishes.others, COMPACTS: True, **({"tools_left_out": left_out} if left_out else {})}
+    others = {**asked.wishes.others, **chosen(body, NOT_OF_A_SUMMARY), COMPACTS: True}
+    others |= {"tools_left_out": left_out} if left_out else {}
     return replace(
         asked,
         messages=(*asked.messages, REQUEST),

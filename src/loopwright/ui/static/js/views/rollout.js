@@ -75,8 +75,11 @@ function score(rollout) {
   if (reward.kind === "scored") lines.push(["reward", h("b", null, number(reward.value, 5))], ...Object.entries(reward.parts).map(([name, value]) => [name, number(value)]), ["answer", plain(reward.answer)]);
   else if (reward.kind === "failed") lines.push(["failed", h("b", { class: "bad" }, reward.cause)], ["error", plain(reward.error)], ["detail", h("pre", null, plain(reward.detail))]);
   else lines.push(["reward", "not scored"]);
-  lines.push(["advantage", rollout.advantage === undefined ? null : rollout.advantage === null ? h("span", { class: "quiet" }, "not stored") : number(rollout.advantage)], ["weight", rollout.weight === undefined || rollout.weight === null ? null : number(rollout.weight)]);
-  lines.push(["ended", rollout.stop === "budget" ? "out of budget" : rollout.stop], ["agent", duration(timing.agent_seconds)], ["judge", duration(timing.judge_seconds)], ["held", rollout.held_seconds ? duration(rollout.held_seconds) : null], ["began", clock(timing.started)], ["worker", plain(rollout.worker)], ["engines", plain(rollout.engines)], ["drift", rollout.drift ? `${rollout.drift.wrong} of ${rollout.drift.tokens} tokens, had it been tokenised again` : null]);
+  const { trained } = rollout;
+  if (trained) lines.push(["advantage", number(trained.advantage)], ["push", trained.push === null || trained.push === undefined ? null : `${number(100 * trained.push)} % of the step`]);
+  else if (rollout.step) lines.push(["advantage", h("span", { class: "quiet" }, "not stored")]);
+  lines.push(["left out", rollout.why ? h("span", { class: "warn" }, plain(rollout.why)) : null]);
+  lines.push(["ended", rollout.stop === "budget" ? "out of budget" : rollout.stop], ["agent", duration(timing.agent_seconds)], ["judge", duration(timing.judge_seconds)], ["held", timing.held_seconds ? duration(timing.held_seconds) : null], ["began", clock(timing.started)], ["judged", timing.judged_at ? clock(timing.judged_at) : null], ["worker", plain(rollout.worker)], ["engines", (rollout.engines || []).map(plain).join(", ")], ["drift", rollout.drift ? `${rollout.drift.wrong} of ${rollout.drift.tokens} tokens, had it been tokenised again` : null]);
   return facts(lines);
 }
 

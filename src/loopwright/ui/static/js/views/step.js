@@ -93,7 +93,7 @@ function one(run, group, signal) {
   return h("article", { class: "group" },
     h("header", null, h("span", { class: "task" }, plain(group.task)), h("span", { class: "quiet" }, `${plain(group.task_set)}/${group.draw}`),
       h("span", { class: "quiet" }, `mean ${number(group.mean)}`), group.has_signal ? null : h("span", { class: "warn" }, "no signal: all rewards are equal"),
-      group.reason ? h("span", { class: "warn" }, plain(group.reason)) : null, button),
+      group.why ? h("span", { class: "warn" }, plain(group.why)) : null, button),
     h("div", { class: "chips" }, group.members.map((member) => chip(run, group, member))), sides);
 }
 

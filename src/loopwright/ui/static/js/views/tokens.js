@@ -7,6 +7,7 @@ import { number, plain, whole } from "../format.js";
 const PAGE = 1000;
 const COLOURS = [["logprob", "logprob"], ["version", "weight version"], ["mismatch", "mismatch"], ["push", "push"], ["advantage", "advantage"], ["none", "nothing"]];
 const KEPT = "loopwright.colour";
+const WHY = { not_trained: "its rollout is in no step", recorded: "only recorded", constrained: "a constraint left no choice", too_old: "too old", no_advantage: "its rollout has advantage 0" };
 
 export class TokenPane {
   constructor(about, rollout, signal, changed) {
@@ -55,7 +56,7 @@ export class TokenPane {
     if (this.colour === "version") return data.versions[at];
     if (this.colour === "mismatch") return data.mismatch?.[at] ?? null;
     if (this.colour === "push") return data.push?.[at] ?? null;
-    if (this.colour === "advantage") return this.rollout.advantage ?? null;
+    if (this.colour === "advantage") return data.advantage ?? null;
     return null;
   }
 
@@ -70,7 +71,8 @@ export class TokenPane {
       if (this.colour === "logprob") return value > -0.105 ? "" : `w${Math.min(5, Math.ceil(-value / 0.9))}`;
       if (this.colour === "version") return `v${versions.indexOf(value) % 5}`;
       const level = Math.min(5, Math.ceil((5 * Math.abs(value)) / largest));
-      return level === 0 ? "" : `${value > 0 ? "c" : "w"}${level}`;
+      // A share of the loss below zero has made the token likelier.
+      return level === 0 ? "" : `${value > 0 === (this.colour !== "push") ? "c" : "w"}${level}`;
     };
     [...this.text.children].forEach((span, at) => {
       const off = data.sampled[at] && (data.constrained?.[at] || data.why_untrained?.[at]);
@@ -78,7 +80,7 @@ export class TokenPane {
       if (found) span.className = found; else span.removeAttribute("class");
     });
     const level = (name, text) => h("li", null, h("span", { class: `level ${name}` }), text);
-    const missing = !known.length && { mismatch: "mismatch is not stored for these tokens", push: "push is not stored for these tokens", advantage: "the advantage is not stored" }[this.colour];
+    const missing = !known.length && { mismatch: "mismatch is not stored for these tokens", push: "push is not stored for these tokens", advantage: "no advantage is stored" }[this.colour];
     const meaning = missing ? [h("li", null, missing)] : {
       logprob: () => [level("", "probability above 0.9"), level("w1", "0.4"), level("w3", "0.07"), level("w5", "below 0.03")],
       version: () => versions.slice(0, 12).map((version, at) => level(`v${at % 5}`, `version ${version}`)),
@@ -99,6 +101,7 @@ export class TokenPane {
     const of = (value) => (sampled ? value() : quiet("–"));
     const text = data.texts[at] === null ? "–" : JSON.stringify(plain(data.texts[at]));
     const why = data.why_untrained?.[at] || (data.constrained?.[at] ? "constrained" : null);
+    const push = data.push?.[at];
     this.detail.classList.add("open");
     replace(this.detail, h("h2", null, `Token ${whole(this.from + at)}`), h("dl", { class: "rows" }, [
       ["id", h("b", { "data-field": "id" }, String(data.ids[at]))],
@@ -108,9 +111,9 @@ export class TokenPane {
       ["probability", of(() => number(Math.exp(data.logprobs[at])))],
       ["version", of(() => String(data.versions[at]))],
       ["mismatch", of(() => h("span", { "data-field": "mismatch" }, stored(data.mismatch)))],
-      ["advantage", of(() => (this.rollout.advantage === null || this.rollout.advantage === undefined ? quiet("not stored") : number(this.rollout.advantage)))],
-      ["push", of(() => h("span", { "data-field": "push" }, stored(data.push)))],
-      ["trained", of(() => (why ? h("span", { class: "warn" }, `no: ${why}`) : this.rollout.chains[this.chain].trained ? "yes" : "no: only recorded"))],
+      ["advantage", of(() => (data.advantage === null || data.advantage === undefined ? quiet("not stored") : number(data.advantage)))],
+      ["push", of(() => [h("span", { "data-field": "push" }, stored(data.push)), push ? quiet(push < 0 ? " likelier" : " less likely") : null])],
+      ["trained", of(() => (why ? h("span", { class: "warn" }, `no: ${WHY[why] || why}`) : this.rollout.chains[this.chain].trained ? "yes" : "no: only recorded"))],
     ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
   }
 

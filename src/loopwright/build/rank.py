@@ -1,0 +1,55 @@
+"""One rank of a learner, built in its own process from the config of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from loopwright.build.parts import model_source
+from loopwright.build.recipe import make_rank_recipe, require_vocabulary
+from loopwright.config import Loaded
+from loopwright.learn.body import Body
+from loopwright.learn.ranks.communication import Communication
+from loopwright.learn.ranks.meeting import meeting
+from loopwright.learn.ranks.messages import RankPlace
+from loopwright.learn.ranks.rank import RankLearner
+from loopwright.learn.ranks.shards import ShardedBody, Sharding
+from loopwright.models.device import device_of_rank
+from loopwright.models.runtime import configure
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """What every rank is built from. `loaded` has no secrets and no objects of the driver's program."""
+
+    loaded: Loaded
+    cache: Path
+    threads: int
+
+
+def open_rank(place: RankPlace, beat: Callable[[], None], stack: ExitStack) -> RankLearner:
+    """Build this rank's part of the learner, in its own process."""
+    setup: RankSetup = place.setup
+    loaded, config = setup.loaded, setup.loaded.config
+    configure(threads=setup.threads, deterministic=False)
+    device = device_of_rank(config.model.device, place.rank, place.ranks)
+    mesh = stack.enter_context(meeting(place.rank, place.ranks, place.folder, device, place.silence_seconds))
+    sharding = Sharding(mesh, device, config.model.dtype, Communication())
+
+    def load(path: str, *, checkpointed: bool = False) -> ShardedBody:
+        source = model_source(loaded, path)
+        return sharding.load(
+            source, cache=setup.cache, max_context=config.model.max_context, checkpointed=checkpointed, beat=beat
+        )
+
+    body = load(config.model.path, checkpointed=config.learner.checkpoint_activations)
+
+    def reference(path: str) -> Body:
+        found = load(path)
+        require_vocabulary(path, found.model.config.vocab_size, body.model.config.vocab_size)
+        found.model.requires_grad_(False)
+        return found
+
+    return RankLearner(body, make_rank_recipe(loaded, reference), sharding, beat)

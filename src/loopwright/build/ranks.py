@@ -1,0 +1,97 @@
+"""The ranks of a learner, as the driver starts them. What each of them builds is in `build.rank`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from loopwright.build.parts import rank_threads
+from loopwright.build.rank import RankSetup
+from loopwright.config import Loaded
+from loopwright.core.environment import child_environment
+from loopwright.errors import EngineLostError, LearnerLostError
+from loopwright.learn.ranks.cut import RowCost
+from loopwright.learn.ranks.gang import Gang
+from loopwright.learn.ranks.learner import RankedLearner
+from loopwright.learn.ranks.messages import RankPlace
+from loopwright.learn.ranks.remote import RemoteRank
+from loopwright.learn.recipe import Recipe
+from loopwright.models.compute import ComputeThread
+from loopwright.models.outline import ModelOutline
+from loopwright.runs.run_folder import RunFolder
+from loopwright.serve.child import Child, child_process
+from loopwright.serve.frames import frame, receive_frame
+from loopwright.weights.folder import weights_folder
+
+START_SECONDS = 120.0
+"""Until a rank's Python has started. Loading the model comes later, and is watched by its beats."""
+GRACE_SECONDS = 0.5
+"""A rank has nothing to clean up."""
+LOOPBACK = {"darwin": "lo0"}
+"""What the interface of loopback is called; elsewhere it is `lo`."""
+
+
+class ChildLine:
+    """A rank in a child process."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def send(self, value: object) -> None:
+        self._child.stdin.write(frame(value))
+        await self._child.stdin.drain()
+
+    async def receive(self) -> Any:
+        return await receive_frame(self._child.stdout)
+
+    async def ended(self) -> tuple[str, str]:
+        return await self._child.ended(), self._child.last_words()
+
+    def last_words(self) -> str:
+        return self._child.last_words()
+
+
+@asynccontextmanager
+async def open_ranked_learner(
+    loaded: Loaded,
+    model: ModelOutline,
+    recipe: Recipe,
+    compute: ComputeThread,
+    *,
+    cache: Path,
+    folder: RunFolder,
+    env: Mapping[str, str],
+) -> AsyncIterator[RankedLearner]:
+    """Start the ranks, and wait until they have loaded the model. They end with the context, and with this process.
+    `recipe` is the driver's."""
+    count, silence = loaded.config.learner.ranks, loaded.config.trainer.stall_seconds
+    setup = RankSetup(
+        replace(loaded, secrets={}, objects={}, environment={}), cache, await compute.run(rank_threads, loaded.config)
+    )
+    folder.ranks.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        meeting_folder = stack.enter_context(weights_folder(folder.ranks))
+        ranks = [await _started(number, folder.ranks / f"rank-{number}.log", env, stack) for number in range(count)]
+        gang = Gang(ranks, silence)
+        places = [RankPlace(number, count, meeting_folder, silence, setup) for number in range(count)]
+        describes = (await gang.open(places))[0]
+        # Products of the forward pass: two for each parameter and token, and two for each layer, feature and pair.
+        cost = RowCost(2.0 * model.parameters, 2.0 * model.attention)
+        yield RankedLearner(gang, recipe, cost, model.tokenizer, compute, describes)
+
+
+async def _started(number: int, log: Path, env: Mapping[str, str], stack: AsyncExitStack) -> RemoteRank:
+    command = [sys.executable, "-m", "loopwright.cli", "learner-rank"]
+    private = child_environment(env) | {"GLOO_SOCKET_IFNAME": LOOPBACK.get(sys.platform, "lo")}
+    opening = child_process(command, env=private, log=log, ready_seconds=START_SECONDS, grace_seconds=GRACE_SECONDS)
+    try:
+        child = await stack.enter_async_context(opening)
+    except EngineLostError as error:
+        raise LearnerLostError.of_rank(number, error.message, "") from error
+    rank = RemoteRank(number, ChildLine(child))
+    stack.push_async_callback(rank.close)
+    return rank

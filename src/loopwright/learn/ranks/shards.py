@@ -1,0 +1,120 @@
+"""A model that is sharded over ranks by FSDP2: built without weights, then each rank reads its own part of them.
+
+FSDP averages gradients over ranks, and our loss is a sum. Both setters that change this act on one module, so they are
+called on every one: on the root alone, the layers' gradients would be silently too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from loopwright.errors import ModelError
+from loopwright.learn.attention import SharedPrefixPlan
+from loopwright.learn.body import ModuleBody
+from loopwright.learn.checkpointing import layers_of
+from loopwright.learn.ranks.communication import Communication, TimedGather, TimedReduce
+from loopwright.learn.ranks.reading import fill_model
+from loopwright.learn.samples import Tensors
+from loopwright.models.adapter_files import base_of
+from loopwright.models.load import context_of, read_config, source_of
+from loopwright.models.outline import model_on_meta
+from loopwright.models.rotary import choose_angles
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How models are sharded: over the ranks of `mesh`. They compute in the precision `dtype_name`, and
+    their parameters are float32."""
+
+    mesh: DeviceMesh
+    device: torch.device
+    dtype_name: str
+    communication: Communication
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        return dtype
+
+    def load(
+        self, path: str, *, cache: Path, max_context: int | None, checkpointed: bool, beat: Callable[[], None]
+    ) -> ShardedBody:
+        """The model at `path`, with this rank's part of its weights."""
+        source = source_of(path, cache)
+        if base_of(source)[1]:
+            raise ModelError(
+                f"model {path!r} is an adapter, and ranks load whole models",
+                remedy="merge it first: loopwright export RUN --merged --out DIR, and name that folder",
+            )
+        config = read_config(source)
+        model = model_on_meta(config)
+        # Before it is sharded, so that what computes a layer again finds its parameters whole.
+        why = f"sharded over {self.mesh.size()} ranks"
+        inner = ModuleBody(model, why, checkpointed=checkpointed)
+        self._shard(model)
+        model.to_empty(device=self.device)
+        # Each place of a tied weight got a parameter of its own.
+        model.tie_weights()
+        _fill_buffers(model)
+        fill_model(model, source, beat)
+        choose_angles(model, context_of(config, max_context))
+        return ShardedBody(model, inner)
+
+    def _shard(self, model: Any) -> None:
+        half = None if self.dtype == torch.float32 else self.dtype
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        for part in (*layers_of(model), model):
+            fully_shard(part, mesh=self.mesh, mp_policy=policy)
+        gather: Any = TimedGather(self.communication)
+        reduce: Any = TimedReduce(self.communication)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)
+                part.set_custom_all_gather(gather)
+                part.set_custom_reduce_scatter(reduce)
+
+
+class ShardedBody:
+    """A Body whose parameters are sharded: they are whole only within `run`."""
+
+    def __init__(self, model: Any, inner: ModuleBody) -> None:
+        self.model = model
+        self._inner = inner
+        self.name = inner.name
+        model.run_whole = MethodType(lambda _, work: work(), model)
+        register_fsdp_forward_method(model, "run_whole")
+
+    @property
+    def head(self) -> torch.Tensor:
+        return self._inner.head
+
+    def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:
+        return self._inner.hidden(data, plan)
+
+    def run(self, work: Callable[[], T]) -> T:
+        result: T = self.model.run_whole(work)
+        return result
+
+
+def _fill_buffers(model: Any) -> None:
+    """Compute the buffers that no file has, such as the angles' frequencies, by transformers' own initialisation."""
+    stored = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+    if stored:
+        raise ModelError(
+            f"the model keeps {min(stored)!r} beside its parameters, which ranks cannot load",
+            remedy="train it in one process: set learner.ranks to 1",
+        )
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
+    model.initialize_weights()

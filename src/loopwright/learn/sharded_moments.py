@@ -1,0 +1,66 @@
+"""The optimiser's numbers as the ranks of a learner write them: safetensors of torch's distributed checkpoints, one
+file for each rank, which say which part of which tensor they hold. Nothing in them is pickled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from loopwright.errors import CheckpointError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+FILE_BYTES = 2**28
+"""About how many bytes of all ranks go into files of one number. torch makes a file in memory before it writes it."""
+
+
+def write_moments(folder: Path, moments: Mapping[str, torch.Tensor]) -> None:
+    """Write this rank's parts. All ranks call it, and rank 0 returns when all are done."""
+    writer = HuggingFaceStorageWriter(str(folder), _file_numbers(moments), save_distributed=True)
+    try:
+        save(dict(moments), storage_writer=writer)
+    # It is a BaseException, which nobody else would notice.
+    except CheckpointException as error:
+        raise CheckpointError(
+            f"the optimiser's numbers could not be written to {folder}: {error}",
+            remedy="free some disk space; earlier checkpoints are intact, and the same command goes on from the newest",
+        ) from error
+
+
+def _file_numbers(moments: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The number of each tensor's file, the same on all ranks."""
+    ends = accumulate(tensor.numel() * tensor.element_size() for tensor in moments.values())
+    return {name: 1 + end // FILE_BYTES for name, end in zip(moments, ends, strict=True)}
+
+
+def read_moments(folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bool) -> dict[str, torch.Tensor]:
+    """The moments of these weights, in parts as they are. `alone` is for a process that has no other ranks."""
+    moments = {f"{name}/{moment}": torch.empty_like(weight) for name, weight in weights.items() for moment in MOMENTS}
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        stored = reader.read_metadata().state_dict_metadata.keys()
+        if stored != moments.keys():
+            raise CheckpointError(
+                f"checkpoint {folder} has the optimiser's numbers of other weights, such as "
+                f"{min(stored ^ moments.keys())}",
+                remedy="resume with the model that the run was started with, or start over with --fresh",
+            )
+        with warnings.catch_warnings():
+            # It warns everyone who loads alone.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(moments, storage_reader=reader, no_dist=alone)
+    except (CheckpointException, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"checkpoint {folder} cannot be read: {error}",
+            remedy="delete that folder to continue from the one before it, or start over with --fresh",
+        ) from error
+    return moments

@@ -1,0 +1,83 @@
+"""What alarms need of a run's database: groups whose rewards are all equal, and the rollouts that show an alarm."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loopwright.buffer.storage.schema import snapshot
+from loopwright.runs.alarms import Alarm, AlarmKind
+from loopwright.runs.step_groups import CAUSE, VALUE
+from loopwright.types import RolloutKey
+
+LATEST_DRAWS = 500
+"""Failures are looked for among so many of a task set's latest draws, because a run may have millions of rollouts."""
+
+
+class AlarmExample(NamedTuple):
+    """One rollout that shows an alarm."""
+
+    key: RolloutKey
+    round: int
+    step: int | None
+
+
+def equal_groups(database: Path, first: int) -> dict[str, dict[int, float]]:
+    """How many trained groups have rewards that are all equal, by task set and step, from step `first` on."""
+    found: dict[str, dict[int, float]] = {}
+    with snapshot(database) as db:
+        for task_set, step, groups in db.execute(
+            "SELECT task_set, step, sum(lowest = highest) FROM ("
+            f" SELECT g.task_set, g.step, min({VALUE}) AS lowest, max({VALUE}) AS highest"
+            " FROM groups AS g JOIN rollouts AS r USING (task_set, draw, round)"
+            " WHERE g.step >= ? GROUP BY g.task_set, g.draw, g.round) GROUP BY 1, 2",
+            (first,),
+        ):
+            found.setdefault(task_set, {})[step] = float(groups or 0)
+    return found
+
+
+def examples(database: Path, alarm: Alarm, most: int = 3) -> tuple[AlarmExample, ...]:
+    """Rollouts that show the alarm, the clearest or the latest first. Empty if none does alone."""
+    with snapshot(database) as db:
+        chosen, order, values = _chosen(db, alarm)
+        if not chosen:
+            return ()
+        if alarm.task_set is not None:
+            chosen, values = f"{chosen} AND g.task_set = ?", [*values, alarm.task_set]
+        rows = db.execute(
+            "SELECT task_set, draw, r.member, r.attempt, round, g.step FROM groups AS g"
+            f" JOIN rollouts AS r USING (task_set, draw, round) WHERE {chosen} ORDER BY {order} LIMIT ?",
+            (*values, most),
+        )
+        return tuple(AlarmExample(RolloutKey(name, *numbers), round, step) for name, *numbers, round, step in rows)
+
+
+def _chosen(db: sqlite3.Connection, alarm: Alarm) -> tuple[str, str, list[Any]]:
+    """Conditions, order and parameters. No conditions: no rollout shows it alone."""
+    match alarm.kind:
+        case AlarmKind.FAILURES:
+            latest, values = _latest(db, alarm)
+            return f"{latest} AND ({CAUSE}) = ?", "draw DESC, round DESC, r.member", [*values, alarm.cause]
+        case AlarmKind.NO_SIGNAL:
+            latest, values = _latest(db, alarm)
+            return f"{latest} AND g.status = 'filtered' AND r.member = 0", "draw DESC, round DESC", values
+        case AlarmKind.TRUNCATED:
+            return "g.step = ? AND r.stop = 'budget'", "draw, r.member", [alarm.step]
+        case AlarmKind.LENGTHS:
+            length = "coalesce(length(r.chains), length(r.messages), 0)"
+            way = "DESC" if alarm.rose else "ASC"
+            return "g.step = ?", f"{length} {way}, r.agent_seconds {way}", [alarm.step]
+        case AlarmKind.REWARD:
+            return f"g.step = ? AND ({VALUE}) IS NOT NULL", f"({VALUE}) {'DESC' if alarm.rose else 'ASC'}", [alarm.step]
+        case _:
+            return "", "", []
+
+
+def _latest(db: sqlite3.Connection, alarm: Alarm) -> tuple[str, list[Any]]:
+    """Of each task set only the latest draws."""
+    found = db.execute("SELECT task_set, max(draw) FROM groups GROUP BY 1").fetchall()
+    bounds = [(name, newest - LATEST_DRAWS) for name, newest in found if alarm.task_set in (None, name)]
+    chosen = " OR ".join(["(g.task_set = ? AND g.draw > ?)"] * len(bounds))
+    return f"({chosen or 'false'})", [value for bound in bounds for value in bound]

@@ -1,0 +1,79 @@
+"""The alarms of a run, with links to the trajectories behind them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from loopwright.errors import RunError
+from loopwright.runs.alarm_facts import equal_groups, examples
+from loopwright.runs.alarms import Alarm, AlarmKind, Vitals, alarms
+from loopwright.runs.trends import Series
+from loopwright.types import FailureCause, GroupStatus
+from loopwright.ui.answers import cut
+from loopwright.ui.run_view import RunView
+
+LOOKED_AT = (
+    "learner/mismatch_mean",
+    "response/tokens",
+    "response/truncated",
+    "reward/mean",
+    "groups/trained",
+    "groups/filtered",
+    "groups/size",
+    *(f"failures/{cause}" for cause in FailureCause),
+)
+"""Metrics that the rules need, of the run and of each of its task sets."""
+SIGNAL_STEPS = 30
+"""How many steps are searched for groups with equal rewards."""
+LEFT_OUT = {AlarmKind.FAILURES: GroupStatus.FAILED, AlarmKind.NO_SIGNAL: GroupStatus.FILTERED}
+
+
+def alarms_of(view: RunView, alive: bool) -> list[dict[str, Any]]:
+    """All alarms as they are now."""
+    return view.remembered(("alarms", alive), lambda: [_told(view, one) for one in alarms(_vitals(view, alive))])
+
+
+def _vitals(view: RunView, alive: bool) -> Vitals:
+    known = set(view.metric_names())
+    task_sets = sorted(name.removeprefix("groups/trained/") for name in known if name.startswith("groups/trained/"))
+    names = [name + end for name in LOOKED_AT for end in ("", *(f"/{one}" for one in task_sets))]
+    series = {name: dict(view.series(name)) for name in names if name in known}
+    step = view.progress()["step"]
+    lost = [event["step"] for event in view.engine_events() if event["name"] == "engine_lost"]
+    equal = _equal(view, step - SIGNAL_STEPS)
+    return Vitals(series, view.times(), time.time(), alive, step, lost, equal, tuple(task_sets))
+
+
+def _equal(view: RunView, first: int) -> dict[str, Series]:
+    if not view.inside(view.folder.rollouts).is_file():
+        return {}
+    return dict(equal_groups(view.database, max(1, first)))
+
+
+def _told(view: RunView, alarm: Alarm) -> dict[str, Any]:
+    return {
+        "kind": alarm.kind,
+        "severe": alarm.severe,
+        "title": cut(alarm.title),
+        "numbers": alarm.numbers,
+        "rule": alarm.rule,
+        "since": alarm.since,
+        "task_set": cut(alarm.task_set),
+        "links": list(_links(view, alarm)),
+    }
+
+
+def _links(view: RunView, alarm: Alarm) -> Iterable[dict[str, Any]]:
+    """Where to look: rollouts that show it, and the step with the filter that leaves them."""
+    try:
+        found = examples(view.database, alarm)
+    except RunError:
+        found = ()
+    for one in found:
+        yield {"key": str(one.key), "round": one.round}
+    step = alarm.step if alarm.step is not None else next((one.step for one in found if one.step is not None), None)
+    if step is not None:
+        status = LEFT_OUT.get(alarm.kind)
+        yield {"step": step, "status": status, "cause": alarm.cause, "task_set": cut(alarm.task_set)}
