@@ -216,7 +216,7 @@ async def test_an_idle_actor_that_is_too_large_is_lost_with_that_cause(cluster):
     async def end() -> str:
         try:
             async with cluster.launch(role(memory=10 * MIB), 0, open_part, "mine") as host, asyncio.timeout(10):
-                return await host.died()
+                return str(await host.died())
         except WorkerLostError as error:
             return error.message
 
