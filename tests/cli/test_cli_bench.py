@@ -48,6 +48,7 @@ def test_without_a_name_all_are_listed(run):
         "manager",
         "pool",
         "relay",
+        "page",
         "cluster",
     ]
 
