@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from loopwright.build import export_model, open_run
 from loopwright.config import load
 from loopwright.learn.ranks.learner import RankedLearner
+from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import read_jsonl
 
@@ -47,6 +50,35 @@ async def test_a_run_of_two_ranks_trains_and_its_engine_serves_their_weights(
     saved = load_file(folder.checkpoints / "step-000003" / "model.safetensors")
     assert torch.equal(exported.get_input_embeddings().weight, saved["model.embed_tokens.weight"])
     assert (folder.ranks / "rank-1.log").exists()
+
+
+@pytest.mark.parametrize("kind", [{}, {"trainer__kind": "disaggregated", "produce__kind": "async"}])
+@pytest.mark.parametrize(("rank", "by"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+async def test_a_run_survives_its_ranks(
+    write_config: WriteConfig, kind: dict[str, Any], rank: int, by: signal.Signals
+) -> None:
+    """One that is killed is named at once, one that is stopped when it was silent."""
+    file = write_config(**RANKS, **kind, trainer__steps=5, trainer__stall_seconds=10, eval=None)
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event()) as opened:
+        training, first = asyncio.create_task(opened.train()), opened.learner
+        while opened.version < 3:
+            await asyncio.sleep(0.01)
+        os.kill(ranks_of(os.getpid())[rank], by)
+        assert await asyncio.wait_for(training, 240)
+        assert opened.learner is not first
+    (lost,) = [event for event in read_jsonl(opened.folder.events) if event["name"] == "learner_lost"]
+    assert (lost["facts"]["rank"], lost["facts"]["checkpoint"]) in ((rank, 2), (rank, 4))
+    assert [record["step"] for record in steps_of(opened.folder)] == [1, 2, 3, 4, 5]
+    audited = audit(opened.folder.rollouts)
+    assert (audited.findings, audited.lineages) == ((), 2)
+    assert ranks_of(os.getpid()) == []
+
+
+def ranks_of(parent: int) -> list[int]:
+    """The processes of ranks below this one, in the order of their start."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    found = [int(child) for child in children if b"learner-rank" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return sorted(found)
 
 
 async def test_a_run_goes_on_with_one_rank_and_with_two_again(write_config: WriteConfig, tmp_path: Path) -> None:
