@@ -73,7 +73,8 @@ async def rank_actors(config: RunConfig, cluster: Cluster, folder: Path) -> Asyn
 
     role, opening = rank_role(config), partial(hosted_rank, this_node())
     async with AsyncExitStack() as stack:
-        ranks, hosts = list[RemoteRank](), list[RemoteHost]()
+        ranks: list[RemoteRank] = []
+        hosts: list[RemoteHost] = []
         for number in range(role.count):
             try:
                 host = await stack.enter_async_context(cluster.launch(role, number, opening, WHAT))
