@@ -13,7 +13,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,9 @@ async def hosted_rank(driver: str) -> AsyncIterator[HostedRank]:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     (calls_out, calls_in), (answers_out, answers_in) = os.pipe(), os.pipe()
     served = (os.fdopen(calls_out, "rb"), os.fdopen(answers_in, "wb"))
-    threading.Thread(target=_serve, args=served, name="rank", daemon=True).start()
+    # Imported before anything arrives here that needs the same modules: two threads would each see half of them.
+    serve = await asyncio.to_thread(_rank_code)
+    threading.Thread(target=serve, args=served, name="rank", daemon=True).start()
     answers = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(answers), os.fdopen(answers_out, "rb")
@@ -99,11 +101,11 @@ async def hosted_rank(driver: str) -> AsyncIterator[HostedRank]:
         yield HostedRank(calls, answers, Path(folder), address, far=driver != this_node())
 
 
-def _serve(calls: BinaryIO, answers: BinaryIO) -> None:
+def _rank_code() -> Callable[[BinaryIO, BinaryIO], None]:
     from loopwright.build.rank import open_rank
     from loopwright.learn.ranks.serving import DriverPipe, serve_rank
 
-    serve_rank(DriverPipe(calls, answers), open_rank)
+    return lambda calls, answers: serve_rank(DriverPipe(calls, answers), open_rank)
 
 
 def interface_of(address: str) -> str | None:
