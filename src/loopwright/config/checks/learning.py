@@ -107,6 +107,13 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
             "remove one of them; adapters need far less memory, so one process may do",
             also=(place,),
         )
+    if learner.is_on_actors and model == "cuda" and not learner.num_gpus_per_rank:
+        yield Problem(
+            ("learner", "num_gpus_per_rank"),
+            "is 0, and model.device is cuda: an actor sees the GPUs that it reserves",
+            "set it to 1",
+            also=(("model", "device"),),
+        )
     if model.startswith("cuda:"):
         yield Problem(
             ("model", "device"),
