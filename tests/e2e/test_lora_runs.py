@@ -16,12 +16,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from loopwright.build import open_run
+from loopwright.build import open_chat, open_run
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.errors import CheckpointError, ConfigChangedError
 from loopwright.models.lean import LeanForward
+from loopwright.ports import Reply
 from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import read_jsonl
 
@@ -150,6 +151,12 @@ def test_every_command_reads_an_adapter_checkpoint(trained: RunFolder, command: 
     assert again[-1] == pytest.approx(metrics(trained, "eval/eval/greedy/reward")[-1])
     code, _, err = command("rollout", there.path, "--groups", 1, "--out", tmp_path / "rollouts")
     assert code == 0, err
+
+    async def chat() -> Reply:
+        async with open_chat(there, cache=tmp_path) as model:
+            return await model.reply([{"role": "user", "content": "What is 2+2?"}], temperature=0, max_new_tokens=4)
+
+    assert asyncio.run(chat()).tokens
     code, said, err = command("replay", there.path, "--step", 2)
     assert code == 0, said + err
     code, said, err = command("replay", there.path, "--step", 1)

@@ -16,12 +16,14 @@ from peft import PeftModel
 from plain import eager_model, logprobs_of
 from transformers import AutoModelForCausalLM
 
+from loopwright.core.adapter_names import A, B
+from loopwright.engines.torch.weights import EngineWeights
 from loopwright.errors import CheckpointError, ConfigError, ModelError
 from loopwright.learn.body import LeanBody, ModuleBody, body_of
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.lora import AdaptedModel, AdapterUse
-from loopwright.models.adapters import AdapterShape, has_adapters
+from loopwright.models.adapters import AdaptedParameters, AdapterShape, has_adapters
 from loopwright.models.compute import ComputeThread
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
@@ -341,3 +343,74 @@ _LOADED: dict[Path, LoadedModel] = {}
 
 def _kept(folder: Path) -> LoadedModel:
     return _LOADED.setdefault(folder, load_tiny(folder))
+
+
+class Taken(dict[str, torch.Tensor]):
+    """A `WeightSink` that keeps everything."""
+
+    def begin(self, tensors: Mapping[str, Any]) -> None:
+        self.announced = list(tensors)
+
+    def take(self, bucket: Mapping[str, torch.Tensor]) -> None:
+        self |= {name: tensor.clone() for name, tensor in bucket.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_that_merges_has_the_bits_of_one_that_gets_whole_weights(model_folder: Path, dtype: str) -> None:
+    def published(**use: bool) -> tuple[LoadedModel, Taken]:
+        loaded, taken = load_model(str(model_folder), cache=model_folder, dtype=dtype), Taken()
+        adapted = adapted_of(loaded, SHAPE, **use)
+        shake(adapted)
+        adapted.publish(taken)
+        assert list(taken) == taken.announced
+        return loaded, taken
+
+    loaded, adapters = published()
+    _, whole = published(merged_for_engines=True)
+    assert all(name.endswith((A, B)) for name in adapters)
+    EngineWeights(loaded.model).change(adapters)()
+    merged = weights_of(loaded.model)
+    assert merged.keys() == whole.keys()
+    assert all(torch.equal(merged[name], whole[name]) for name in merged)
+
+
+@torch.no_grad()
+def probed(loaded: LoadedModel, probe: Probe) -> torch.Tensor:
+    logits = run_probe(loaded.forward, probe).logits.float()
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-4), ("bfloat16", 0.25)])
+def test_a_trained_model_is_the_same_to_learner_and_engine(model_folder: Path, dtype: str, close: float) -> None:
+    loaded = load_model(str(model_folder), cache=model_folder, dtype=dtype)
+    probe = Probe.of(loaded.model, 64)
+    before = probed(loaded, probe)
+    adapted, taken = adapted_of(loaded, beside_engine=True), Taken()
+    learner = learner_of(loaded, adapted)
+    assert all(matrix.dtype == torch.float32 for matrix in adapted.parameters.values()), "also in half precision"
+    shake(adapted)
+    for step in range(2):
+        learner._step(simple_groups(step))
+    adapted.publish(taken)
+    AdaptedParameters(dict(loaded.model.named_parameters()), adapted.base).merge(taken)
+    after = probed(loaded, probe)
+    theirs = probed(adapted._loaded, probe)
+    assert float((after - before).abs().max()) > 2 * close, "the adapters have an effect"
+    assert float((after - theirs).abs().max()) < close
+
+
+def test_layers_that_are_computed_again_give_the_same_gradients(model_folder: Path) -> None:
+    found = []
+    for checkpointed in (False, True):
+        loaded = load_tiny(model_folder)
+        adapted = adapted_of(loaded)
+        shake(adapted)
+        learner = learner_of(loaded, adapted, checkpoint_activations=checkpointed)
+        learner._step(simple_groups(0))
+        found.append({name: matrix.grad for name, matrix in adapted.parameters.items()})
+    plain, again = found
+    for name, gradient in plain.items():
+        other = again[name]
+        assert gradient is not None
+        assert other is not None
+        assert torch.allclose(gradient, other, atol=1e-6), name

@@ -26,7 +26,7 @@ def adapted_model(config: RunConfig, model: LoadedModel) -> AdaptedModel | None:
     engine = config.rollout.engine
     use = AdapterUse(
         beside_engine=engine.processes(config.trainer.kind) == 0,
-        merged_for_engines=not engine.merges_adapters,
+        merged_for_engines=not engine.takes_adapters,
     )
     return AdaptedModel(model, adapter_shape(lora), derive_seed(config.trainer.seed, "lora"), use)
 

@@ -50,6 +50,7 @@ def vllm_launches(
         state=folder.server_state(0),
         start_seconds=engine.start_seconds,
         sleeps=sleeps,
+        adapter_rank=lora.rank if (lora := sampling.config.learner.lora) and engine.takes_adapters else None,
     )
     if (actors := engine_actors(sampling)) is not None:
         return vllm_actors(server, labels, actors, folder)

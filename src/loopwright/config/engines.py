@@ -34,6 +34,10 @@ OWN_VLLM_OPTIONS = {
 """What to do instead of giving vLLM an option that Loopwright gives it."""
 
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest rank of an adapter that a vLLM server can be started for: one of these."""
+
+
 class EngineKind(Section):
     """What every kind of engine says about itself."""
 
@@ -58,8 +62,9 @@ class EngineKind(Section):
         return True
 
     @property
-    def merges_adapters(self) -> bool:
-        """Whether it takes adapters as new weights. One that does not gets whole weights."""
+    def takes_adapters(self) -> bool:
+        """Whether an update may be adapters alone. Otherwise it is whole weights, with the adapters merged into
+        them."""
         return True
 
     @property
@@ -124,10 +129,6 @@ class ServerConfig(EngineKind, PlacedSection):
         return False
 
     @property
-    def merges_adapters(self) -> bool:
-        return False
-
-    @property
     def truncates_logprobs(self) -> bool:
         return True
 
@@ -154,6 +155,11 @@ class VllmEngineConfig(ServerConfig):
 
     kind: Literal["vllm"]
     executable: Text = "vllm"
+
+    @property
+    def takes_adapters(self) -> bool:
+        """A server of others may have no room for adapters, and one on another machine cannot read their folder."""
+        return not self.urls and not self.num_actors
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -190,7 +196,7 @@ class SglangEngineConfig(EngineKind):
         return False
 
     @property
-    def merges_adapters(self) -> bool:
+    def takes_adapters(self) -> bool:
         return False
 
     def needs(self) -> Iterator[Need]:

@@ -23,6 +23,7 @@ from loopwright.config.schema import RunConfig
 from loopwright.errors import ConfigError
 
 BUNDLED_MODEL = "smollm2"
+MODEL_FILES = ("config.json", "adapter_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -100,7 +101,7 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
         return
     if not folder.is_dir():
         yield _absent(place, folder, "folder")
-    elif not (folder / "config.json").is_file():
+    elif not any((folder / name).is_file() for name in MODEL_FILES):
         yield Problem(place, f"{path} has no config.json", "name a folder that was written by save_pretrained")
     elif not any((folder / name).is_file() for name in TOKENIZER_FILES):
         yield Problem(

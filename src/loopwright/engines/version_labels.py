@@ -17,6 +17,10 @@ class VersionLabels:
     def of(self, version: int) -> str:
         return f"{self.run}:{self.lineage}:{version}"
 
+    def adapter(self, version: int) -> str:
+        """The name of an adapter. It is a file name too."""
+        return f"{self.run}-{self.lineage}-v{version}"
+
     def salt(self, version: int) -> str:
         """A name for the keys that a server caches with these weights. Each load has another one: if the first load of
         a version did not pass its proof, its keys are not read after the second."""

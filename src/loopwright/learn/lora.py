@@ -23,13 +23,14 @@ from peft import get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
+from loopwright.core.adapter_names import WEIGHT, A, B
 from loopwright.errors import CheckpointError, ConfigError
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.body import Body, body_of
 from loopwright.learn.publishing import Named, stream_tensors, stream_weights
 from loopwright.learn.samples import Tensors
 from loopwright.models.adapter_files import CONFIG, PREFIX, TENSORS, shape_told
-from loopwright.models.adapters import WEIGHT, A, AdapterShape, B, merged
+from loopwright.models.adapters import AdapterShape, merged
 from loopwright.models.forward import ModuleForward
 from loopwright.models.linear import Linear, replace_linears
 from loopwright.models.load import LoadedModel

@@ -13,8 +13,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from loopwright.core.adapter_names import WEIGHT, A, B
 from loopwright.errors import ModelError
-from loopwright.models.adapters import WEIGHT, A, AdapterShape, B, merged
+from loopwright.models.adapters import AdapterShape, merged
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
+from loopwright.core.adapter_names import WEIGHT, A, B
 from loopwright.errors import EngineError
-
-A, B, WEIGHT = ".lora_A.weight", ".lora_B.weight", ".weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,6 @@ class AdapterShape:
 def has_adapters(model: Any) -> bool:
     """Whether some layers of the model are peft's. Such a layer has a `weight` too, which is only the base's."""
     return any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
-
-
-def are_adapters(tensors: Mapping[str, Any]) -> bool:
-    """Whether an update of weights consists of adapters."""
-    return any(name.endswith(A) for name in tensors)
 
 
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
 from loopwright.config.checks.tasks import no_signal_places
+from loopwright.config.engines import VLLM_RANKS, VllmEngineConfig
 from loopwright.config.imports import is_object_name
 from loopwright.config.learner import ImportanceConfig, LossConfig, PassAtK, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, dotted
@@ -52,6 +53,7 @@ def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _ranks(config)
     yield from _batches(config)
     yield from _importance_bounds(config)
+    yield from _adapters(config)
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
@@ -164,6 +166,19 @@ def _importance_bounds(config: RunConfig) -> Iterator[Problem]:
             f"is {importance.floor}, more than learner.importance.cap ({importance.cap})",
             "lower it, or raise learner.importance.cap",
             also=(("learner", "importance", "cap"),),
+        )
+
+
+def _adapters(config: RunConfig) -> Iterator[Problem]:
+    lora, engine = config.learner.lora, config.rollout.engine
+    if lora is None or not isinstance(engine, VllmEngineConfig) or not engine.takes_adapters:
+        return
+    if lora.rank > VLLM_RANKS[-1]:
+        yield Problem(
+            ("learner", "lora", "rank"),
+            f"is {lora.rank}, and vLLM serves adapters up to rank {VLLM_RANKS[-1]}",
+            "lower it, or sample with another kind of engine",
+            also=(("rollout", "engine", "kind"),),
         )
 
 

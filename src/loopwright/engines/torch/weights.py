@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from loopwright.core.adapter_names import are_adapters
 from loopwright.errors import EngineError
-from loopwright.models.adapters import AdaptedParameters, are_adapters
+from loopwright.models.adapters import AdaptedParameters
 
 
 class EngineWeights:

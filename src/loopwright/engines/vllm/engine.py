@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
+from loopwright.core.adapter_names import are_adapters
 from loopwright.core.partial_answer import joined
 from loopwright.engines.http.caller import COMMAND_SECONDS, SILENCE_SECONDS, EngineCaller, broke_off
 from loopwright.engines.http.calls_out import CallOut, CallsOut
@@ -25,6 +26,7 @@ from loopwright.engines.http.wire import GENERATE, answer_read, update_to_json
 from loopwright.engines.pause_gate import PauseGate
 from loopwright.engines.temperature_check import check_temperature
 from loopwright.engines.version_labels import VersionLabels
+from loopwright.engines.vllm.adapters import ServedAdapters
 from loopwright.engines.vllm.wire import (
     cache_tokens_of,
     part_from_json,
@@ -56,6 +58,7 @@ from loopwright.types import (
     InPlace,
     PauseMode,
     ProbeAnswer,
+    WeightFile,
     WeightUpdate,
 )
 
@@ -100,6 +103,7 @@ class VllmEngine:
         self._workers = 1
         self._holder: LeaseHolder | None = None
         self._numbers = itertools.count()
+        self._adapters = ServedAdapters(self._told)
         self._gate = PauseGate()
         self._calls = CallsOut()
         self._is_server_paused = False
@@ -250,7 +254,7 @@ class VllmEngine:
         if was_going_on:
             await self.pause(PauseMode.ABORT)
         await self._wake_up("weights")
-        if (refusal := await self._refusal(version, update)) is None:
+        if (refusal := await self._changed(version, update, self._labels)) is None:
             await self._named(version, self._labels)
         if was_going_on:
             await self.resume()
@@ -265,11 +269,24 @@ class VllmEngine:
         """A paused server does not answer. No request of ours is there while we are paused, so it is woken: what we
         send is all that it does."""
         await self._wake()
-        body = score_request(request, self._salt)
+        body = score_request(request, self._salt, self._adapters.name)
         scored = await self._caller.asked("POST", GENERATE, body, self._caller.patience)
         with answer_read():
             prompt_logprobs = prompt_logprobs_from_json(scored, request.prompt_ids)
         return ProbeAnswer(prompt_logprobs, await self._asked(self._call(request), None))
+
+    async def _changed(self, version: int, update: WeightUpdate, labels: VersionLabels) -> str | None:
+        """Have the server load adapters, or whole weights. Gives the reason if it refused."""
+        try:
+            if isinstance(update, WeightFile) and are_adapters(update.tensors):
+                return await self._adapters.load(labels.adapter(version), update)
+            if (refusal := await self._refusal(version, update)) is None:
+                await self._adapters.forget()
+            return refusal
+        except EngineLostError:
+            raise
+        except EngineError as error:
+            raise self._failed(version, error.message) from error
 
     async def _refusal(self, version: int, update: WeightUpdate) -> str | None:
         """Have every worker load the weights. Gives the reason if all of them refused. If only some did, or if it is
@@ -308,7 +325,7 @@ class VllmEngine:
         return CallOut(request, f"{request.id}#{next(self._numbers)}", self._version)
 
     async def _asked(self, call: CallOut, on_part: OnPart | None) -> Generation:
-        body = request_to_vllm(call.request, call.name, self._salt)
+        body = request_to_vllm(call.request, call.name, self._salt, self._adapters.name)
         async with self._caller.stream(GENERATE, body) as events:
             async for is_event, said in events:
                 if not is_event or not said.get("choices"):

@@ -15,8 +15,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loopwright.config.engines import VLLM_RANKS
 from loopwright.core.environment import child_environment
 from loopwright.engines.version_labels import VersionLabels
+from loopwright.engines.vllm.adapters import SLOTS
 from loopwright.engines.vllm.engine import EXTENSION, VllmEngine
 from loopwright.engines.vllm.guard import END_SECONDS, LOOPBACK
 from loopwright.engines.worker import Worker
@@ -46,6 +48,8 @@ class VllmServer:
     sleeps: bool = False
     """Whether it releases its memory while the learner trains on the same device."""
     host: str = LOOPBACK
+    adapter_rank: int | None = None
+    """The largest rank of the adapters that it will get. None: it gets whole weights."""
 
 
 def vllm_command(server: VllmServer) -> list[str]:
@@ -57,8 +61,16 @@ def vllm_command(server: VllmServer) -> list[str]:
         *("--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION),
         # The only library that reads our grammars.
         "--structured-outputs-config.backend=guidance",
+        *_for_adapters(server.adapter_rank),
         *server.args,
     ]
+
+
+def _for_adapters(rank: int | None) -> list[str]:
+    if rank is None:
+        return []
+    room = next(largest for largest in VLLM_RANKS if rank <= largest)
+    return ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", str(SLOTS)]
 
 
 def vllm_environment(server: VllmServer, env: Mapping[str, str]) -> dict[str, str]:
@@ -66,6 +78,8 @@ def vllm_environment(server: VllmServer, env: Mapping[str, str]) -> dict[str, st
     cores = ",".join(map(str, server.cores))
     path = [str(EXTENSION_FOLDER), *([server.env["PYTHONPATH"]] if "PYTHONPATH" in server.env else [])]
     ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1"}
+    if server.adapter_rank is not None:
+        ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     # The settings of Python and its environment are those of this process, and the server has another one.
     passed = child_environment(env).items()
     theirs = {name: value for name, value in passed if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}

@@ -27,7 +27,9 @@ class VllmPart:
     spans: Any
 
 
-def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Mapping[str, Any]:
+def request_to_vllm(
+    request: GenerateRequest, name: str, salt: str | None, adapter: str | None = None
+) -> Mapping[str, Any]:
     constraint = request.constraint
     # Without a seed: what vLLM samples depends on its batch even with one, and its CPU build dies of several.
     sampling = request.sampling
@@ -48,15 +50,17 @@ def request_to_vllm(request: GenerateRequest, name: str, salt: str | None) -> Ma
             **({} if constraint is None else {"structured_outputs": {"grammar": _for_llguidance(constraint)}}),
         },
         **_salted(salt),
+        **_adapted(adapter),
     }
 
 
-def score_request(request: GenerateRequest, salt: str | None) -> Mapping[str, Any]:
+def score_request(request: GenerateRequest, salt: str | None, adapter: str | None = None) -> Mapping[str, Any]:
     """Asks for the logprobs of the prompt. vLLM refuses to sample no token at all."""
     return {
         "token_ids": request.prompt_ids,
         "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0},
         **_salted(salt),
+        **_adapted(adapter),
     }
 
 
@@ -153,3 +157,7 @@ def _version(name: str, labels: VersionLabels | None) -> int:
 
 def _salted(salt: str | None) -> Mapping[str, str]:
     return {} if salt is None else {"cache_salt": salt}
+
+
+def _adapted(adapter: str | None) -> Mapping[str, str]:
+    return {} if adapter is None else {"model": adapter}
