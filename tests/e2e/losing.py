@@ -4,32 +4,34 @@ it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from loopwright.build import parts
-from loopwright.build.sampling import LocalSamplingParts
+from loopwright.build.standing import Standing
 from loopwright.errors import LearnerLostError
 from loopwright.learn.learner import TorchLearner
-from loopwright.learn.recipe import Recipe
 from loopwright.ports import Learner, WeightSink
 from loopwright.ports.learner import StepReport
 from loopwright.runs.checkpoint import Checkpoint
 from loopwright.types import Group, TensorSpec
 
-OpenLearner = Callable[[LocalSamplingParts, Recipe, Checkpoint | None], AbstractAsyncContextManager[Learner]]
+OpenLearner = Callable[[Standing, Checkpoint | None], AbstractAsyncContextManager[Learner]]
+
+
+async def no_wait() -> None: ...
 
 
 @dataclass
 class Losses:
     """At which calls the learner is lost, for example `("step", 3)`: at the third one, counted over all learners of a
-    run. `before_losing` is called first."""
+    run. `before_losing` is awaited first."""
 
     at: Sequence[tuple[str, int]]
-    before_losing: Callable[[], object] = lambda: None
+    before_losing: Callable[[], Awaitable[object]] = no_wait
     calls: Counter[str] = field(default_factory=Counter)
     versions: list[int] = field(default_factory=list)
     """The versions at which a learner was opened."""
@@ -42,17 +44,16 @@ class Losses:
 
     def opener(self) -> OpenLearner:
         @asynccontextmanager
-        async def open_learner(
-            sampling: LocalSamplingParts, recipe: Recipe, latest: Checkpoint | None
-        ) -> AsyncIterator[Learner]:
-            model = await sampling.compute.run(parts.make_model, sampling.loaded, sampling.cache)
-            learner = await sampling.compute.run(TorchLearner, model, recipe, sampling.compute)
+        async def open_learner(standing: Standing, latest: Checkpoint | None) -> AsyncIterator[Learner]:
+            sampling, compute = standing.sampling, standing.sampling.compute
+            model = await compute.run(parts.make_model, sampling.loaded, sampling.cache)
+            learner = await compute.run(TorchLearner, model, standing.recipe, compute)
             if latest is not None:
                 await learner.load(latest.path)
             losable = LosableLearner(learner, self)
             self.versions.append(learner.version)
             if self.come("open"):
-                losable.lose()
+                await losable.lose()
             yield losable
 
         return open_learner
@@ -74,9 +75,9 @@ class LosableLearner:
     def describes(self) -> str:
         return self._learner.describes
 
-    def lose(self) -> None:
+    async def lose(self) -> None:
         self._is_lost = True
-        self._losses.before_losing()
+        await self._losses.before_losing()
         self._check()
 
     async def step(self, groups: Sequence[Group]) -> StepReport:
@@ -84,13 +85,13 @@ class LosableLearner:
         version = self._learner.version
         report = await self._learner.step(groups)
         self._losses.trained.append(version + 1)
-        self._maybe("step")
+        await self._maybe("step")
         return report
 
     async def save(self, folder: Path) -> None:
         self._check()
         await self._learner.save(folder)
-        self._maybe("save")
+        await self._maybe("save")
 
     async def load(self, folder: Path) -> None:
         self._check()
@@ -98,24 +99,24 @@ class LosableLearner:
 
     async def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> tuple[float, ...]:
         self._check()
-        self._maybe("logprobs")
+        await self._maybe("logprobs")
         return await self._learner.logprobs(ids, temperature)
 
     async def publish(self, sink: WeightSink) -> None:
         self._check()
         if self._losses.come("publish"):
             await self._learner.publish(HalfOfIt(sink))
-            self.lose()
+            await self.lose()
         await self._learner.publish(sink)
 
     async def export(self, folder: Path) -> None:
         self._check()
         await self._learner.export(folder)
-        self._maybe("export")
+        await self._maybe("export")
 
-    def _maybe(self, call: str) -> None:
+    async def _maybe(self, call: str) -> None:
         if self._losses.come(call):
-            self.lose()
+            await self.lose()
 
     def _check(self) -> None:
         if self._is_lost:

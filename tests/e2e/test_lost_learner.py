@@ -4,6 +4,7 @@ with the same engines, and leave what a run leaves that was killed and resumed t
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,15 +18,18 @@ from safetensors.numpy import load_file
 
 from loopwright.build import lineage, open_run
 from loopwright.build.running import Run
+from loopwright.build.serving import ServedModel, serve_engine
 from loopwright.config import load
+from loopwright.engines.http.client import HttpEngine
 from loopwright.engines.http.model_card import ModelCard
+from loopwright.errors import LearnerLostError, RunError
 from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
 from loopwright.testing.scripted import ScriptedEngine
 from loopwright.testing.scripted_server import serve_scripted
 from loopwright.track.jsonl import read_jsonl
-from loopwright.types import GenerateRequest
+from loopwright.types import FinishReason, GenerateRequest, Generation, GroupStatus, Sampling
 
 WriteConfig = Callable[..., Path]
 KEY = "the-key-of-the-engine"
@@ -48,10 +52,15 @@ def settings(url: str, proof: str = "off", **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened(
-    file: Path, losses: Losses, monkeypatch: pytest.MonkeyPatch, stop: asyncio.Event | None = None
+    file: Path,
+    losses: Losses,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    restarts: int = 3,
+    stop: asyncio.Event | None = None,
 ) -> AsyncIterator[Run]:
     monkeypatch.setattr(lineage, "open_learner", losses.opener())
-    loaded = load(file, [], {"ENGINE_KEY": KEY})
+    loaded = load(file, [f"learner.max_restarts={restarts}"], {"ENGINE_KEY": KEY})
     stop = stop or asyncio.Event()
     async with open_run(loaded, cache=file.parent, stop=stop, env=os.environ) as run:
         yield run
@@ -147,3 +156,229 @@ async def test_a_run_goes_on_from_its_last_checkpoint(
     assert restarts == {step: len(versions) - 1 for step in range(versions[1] + 1, 5)}
     found = dict(load_file(run.folder.export / "model.safetensors"))
     assert_equal(found, await weights_of_a_whole_run(write_config, url, kind, run.path.with_name("whole")))
+
+
+@KINDS
+async def test_it_leaves_the_weights_of_a_run_that_was_killed_and_resumed_there(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
+    _, url = engine
+    async with opened(write_config(**settings(url, **kind)), Losses([("step", 3)]), monkeypatch) as run:
+        assert await run.train()
+    killed = write_config(**settings(url, **kind, trainer__run_dir=str(run.path.with_name("killed"))))
+    with pytest.raises(LearnerLostError):
+        # Without restarts the loss ends the process, and nothing after the checkpoint is saved.
+        async with opened(killed, Losses([("step", 3)]), monkeypatch, restarts=0) as first:
+            await first.train()
+    async with opened(killed, Losses([]), monkeypatch) as resumed:
+        assert resumed.version == 2
+        assert await resumed.train()
+    one, other = (load_file(folder.export / "model.safetensors") for folder in (run.folder, resumed.folder))
+    assert_equal(dict(one), dict(other))
+    trained = [
+        [(one.key, one.episode and one.episode.answer) for one in StoredRun(folder.rollouts).rollouts(step)]
+        for folder in (run.folder, resumed.folder)
+        for step in range(1, 5)
+    ]
+    assert trained[:4] == trained[4:]
+
+
+@KINDS
+@pytest.mark.parametrize("call", [2, 4])
+async def test_engines_are_proven_again_before_anything_is_sampled(
+    write_config: WriteConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], call: int
+) -> None:
+    """A learner that is lost in the middle of a proof, with an engine that computes."""
+    served = ServedModel(str(tiny_model), tiny_model.parent, "float32", None, 1, 16, 0)
+    losses = Losses([("logprobs", call)])
+    async with serve_engine(served, host="127.0.0.1", port=0, key=KEY) as port:
+        file = write_config(**settings(f"http://127.0.0.1:{port}", "on", **kind))
+        async with opened(file, losses, monkeypatch) as run:
+            assert await run.train()
+    check_whole(run.folder, losses)
+    assert len(losses.versions) == 2
+    mismatch = metric(run.folder, "learner/mismatch_mean")
+    assert list(mismatch) == [1, 2, 3, 4]
+    assert max(mismatch.values()) < 1e-4, "tokens are trained by the weights that sampled them"
+    assert not events(run.folder, "engine_lost"), "the engine stayed"
+
+
+async def test_the_last_loss_ends_the_run_and_the_next_one_goes_on(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_config(**settings(engine[1], **APART))
+    losses = Losses([("step", 3), ("step", 4), ("step", 5)])
+    with pytest.raises(LearnerLostError, match="signal 9") as caught:
+        async with opened(file, losses, monkeypatch, restarts=2) as run:
+            await run.train()
+    assert "losses since the checkpoint of step 2: 3" in str(caught.value.__notes__)
+    assert losses.versions == [0, 2, 2]
+    assert audit(run.folder.rollouts).is_clean
+    assert not run.is_finished
+    with pytest.raises(RunError, match="closed"):
+        await run.step()
+    async with opened(file, Losses([]), monkeypatch) as run:
+        assert await run.train()
+    assert StoredRun(run.folder.rollouts).steps() == (1, 2, 3, 4)
+
+
+async def test_a_new_checkpoint_gives_the_restarts_back(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = Losses([("step", 1), ("step", 4)])
+    async with opened(write_config(**settings(engine[1], **COLOCATED)), losses, monkeypatch, restarts=1) as run:
+        assert await run.train()
+    assert losses.trained == [1, 1, 2, 3, 3, 4]
+    check_whole(run.folder, losses)
+
+
+@KINDS
+async def test_a_run_that_is_to_stop_is_not_opened_again(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+) -> None:
+    stop, file = asyncio.Event(), write_config(**settings(engine[1], **kind))
+
+    async def is_to_stop() -> None:
+        stop.set()
+
+    losses = Losses([("step", 3)], before_losing=is_to_stop)
+    async with opened(file, losses, monkeypatch, stop=stop) as run:
+        assert not await run.train()
+        assert await run.step() is None
+    assert losses.versions == [0]
+    assert [path.name for path in run.folder.checkpoints.iterdir()] == ["step-000002"]
+    again = Losses([])
+    async with opened(file, again, monkeypatch) as run:
+        assert await run.train()
+    assert again.versions == [2]
+    assert audit(run.folder.rollouts).is_clean
+
+
+async def test_a_loss_while_the_run_is_closed_is_told(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was learned since the last checkpoint is lost, and nobody needs the learner any more."""
+    losses = Losses([("save", 1)])
+    with pytest.raises(LearnerLostError):
+        async with opened(write_config(**settings(engine[1], **COLOCATED)), losses, monkeypatch) as run:
+            await run.step()
+    assert losses.versions == [0]
+    assert not run.folder.checkpoints.exists() or not list(run.folder.checkpoints.iterdir())
+
+
+AGENT = """
+import asyncio
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+ended = []
+
+async def asks_again(task, base_url, api_key):
+    http = DefaultAsyncHttpxClient(verify=False)
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=http) as client:
+        messages = list(task.messages)
+        try:
+            for _ in range(2):
+                reply = await client.chat.completions.create(model="m", messages=messages)
+                messages += [reply.choices[0].message, {"role": "user", "content": "Go on."}]
+        finally:
+            ended.append(base_url)
+"""
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 2])
+async def test_agents_of_the_lost_lineage_end_and_their_rollouts_are_made_again(
+    write_config: WriteConfig,
+    engine: tuple[ScriptedEngine, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    checkpoint_every: int,
+) -> None:
+    """Those of version 1 are in the middle of it while step 2 trains those of version 0. A checkpoint may have that
+    version, or not."""
+    scripted, url = engine
+    (tmp_path / "agents.py").write_text(AGENT)
+    ahead = {"kind": "async", "max_staleness": 1, "in_flight": "keep"}
+    more = {"agent": {"kind": "callable", "path": "agents.py:asks_again", "judger": "vowels"}, "produce": ahead}
+    hang = [True]
+
+    async def answers_are_under_way() -> None:
+        async with asyncio.timeout(20):
+            while not scripted._live:
+                await asyncio.sleep(0.001)
+        hang.clear()
+
+    # With these weights it never gets to the end of an answer.
+    monkeypatch.setattr(scripted, "_seconds", lambda request: 600.0 if hang and scripted.version == 1 else 0.001)
+    losses = Losses([("step", 2)], answers_are_under_way)
+    file = write_config(**settings(url, **APART | more, trainer__checkpoint_every=checkpoint_every))
+    async with opened(file, losses, monkeypatch) as run:
+        assert await asyncio.wait_for(run.train(), 60)
+    check_whole(run.folder, losses)
+    assert losses.versions == [0, 2 - checkpoint_every]
+    lost = audit(run.folder.rollouts).task_sets["train"].standing[GroupStatus.ROLLED_BACK].groups
+    assert (lost > 0) == (checkpoint_every == 2), "groups of weights that are lost are rolled back, and no others"
+    for step in range(1, 5):
+        for rollout in StoredRun(run.folder.rollouts).rollouts(step):
+            assert rollout.episode is not None
+            versions = {int(version) for chain in rollout.episode.chains for version in chain.versions} - {-1}
+            assert versions <= {step - 2, step - 1}
+
+
+async def test_what_others_ask_meanwhile_is_cut_off_and_then_waits_for_proven_weights(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here somebody at the run's door."""
+    scripted, url = engine
+    asked: list[asyncio.Task[Generation]] = []
+
+    async def somebody_asks() -> None:
+        asked.append(
+            asyncio.create_task(client.generate(GenerateRequest("mine/0", (5, 6), Sampling(max_new_tokens=4))))
+        )
+        async with asyncio.timeout(20):
+            while "mine/0" not in str(scripted._live):
+                await asyncio.sleep(0.001)
+
+    # It would never get to its end.
+    monkeypatch.setattr(scripted, "_seconds", lambda request: 600.0 if "mine" in request.id else 0.001)
+    losses = Losses([("step", 3)], somebody_asks)
+    async with opened(write_config(**settings(url, **APART, rollout__door={})), losses, monkeypatch) as run:
+        door = json.loads(run.folder.door.read_text())
+        async with HttpEngine.connect(door["url"], door["key"]) as client:
+            assert await run.train()
+            cut = await asyncio.wait_for(asked[0], 5)
+    assert cut.finish is FinishReason.ABORT
+    assert len(cut.ids) < 4
+    assert losses.versions == [0, 2]
+
+
+async def test_a_run_without_a_database_goes_on_too(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = Losses([("step", 3)])
+    async with opened(
+        write_config(**settings(engine[1], **COLOCATED, buffer__kind="memory")), losses, monkeypatch
+    ) as run:
+        assert await run.train()
+    assert losses.trained == [1, 2, 3, 3, 4]
+    assert list(metric(run.folder, "learner/loss")) == [1, 2, 3, 4]
+
+
+async def test_an_evaluation_and_rollouts_outlive_the_learner(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both publish the present weights before they sample."""
+    evaluation = {
+        "data": {"kind": "python", "path": "tasks.py:heldout"},
+        "agent": {"kind": "single_turn", "judger": "vowels"},
+    }
+    losses = Losses([("publish", 1), ("publish", 3)])
+    file = write_config(**settings(engine[1], **APART) | {"eval": evaluation})
+    async with opened(file, losses, monkeypatch) as run:
+        assert await run.evaluate()
+        assert losses.versions == [0, 0]
+        await run.step()
+        assert len(await run.roll_out(1)) == 4
+        assert losses.versions == [0, 0, 0]
+        assert await run.train()
+    check_whole(run.folder, losses)

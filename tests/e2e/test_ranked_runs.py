@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from loopwright.build import export_model, open_run
 from loopwright.config import load
 from loopwright.learn.ranks.learner import RankedLearner
+from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
 from loopwright.track.jsonl import read_jsonl
 
@@ -65,3 +69,26 @@ async def test_a_checkpoint_of_ranks_is_a_model_that_others_can_load(write_confi
     checkpoint = AutoModelForCausalLM.from_pretrained(folder.checkpoints / "step-000002")
     assert torch.equal(model.get_input_embeddings().weight, checkpoint.get_input_embeddings().weight)
     assert not list((folder.checkpoints / "step-000002").rglob("*.metadata")), "torch's own metadata is pickled"
+
+
+def ranks_of_this_process() -> list[int]:
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
+    return sorted(int(pid) for pid, above, args in rows if int(above) == os.getpid() and "learner-rank" in args)
+
+
+@pytest.mark.parametrize(("number", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
+async def test_a_run_goes_on_when_a_rank_is_lost(
+    write_config: WriteConfig, tmp_path: Path, number: int, how: signal.Signals
+) -> None:
+    file = write_config(**RANKS, trainer__checkpoint_every=1, trainer__stall_seconds=20)
+    async with open_run(load(file), cache=tmp_path, stop=asyncio.Event()) as opened:
+        assert await opened.step() is not None
+        os.kill(ranks_of_this_process()[number], how)
+        assert await opened.train()
+        folder = opened.folder
+    assert [record["step"] for record in steps_of(folder)] == [1, 2, 3]
+    lost = [event for event in read_jsonl(folder.events) if event.get("name") == "learner_lost" and "facts" in event]
+    assert [event["facts"]["rank"] for event in lost] == [number]
+    assert audit(folder.rollouts).is_clean
+    assert ranks_of_this_process() == []

@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from losing import Losses
 
-from loopwright.build import open_run
+from loopwright.build import lineage, open_run
 from loopwright.config import load
 from loopwright.errors import ProofError
 from loopwright.runs.auditing.audit import audit
@@ -88,6 +89,24 @@ async def test_a_resumed_run_goes_on_with_the_same_server(write_config: WriteCon
         await train(write_config(**on_servers(server.url, trainer__steps=2)))
         folder = await train(write_config(**on_servers(server.url, trainer__steps=4)))
     assert StoredRun(folder.rollouts).steps() == (1, 2, 3, 4)
+    assert audit(folder.rollouts).is_clean
+
+
+async def test_after_a_loss_of_the_learner_the_same_number_names_other_weights(
+    write_config: WriteConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server still has the keys of the lost weights."""
+    monkeypatch.setattr(lineage, "open_learner", Losses([("step", 3)]).opener())
+    async with serve_sglang(tiny_model, Options(api_key=KEY)) as server:
+        server.faults.keep_cache = True
+        fresh = {"kind": "async", "max_staleness": 0}
+        folder = await train(write_config(**on_servers(server.url, produce=fresh)))
+        async with httpx.AsyncClient(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}) as http:
+            label = (await http.get("/model_info")).json()["weight_version"]
+    assert label.endswith(":1:3")
+    mismatch = [row["learner/mismatch_mean"] for row in read_jsonl(folder.metrics) if "learner/mismatch_mean" in row]
+    assert len(mismatch) == 3
+    assert max(mismatch) < 1e-4
     assert audit(folder.rollouts).is_clean
 
 

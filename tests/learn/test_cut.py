@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_groups import random_groups, recipe, simple_groups
+from made_groups import learner_of, load_tiny, random_groups, recipe, simple_groups
 
 from loopwright.core.packing import Packed
+from loopwright.learn.execute import StepNumbers
 from loopwright.learn.plan import StepPlan, plan_step
 from loopwright.learn.ranks.cut import RowCost, cut_plan
 from loopwright.learn.sft import Example, SftTerm
@@ -91,3 +94,23 @@ def test_a_rank_gets_its_own_samples_only() -> None:
     keys = [{one.rollout for batch in part.mini_batches for one in batch.samples} for part in parts]
     assert keys[0].isdisjoint(keys[1])
     assert [part.rollouts for part in parts] == [(), ()]
+
+
+def test_what_ranks_measure_adds_up_to_what_one_process_measures(llama_folder: Path) -> None:
+    loaded = load_tiny(llama_folder)
+    learner = learner_of(loaded, sft=EXAMPLES)
+    plan = plan_step(learner._recipe, simple_groups(count=4), 1)
+    numbers = []
+    for part in (plan, *cut_plan(plan, 2, COST, max_tokens=40)):
+        batch, found = part.mini_batches[0], StepNumbers()
+        for micro in learner._executor.lay_out(batch):
+            learner._executor.learn_from(micro, batch, 1, found)
+        learner._executor.imitate(batch, found.meter)
+        found.meter.grad_norm(1.0)
+        numbers.append(found)
+    whole, first, second = numbers
+    first.add(second)
+    assert first.meter.metrics() == pytest.approx(whole.meter.metrics(), abs=1e-5)
+    assert {key: sorted(chain.index for chain in chains) for key, chains in first.chains.items()} == {
+        key: sorted(chain.index for chain in chains) for key, chains in whole.chains.items()
+    }

@@ -265,3 +265,12 @@ def test_a_prompt_shared_by_two_turns_trains_each_turn_once(loaded: LoadedModel)
     group = group_of([(1.0, [make.chain(prompt, [2, 4, 3])]), (0.0, [make.chain(prompt, [1])])])
     assert learner_of(loaded)._step([group]).metrics["trained_tokens"] == 2 + 3 + 1
     assert max(prompt) < VOCABULARY <= loaded.model.config.vocab_size
+
+
+async def test_a_trained_weight_without_a_gradient_is_an_error(loaded: LoadedModel) -> None:
+    loaded.model.forgotten = torch.nn.Parameter(torch.ones(2))
+    learner = learner_of(loaded)
+    with pytest.raises(LearnerError, match="step 1: the backward pass gave forgotten no gradient"):
+        learner._step(simple_groups())
+    # A batch without signal has no backward pass, and so no gradients.
+    assert learner._step(simple_groups(rewards=(1.0, 1.0))).metrics["grad_norm"] == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.errors import CheckpointError
+from loopwright.errors import CheckpointError, LearnerLostError
 from loopwright.runs import checkpoint
 from loopwright.runs.checkpoint import Checkpoints
 from loopwright.runs.durable import flush_tree
@@ -160,6 +160,18 @@ async def test_a_full_disk_leaves_the_previous_one_and_says_so(folder: Path) -> 
     with pytest.raises(CheckpointError, match=r"step 2 could not be written: OSError.*No space left") as caught:
         await checkpoints.write(2, full, {})
     assert "disk space" in caught.value.remedy
+    assert names(folder) == ["step-000001"]
+
+
+async def test_a_learner_that_is_lost_while_it_writes_leaves_nothing_and_is_told_as_it_is(folder: Path) -> None:
+    async def lost(target: Path) -> None:
+        (target / "weights.bin").write_text("half")
+        raise LearnerLostError.of_rank(1, "it was ended by signal 9", "")
+
+    checkpoints = Checkpoints(folder, keep=1)
+    await checkpoints.write(1, weights(), {})
+    with pytest.raises(LearnerLostError):
+        await checkpoints.write(2, lost, {})
     assert names(folder) == ["step-000001"]
 
 

@@ -141,6 +141,14 @@ async def test_a_link_inside_of_a_run_leads_nowhere(made_up_run: RunFolder, tmp_
     assert "leads out" in answer.json()["error"]["message"]
 
 
+async def test_a_link_in_the_archive_leads_nowhere(made_up_run: RunFolder, tmp_path: Path) -> None:
+    (made_up_run.path / "archive").mkdir()
+    (made_up_run.path / "archive" / "step-000001.parquet").symlink_to(tmp_path / "outside")
+    async with PageClient(made_up_run.path) as page:
+        answer = await page.get("/api/runs/adding/rollout", params={"key": "train/0/0/0"})
+    assert answer.status_code == 403
+
+
 def test_one_run_is_served_alone(made_up_run: RunFolder) -> None:
     from loopwright.errors import RefusedError
     from loopwright.ui.served import ServedRuns

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from page_client import PageClient
 
+from loopwright.buffer.archive import Archive
+from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
@@ -71,6 +75,26 @@ async def test_a_rollout_and_its_tokens_are_those_of_the_database(made_up_run: R
     assert tokens["logprobs"] == pytest.approx(chain.logprobs.tolist())
     assert part["ids"] == chain.ids[3:5].tolist()
     assert part["total"] == len(chain)
+
+
+async def test_members_side_by_side_cost_one_reading_of_the_archive(
+    made_up_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SqliteStorage(made_up_run.rollouts) as storage:
+        await storage.archive(3)
+    loads, load = list[str](), Archive._load
+
+    def counted(archive: Archive, path: Path) -> Any:
+        loads.append(path.name)
+        time.sleep(0.05)
+        return load(archive, path)
+
+    monkeypatch.setattr(Archive, "_load", counted)
+    async with PageClient(made_up_run.path) as page:
+        asked = [page.json(f"{RUN}/rollout", key=f"train/{draw}/{member}/0") for draw in (2, 3) for member in (0, 1)]
+        shown = await asyncio.gather(*asked)
+    assert all(one["messages"] for one in shown)
+    assert loads == ["step-000002.parquet"]
 
 
 async def test_a_text_is_found_in_the_latest_steps_first(made_up_run: RunFolder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import tarfile
 from contextlib import closing
 from pathlib import Path
 
@@ -204,6 +205,22 @@ async def test_no_view_is_wider_than_a_phone(browser: Browser, planted_run: RunF
             await visit.page.wait_for_timeout(150)
             assert not await visit.is_wider_than_the_window(), view
             await visit.shot(f"{view}-phone")
+
+
+async def test_a_run_of_the_first_release_opens(browser: Browser, tmp_path: Path) -> None:
+    with tarfile.open(sorted((Path(__file__).parents[1] / "compat" / "0.1.0").glob("*.tar.xz"))[0]) as packed:
+        packed.extractall(tmp_path, filter="data")
+    async with visiting(browser, tmp_path / "run") as visit:
+        await visit.page.locator(".chart canvas").first.wait_for()
+        await visit.page.keyboard.press("2")
+        await visit.page.locator("tbody a").last.click()
+        await visit.page.locator(".group .chip").first.click()
+        await visit.page.get_by_role("button", name="Tokens", exact=True).click()
+        await visit.page.locator(".tokens span[data-s='1']").first.hover()
+        await expect(visit.page.locator("[data-field=push]")).to_have_text("not stored")
+        for key in "345":
+            await visit.page.keyboard.press(key)
+            await visit.page.locator(READY).first.wait_for(state="attached")
 
 
 async def test_a_stored_key_of_a_rollout_with_slashes_opens(browser: Browser, planted_run: RunFolder) -> None:

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 
-from loopwright.build.sampling import RankedSamplingParts, SamplingOfRun
+from loopwright.build.sampling import RankedSamplingParts
+from loopwright.build.standing import Standing
 from loopwright.learn.learner import TorchLearner
-from loopwright.learn.recipe import Recipe
 from loopwright.ports import Learner
 from loopwright.runs.checkpoint import Checkpoint
-from loopwright.runs.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from loopwright.learn.lora import AdaptedModel
 
 
 @asynccontextmanager
-async def open_learner(
-    sampling: SamplingOfRun,
-    recipe: Recipe,
-    latest: Checkpoint | None,
-    adapted: AdaptedModel | None,
-    *,
-    folder: RunFolder,
-    env: Mapping[str, str],
-) -> AsyncIterator[Learner]:
-    """The learner of a run, until the block ends: in this process, or its ranks, which are started. It trains all
-    weights, or those of `adapted`."""
+async def open_learner(standing: Standing, latest: Checkpoint | None) -> AsyncIterator[Learner]:
+    """The learner of a run, until the block ends: in this process, or its ranks, which are started. Raises
+    LearnerLostError if a rank is lost while it is opened."""
+    sampling, recipe = standing.sampling, standing.recipe
     async with AsyncExitStack() as stack:
         learner: Learner
         if isinstance(sampling, RankedSamplingParts):
-            learner = await stack.enter_async_context(_ranks(sampling, recipe, folder, env))
+            learner = await stack.enter_async_context(_ranks(standing, sampling))
         else:
-            learner = await sampling.compute.run(TorchLearner, sampling.model, recipe, sampling.compute, adapted)
+            compute, adapted = sampling.compute, standing.adapted
+            learner = await compute.run(TorchLearner, sampling.model, recipe, compute, adapted)
         if latest is not None:
             await learner.load(latest.path)
         yield learner
 
 
-def _ranks(
-    sampling: RankedSamplingParts, recipe: Recipe, folder: RunFolder, env: Mapping[str, str]
-) -> AbstractAsyncContextManager[Learner]:
+def _ranks(standing: Standing, sampling: RankedSamplingParts) -> AbstractAsyncContextManager[Learner]:
     # Imported here: one process needs nothing of torch.distributed, which takes time to import.
     from loopwright.build.ranks import open_ranked_learner
 
-    loaded, compute, cache = sampling.loaded, sampling.compute, sampling.cache
-    return open_ranked_learner(loaded, sampling.model, recipe, compute, cache=cache, folder=folder, env=env)
+    return open_ranked_learner(
+        sampling.loaded,
+        sampling.model,
+        standing.recipe,
+        sampling.compute,
+        cache=sampling.cache,
+        folder=standing.folder,
+        env=standing.settings.env,
+    )

@@ -50,8 +50,7 @@ async def open_lineage(standing: Standing, *, restarts: int) -> AsyncIterator[Li
     async with AsyncExitStack() as stack:
         resume_state = await _resume(standing)
         latest = resume_state.latest
-        opening = open_learner(sampling, standing.recipe, latest, standing.adapted, folder=folder, env=settings.env)
-        learner = await stack.enter_async_context(opening)
+        learner = await stack.enter_async_context(open_learner(standing, latest))
         sampling.model.tokenizer.save_pretrained(folder.tokenizer)
         folder.adopt(settings.snapshot, settings.loaded.base)
         tracker = _tracker(standing, learner.version)

@@ -63,7 +63,7 @@ class Console:
         self._rollouts_per_step = rollouts_per_step
         self._title = title
         self._out = out or rich.console.Console(highlight=False)
-        self._rewards: list[float] = []
+        self._rewards: dict[int, float] = {}
         self._first_eval: dict[tuple[str, str], float] = {}
         self._bars = _bars(self._out)
         self._whole = self._bars.add_task("steps", total=steps, visible=steps is not None)
@@ -98,8 +98,10 @@ class Console:
         if not trained:
             return
         if "reward/mean" in trained:
-            self._rewards.append(trained["reward/mean"])
-        self._print(step_line(step, self._steps, trained, self._rewards))
+            # After a loss of the learner, steps come again.
+            self._rewards = {one: reward for one, reward in self._rewards.items() if one < step}
+            self._rewards[step] = trained["reward/mean"]
+        self._print(step_line(step, self._steps, trained, list(self._rewards.values())))
         self._bars.update(self._whole, completed=step)
 
     @contextmanager

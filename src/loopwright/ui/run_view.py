@@ -6,13 +6,14 @@ Several requests may ask at once, so everything that changes is behind one lock.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from loopwright.buffer.archive import Archive
+from loopwright.buffer.archive import Archive, Parcel, Payload
 from loopwright.errors import RefusedError
 from loopwright.runs.event_index import EventIndex
 from loopwright.runs.metric_columns import MetricColumns, MetricRows
@@ -22,6 +23,18 @@ from loopwright.ui.token_text import TokenText
 Kept = TypeVar("Kept")
 KEPT_SECONDS = 3.0
 """How long an answer that needs much reading is given again."""
+
+
+class SharedArchive(Archive):
+    """An archive that several threads read: who comes while a file is read waits for it, instead of reading it too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._reading = Lock()
+
+    def read(self, parcel: Parcel) -> Mapping[tuple[Any, ...], Payload]:
+        with self._reading:
+            return super().read(parcel)
 
 
 class RunView:
@@ -67,10 +80,17 @@ class RunView:
         changed = folder.stat().st_mtime_ns if folder.is_dir() else 0
         with self._lock:
             if self._archive is None or self._archive[0] != changed:
-                for file in folder.glob("*.parquet"):
-                    self.inside(file)
-                self._archive = changed, Archive(folder)
+                self._check_links(folder)
+                self._archive = changed, SharedArchive(folder)
             return self._archive[1]
+
+    def _check_links(self, folder: Path) -> None:
+        """Refuse links that lead out. Of a thousand files, only links are looked at closely."""
+        if folder.is_dir():
+            with os.scandir(folder) as entries:
+                links = [entry.path for entry in entries if entry.is_symlink()]
+            for link in links:
+                self.inside(Path(link))
 
     def columns(self, names: Sequence[str], since: int = 0) -> MetricRows:
         self.inside(self._folder.metrics)

@@ -22,7 +22,12 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 1440)} days`;
 }
 
-export const ago = (at) => (at ? `${duration(Math.max(0, Date.now() / 1000 - at))} ago` : "–");
+export const ago = (at) => (at ? `${roughly(Math.max(0, Date.now() / 1000 - at))} ago` : "–");
+
+function roughly(seconds) {
+  const [size, unit] = [[86400, "days"], [3600, "h"], [60, "min"], [1, "s"]].find(([one]) => seconds >= 2 * one) || [1, "s"];
+  return `${Math.round(seconds / size)} ${unit}`;
+}
 export const clock = (at) => (at ? new Date(1000 * at).toLocaleString("sv") : "–");
 
 // A text that the server has cut is {text, characters}.

@@ -4,25 +4,32 @@ import { askRun } from "../api.js";
 import { facts, h, replace } from "../dom.js";
 import { ago, clock, plain, whole } from "../format.js";
 import { alarmCards } from "./alarms.js";
+import { doing, engineTable, flightTable, followed, productionTable, stateOf } from "./now.js";
 
 const STATUSES = ["pending", "aborted", "completed", "expired", "consumed", "filtered", "failed", "discarded", "rolled_back"];
 
 export async function show({ run, signal, watch }) {
-  const box = h("div");
+  const box = h("div"), rest = h("div");
+  const now = followed(run, null, (status) => {
+    const told = status?.told || {};
+    const parts = [["What goes on", facts([["state", stateOf(status, status?.state !== "not running")], ...doing(status)])], ["Engines now", engineTable(told)], ["In flight now", flightTable(told)], ["Production", productionTable(told)]];
+    return status && status.state !== "not running" ? parts.filter(([, part]) => part).map(([title, part]) => h("section", { class: "card" }, h("h2", null, title), part)) : null;
+  }, signal);
   const load = async () => draw(await askRun(run, "/health", {}, signal));
   const draw = (data) => {
     const sets = Object.entries(data.conservation || {});
     const used = STATUSES.filter((status) => sets.some(([, counts]) => counts[status]));
     replace(box,
       h("section", { class: "card" }, facts([["state", data.alive ? h("span", { class: "good" }, "running") : "not running"], ["step", data.step], ["last step", ago(data.at)]])),
-      h("section", null, h("h2", null, "Alarms"), alarmCards(run, data.alarms)),
+      h("section", null, h("h2", null, "Alarms"), alarmCards(run, data.alarms)));
+    replace(rest,
       h("section", { class: "card" }, h("h2", null, "Where every group stands"), sets.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Where every group stands" }, h("table", null,
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "task set"), used.map((status) => h("th", { scope: "col", class: "right" }, status.replace("_", " "))), h("th", { scope: "col", class: "right" }, "groups"), h("th", { scope: "col", class: "right" }, "rollouts"))),
         h("tbody", null, sets.map(([name, counts]) => h("tr", null, h("th", { scope: "row" }, name), used.map((status) => h("td", { class: "right" }, counts[status] ? whole(counts[status].groups) : "0")),
           h("td", { class: "right strong" }, whole(Object.values(counts).reduce((sum, one) => sum + one.groups, 0))), h("td", { class: "right" }, whole(Object.values(counts).reduce((sum, one) => sum + one.members, 0)))))))) : h("p", { class: "quiet" }, "Nothing has been drawn yet.")),
-      h("section", { class: "card" }, h("h2", null, "Engines"), data.engine_events.length ? h("table", null, h("thead", null, h("tr", null, ["when", "step", "what", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "details"))))),
+      h("section", { class: "card" }, h("h2", null, "What happened to engines"), data.engine_events.length ? h("table", null, h("thead", null, h("tr", null, ["when", "step", "what", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "details"))))),
         h("tbody", null, [...data.engine_events].reverse().map((event) => h("tr", null, h("td", null, clock(event.at)), h("td", null, event.step), h("td", null, plain(event.name).replace("_", " ")), h("td", null, h("pre", null, Object.entries(event.facts).map(([name, value]) => `${name}: ${plain(value)}`).join("\n"))))))) : h("p", { class: "quiet" }, "No engine was lost.")));
   };
   await load();
-  return { node: h("div", null, h("div", { class: "head" }, h("h1", null, "Health")), box), title: `Health of ${run}`, shown: () => watch([run], (said, old) => { if (old && (said.rows !== old.rows || said.events !== old.events || said.alive !== old.alive)) load().catch(() => {}); }) };
+  return { node: h("div", null, h("div", { class: "head" }, h("h1", null, "Health")), box, now.box, rest), title: `Health of ${run}`, shown: () => watch([run], (said, old) => { now.news(said, old); if (old && (said.rows !== old.rows || said.events !== old.events || said.alive !== old.alive)) load().catch(() => {}); }) };
 }

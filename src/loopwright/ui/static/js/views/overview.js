@@ -7,6 +7,7 @@ import { ago, duration, number, plain } from "../format.js";
 import { Metrics } from "../metrics.js";
 import { alarmLine } from "./alarms.js";
 import { charts, controls } from "./curves.js";
+import { doing, stateOf } from "./now.js";
 
 export async function show({ run, query, signal, go, watch }) {
   const about = await askRun(run, "", {}, signal);
@@ -19,10 +20,12 @@ export async function show({ run, query, signal, go, watch }) {
   const progress = h("div", { class: "card" });
   const warned = h("div", { role: "status" });
   const warn = async () => replace(warned, alarmLine(run, (await askRun(run, "/alarms", {}, signal)).alarms));
+  let status = about.status;
   const tell = (now) => {
     const share = about.steps ? Math.min(1, now.step / about.steps) : null;
     replace(progress, facts([
-      ["state", now.alive ? h("span", { class: "good" }, "running") : h("span", { class: "quiet" }, "not running")],
+      ["state", stateOf(status, now.alive)],
+      ...doing(now.alive ? status : null),
       ["step", `${now.step}${about.steps ? ` of ${about.steps} (${Math.round(100 * share)} %)` : ""}`],
       ["reward", latest(store, "reward/mean")],
       ["last step", now.at ? ago(now.at) : "–"],
@@ -46,8 +49,9 @@ export async function show({ run, query, signal, go, watch }) {
   if (choice) bar.prepend(choice);
   const empty = h("p", { class: "quiet", hidden: store.rows > 0 }, "No step has been trained yet. The curves begin with the first one.");
   const node = h("div", null, h("h1", { class: "hidden" }, `Curves of ${run}`), warned, progress, bar, empty, grid);
-  const news = async (said) => {
+  const news = async (said, old) => {
     if (said.gone) return;
+    if (said.told !== old?.told) ({ status } = await askRun(run, "/status", {}, signal));
     if (said.edition !== store.edition || said.rows !== store.rows) {
       const now = await askRun(run, "", {}, signal);
       const more = now.metrics.length !== names.length;
@@ -63,7 +67,7 @@ export async function show({ run, query, signal, go, watch }) {
   };
   return {
     node, title: run,
-    shown: () => { build(); warn().catch(() => {}); node.dataset.rows = store.rows; watch([run], (said) => news(said).catch((error) => { if (error.name !== "AbortError") console.warn(error.message); })); },
+    shown: () => { build(); warn().catch(() => {}); node.dataset.rows = store.rows; watch([run], (said, old) => news(said, old).catch((error) => { if (error.name !== "AbortError") console.warn(error.message); })); },
     destroy: () => group.destroy(),
     key: (event) => { if (event.key === "r") { group.setZoom(null); return true; } if (event.key === "/") { bar.querySelector("input[type=number]").focus(); return true; } return false; },
   };

@@ -3,6 +3,7 @@
 import { askRun } from "../api.js";
 import { facts, h, pick, replace } from "../dom.js";
 import { duration, number, percent, plain } from "../format.js";
+import { doing, flightTable, followed } from "./now.js";
 
 const TONES = { rollout: 1, wait: 5, train: 2, sync: 4, evaluate: 3, checkpoint: 6, export: 6, generate: 1, judge: 3, engine_lost: 7, learner_lost: 7 };
 const COUNTS = ["1", "3", "10", "20"];
@@ -17,6 +18,10 @@ export async function show({ run, query, signal, go, watch }) {
     return `/run/${encodeURIComponent(run)}/timeline${next.toString() ? `?${next}` : ""}`;
   };
   let data = null;
+  const now = followed(run, null, (status) => {
+    const told = status?.told || {}, flying = flightTable(told);
+    return flying && !to ? h("section", { class: "card" }, h("h2", null, "Now"), facts(doing(status)), flying) : null;
+  }, signal);
   const load = async () => {
     data = await askRun(run, "/timeline", { to, count }, signal);
     draw();
@@ -40,15 +45,15 @@ export async function show({ run, query, signal, go, watch }) {
       })), h("span", { class: "small quiet right", title: "share of the time without work" }, percent(Math.max(0, 1 - busy / whole)))];
     });
     const work = (data.work || []).map((lane) => {
-      const most = Math.max(...lane.cells), what = lane.work === "judge" ? "judging" : lane.worker === null ? "rollouts" : `worker ${plain(lane.worker)}`;
-      const label = `${what}: ${lane.rollouts} rollouts, at most ${number(most)} at once, nothing to do in ${percent(lane.idle)} of the time`;
-      return [h("span", { class: "small" }, what, " ", h("span", { class: "quiet" }, `≤ ${number(most)}`)), h("div", { class: "lane" }, density(lane, most, label)), h("span", { class: "small quiet right", title: "share of the time without work" }, percent(lane.idle))];
+      const most = Math.ceil(Math.max(...lane.cells)), what = lane.work === "judge" ? "judging" : lane.worker === null ? "in flight" : `worker ${plain(lane.worker)}`;
+      const label = `${what}: ${lane.rollouts} rollouts, at most ${most} at once, nothing to do in ${percent(lane.idle)} of the time`;
+      return [h("span", { class: "small" }, what, " ", h("span", { class: "quiet" }, `≤ ${most}`)), h("div", { class: "lane" }, density(lane, most, label)), h("span", { class: "small quiet right", title: "share of the time without work" }, percent(lane.idle))];
     });
     const totals = new Map();
     for (const span of data.spans) totals.set(plain(span.name), (totals.get(plain(span.name)) || 0) + span.end - span.start);
     replace(box, h("section", { class: "card" },
       h("h2", null, data.steps.length > 1 ? `Steps ${data.steps[0]} to ${data.steps[data.steps.length - 1]}` : `Step ${data.steps[0]}`, h("span", { class: "quiet" }, ` · ${duration(whole)}`)),
-      h("div", { class: "lanes" }, h("span"), h("span", { class: "small quiet" }, "0 s to ", duration(whole)), h("span", { class: "small quiet right" }, "idle"), work, rows),
+      h("div", { class: "lanes" }, h("span"), h("span", { class: "small quiet ticks" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("span", null, duration(share * whole)))), h("span", { class: "small quiet right" }, "idle"), work, rows),
       h("ul", { class: "legend" }, [...totals].map(([name, seconds]) => h("li", { class: `tone-${TONES[name] || 8}` }, h("span", { class: "swatch box" }), `${name} ${duration(seconds)} (${number((100 * seconds) / whole, 2)} %)`))),
       data.left_out ? h("p", { class: "quiet" }, `${data.left_out} earlier spans are not shown.`) : null), detail);
   };
@@ -56,10 +61,10 @@ export async function show({ run, query, signal, go, watch }) {
   const at = data.steps[data.steps.length - 1];
   const earlier = h("button", { type: "button", title: "k", disabled: data.first === null || data.steps[0] <= data.first, onclick: () => go(address({ to: data.steps[0] - 1 })) }, "← earlier");
   const later = h("button", { type: "button", title: "j", disabled: data.last === null || at >= data.last, onclick: () => go(address({ to: Math.min(data.last, at + Number(count)) })) }, "later →");
-  const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Timeline"), h("span", { class: "grow" }), earlier, later, pick("steps", COUNTS.map((one) => [one, one]), count, (value) => go(address({ count: value }))), to ? h("button", { type: "button", onclick: () => go(address({ to: null })) }, "Latest") : null), box);
+  const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Timeline"), h("span", { class: "grow" }), earlier, later, pick("steps", COUNTS.map((one) => [one, one]), count, (value) => go(address({ count: value }))), to ? h("button", { type: "button", onclick: () => go(address({ to: null })) }, "Latest") : null), now.box, box);
   return {
     node, title: `Timeline of ${run}`,
-    shown: () => watch([run], (said, old) => { if (!to && old && (said.rows !== old.rows || said.events !== old.events)) load().catch(() => {}); }),
+    shown: () => watch([run], (said, old) => { now.news(said, old); if (!to && old && (said.rows !== old.rows || said.events !== old.events)) load().catch(() => {}); }),
     key: (event) => { if (event.key === "j" && !later.disabled) { later.click(); return true; } if (event.key === "k" && !earlier.disabled) { earlier.click(); return true; } return false; },
   };
 }

@@ -1,0 +1,63 @@
+// What a run is doing at this moment, from what its driver tells every few seconds. Nothing of it is known of a run that
+// does not run, or is of a version that told nothing.
+
+import { askRun } from "../api.js";
+import { facts, h, replace } from "../dom.js";
+import { ago, duration, plain, whole } from "../format.js";
+
+const since = (at) => duration(Math.max(0, Date.now() / 1000 - at));
+
+export function stateOf(status, alive) {
+  if (status?.state === "silent") return h("span", { class: "warn" }, `a process uses it, and has told nothing${status.age === null ? "" : ` for ${duration(status.age)}`}`);
+  return alive ? h("span", { class: "good" }, "running") : h("span", { class: "quiet" }, "not running");
+}
+
+// What goes on, and who waits for what: the facts of a first view.
+export function doing(status) {
+  const told = status?.told || {};
+  return [
+    ...(told.now || []).map((phase) => ["now", `${plain(phase.what)} of step ${phase.step}, for ${since(phase.since)}`]),
+    ...(told.waits || []).map((wait) => ["waits", `${plain(wait.who)} for ${plain(wait.for)}, for ${since(wait.since)}`]),
+    ["stopping", told.stopping ? "yes, after this step" : null],
+  ];
+}
+
+export function engineTable(told) {
+  if (!told.engines?.length) return null;
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Engines now" }, h("table", null,
+    h("thead", null, h("tr", null, ["engine", "state", "weights", "proven", "calls", "lost"].map((text, at) => h("th", { scope: "col", class: at > 3 ? "right" : null }, text)))),
+    h("tbody", null, told.engines.map((one) => h("tr", null,
+      h("th", { scope: "row" }, plain(one.name)),
+      h("td", null, one.serves ? h("span", { class: "good" }, told.engines_paused ? "paused" : "serves") : h("span", { class: "bad" }, one.away_since ? `away for ${since(one.away_since)}` : "starts"), one.serves || !one.last_words ? null : h("pre", { class: "small" }, plain(one.last_words))),
+      h("td", null, one.version ?? "–"),
+      h("td", null, told.proof === "off" ? "switched off" : one.proof ? `version ${one.proof.version}, ${ago(one.proof.at)}` : "not yet"),
+      h("td", { class: "right" }, whole(one.calls)),
+      h("td", { class: "right" }, one.losses ? h("span", { class: "warn" }, one.losses === 1 ? "once" : `${one.losses} times`) : "never"))))));
+}
+
+export function flightTable(told) {
+  const flying = told.in_flight;
+  if (!flying) return null;
+  const oldest = flying.oldest || [];
+  return h("div", null,
+    facts([["with agents", whole(flying.agents)], ["being judged", whole(flying.judged)], ["ended so far", whole(flying.finished)]]),
+    oldest.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The oldest rollouts in flight" }, h("table", null,
+      h("thead", null, h("tr", null, ["oldest in flight", "for", "doing", "tokens", "engine"].map((text, at) => h("th", { scope: "col", class: at === 3 ? "right" : at === 4 ? "wide" : null }, text)))),
+      h("tbody", null, oldest.map((one) => h("tr", null, h("th", { scope: "row", class: "mono" }, plain(one.rollout)), h("td", null, since(one.since)), h("td", null, one.stage === "judge" ? "is judged" : `turn ${one.turn}`), h("td", { class: "right" }, whole(one.tokens)), h("td", { class: "wide" }, (one.engines || []).map(plain).join(", "))))))) : null);
+}
+
+// Counts and states of production, of whatever names they have.
+export function productionTable(told) {
+  if (!told.production) return null;
+  const { task_sets: sets = {}, ...rest } = told.production;
+  const text = (value) => (value !== null && typeof value === "object" ? Object.entries(value).map(([name, inner]) => `${name.replaceAll("_", " ")} ${plain(inner)}`).join(", ") : plain(value));
+  return h("div", null, facts(Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), text(value)])),
+    Object.entries(sets).map(([name, one]) => h("p", null, h("b", null, name), " ", h("span", { class: "small" }, text(one)))));
+}
+
+// A box that follows the status while the view is open. `draw(status)` gives its content.
+export function followed(run, first, draw, signal) {
+  const box = h("div", null, draw(first));
+  const again = async () => { try { replace(box, draw((await askRun(run, "/status", {}, signal)).status)); } catch { /* the next time */ } };
+  return { box, news: (said, old) => { if (said.told !== old?.told) again(); } };
+}

@@ -1,0 +1,168 @@
+"""What the driver makes of what its ranks say, do not say, and die of; without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from loopwright.errors import LearnerError, LearnerLostError, LoopwrightError
+from loopwright.learn.ranks.gang import Gang
+from loopwright.learn.ranks.messages import RankBeat, RankCall, RankDone, RankFailed, RankWork, WeightOffer
+from loopwright.learn.ranks.remote import RemoteRank
+
+DEAD = ("it was killed by SIGKILL", "Killed")
+
+
+class ScriptedLine:
+    """A rank that says what its script returns for each call. It dies when the script returns `DEAD`."""
+
+    def __init__(self, script: Callable[[object], list[Any]]) -> None:
+        self._script = script
+        self._says: asyncio.Queue[Any] = asyncio.Queue()
+        self.heard: list[object] = []
+
+    async def send(self, value: object) -> None:
+        self.heard.append(value)
+        for said in self._script(value):
+            self.say(said)
+
+    def say(self, value: Any) -> None:
+        self._says.put_nowait(value)
+
+    async def receive(self) -> Any:
+        said = await self._says.get()
+        if said == DEAD:
+            raise EOFError
+        return said
+
+    async def ended(self) -> tuple[str, str]:
+        return DEAD
+
+    def last_words(self) -> str:
+        return "words of the log"
+
+
+@asynccontextmanager
+async def gang_of(*scripts: Callable[[object], list[Any]], silence: float = 30.0) -> AsyncIterator[Gang]:
+    ranks = [RemoteRank(number, ScriptedLine(script)) for number, script in enumerate(scripts)]
+    try:
+        yield Gang(ranks, silence)
+    finally:
+        for rank in ranks:
+            await rank.close()
+
+
+def answers(*said: Any) -> Callable[[object], list[Any]]:
+    return lambda _: list(said)
+
+
+def asked(gang: Gang) -> Any:
+    return gang.ask(RankWork.STEP, [(number,) for number in range(len(gang))])
+
+
+async def test_each_rank_gets_its_own_arguments_and_answers_come_in_order() -> None:
+    def echo(call: object) -> list[Any]:
+        assert isinstance(call, RankCall)
+        return [RankBeat(1), RankDone(call.args)]
+
+    async with gang_of(echo, echo, echo) as gang:
+        assert await asked(gang) == [(0,), (1,), (2,)]
+        assert await asked(gang) == [(0,), (1,), (2,)]
+
+
+async def test_the_rank_that_was_killed_is_named_and_not_the_one_that_failed_of_it() -> None:
+    broken = RankFailed("RuntimeError: Connection closed by peer")
+    async with gang_of(answers(broken), answers(DEAD)) as gang:
+        with pytest.raises(LearnerLostError) as caught:
+            await asked(gang)
+        assert caught.value.facts == {"rank": 1, "cause": DEAD[0], "last_words": DEAD[1]}
+        with pytest.raises(LearnerLostError) as again:
+            await asked(gang)
+        assert again.value is caught.value, "there are no ranks to ask any more"
+
+
+async def test_an_error_that_means_something_arrives_as_it_is() -> None:
+    error: LoopwrightError = LearnerError("the loss is NaN", remedy="lower learner.lr")
+    async with gang_of(answers(RankDone()), answers(RankFailed("", error))) as gang:
+        with pytest.raises(LearnerError, match="the loss is NaN") as caught:
+            await asked(gang)
+        assert caught.value is error
+
+
+async def test_any_other_error_is_the_loss_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.learn.ranks.gang.SETTLE_SECONDS", 0.05)
+    async with gang_of(answers(), answers(RankFailed("ZeroDivisionError: division by zero"))) as gang:
+        with pytest.raises(LearnerLostError, match=r"rank 1 .* ZeroDivisionError"):
+            await asked(gang)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_the_rank_that_says_nothing_is_named_when_all_wait_for_it(number: int) -> None:
+    lines = [ScriptedLine(answers()), ScriptedLine(answers())]
+    ranks = [RemoteRank(one, line) for one, line in enumerate(lines)]
+    gang = Gang(ranks, 0.4)
+
+    async def beat() -> None:
+        while True:
+            lines[1 - number].say(RankBeat(0))
+            await asyncio.sleep(0.02)
+
+    beating = asyncio.create_task(beat())
+    with pytest.raises(LearnerLostError, match=r"it has said nothing for 0.4 s") as caught:
+        await asyncio.wait_for(asked(gang), 5)
+    assert caught.value.facts["rank"] == number
+    assert caught.value.facts["last_words"] == "words of the log"
+    beating.cancel()
+    for rank in ranks:
+        await rank.close()
+
+
+async def test_ranks_that_beat_and_do_nothing_are_lost_too_and_ranks_that_work_are_not() -> None:
+    lines = [ScriptedLine(answers()), ScriptedLine(answers())]
+    ranks = [RemoteRank(one, line) for one, line in enumerate(lines)]
+    gang, progress, count = Gang(ranks, 0.4), True, 0
+
+    async def beat() -> None:
+        nonlocal count
+        while True:
+            count += progress
+            for line in lines:
+                line.say(RankBeat(count))
+            await asyncio.sleep(0.02)
+
+    beating, working = asyncio.create_task(beat()), asyncio.create_task(asked(gang))
+    await asyncio.sleep(1.0)
+    assert not working.done()
+    progress = False
+    with pytest.raises(LearnerLostError, match=r"it has done nothing for 0.4 s"):
+        await asyncio.wait_for(working, 5)
+    beating.cancel()
+    for rank in ranks:
+        await rank.close()
+
+
+async def test_weights_are_taken_one_bucket_after_the_other() -> None:
+    offers = [WeightOffer(names=("a",)), WeightOffer(names=("b",))]
+    taken: list[tuple[str, ...]] = []
+    async with gang_of(answers(*offers, RankDone()), answers(RankDone())) as gang:
+
+        async def take(offer: WeightOffer) -> None:
+            taken.append(offer.names)
+
+        await gang.ask(RankWork.PUBLISH, [(), ()], take)
+    assert taken == [("a",), ("b",)]
+
+
+async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next() -> None:
+    async with gang_of(answers(), answers(RankDone())) as gang:
+        left = asyncio.create_task(asked(gang))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        with pytest.raises(LearnerError, match="left in the middle of a call"):
+            await asked(gang)
