@@ -48,6 +48,14 @@ ALL_ON_ACTORS: dict[str, Any] = {
     "gateway": {"num_actors": 1, "num_cpus_per_actor": 0.25},
     "cluster": {"num_cpus": 2},
 }
+RANKS: dict[str, Any] = {
+    "learner": {"lr": 1e-6, "ranks": 2},
+    "model__device": "cpu",
+    "rollout__engine": {"num_engines": 1},
+    "eval": None,
+    # A rank that is stopped is named so late.
+    "trainer__stall_seconds": 20,
+}
 AGENT = """
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
@@ -77,6 +85,15 @@ def test_a_run_survives_three_kills(write_config: WriteConfig, kind: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_survives_twenty_kills(write_config: WriteConfig, kind: str) -> None:
     wreak(write_config(trainer__steps=60, **COMMON, **KINDS[kind]), kills=20, seed=0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", [{}, {"trainer__kind": "disaggregated", "produce__kind": "async"}])
+def test_a_run_of_ranks_survives_ten_kills_of_itself_and_of_ranks(
+    write_config: WriteConfig, kind: dict[str, Any]
+) -> None:
+    wreak(write_config(trainer__steps=40, **RANKS, **kind), kills=10, seed=0)
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,35 @@ async def test_a_run_of_two_ranks_trains_and_its_engine_serves_their_weights(
     assert (folder.ranks / "rank-1.log").exists()
 
 
+@pytest.mark.parametrize("kind", [{}, {"trainer__kind": "disaggregated", "produce__kind": "async"}])
+@pytest.mark.parametrize(("rank", "by"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+async def test_a_run_survives_its_ranks(
+    write_config: WriteConfig, kind: dict[str, Any], rank: int, by: signal.Signals
+) -> None:
+    """One that is killed is named at once, one that is stopped when it was silent."""
+    file = write_config(**RANKS, **kind, trainer__steps=5, trainer__stall_seconds=10, eval=None)
+    async with open_run(load(file), cache=file.parent, stop=asyncio.Event()) as opened:
+        training, first = asyncio.create_task(opened.train()), opened.learner
+        while opened.version < 3:
+            await asyncio.sleep(0.01)
+        os.kill(ranks_of(os.getpid())[rank], by)
+        assert await asyncio.wait_for(training, 240)
+        assert opened.learner is not first
+    (lost,) = [event for event in read_jsonl(opened.folder.events) if event["name"] == "learner_lost"]
+    assert (lost["facts"]["rank"], lost["facts"]["checkpoint"]) in ((rank, 2), (rank, 4))
+    assert [record["step"] for record in steps_of(opened.folder)] == [1, 2, 3, 4, 5]
+    audited = audit(opened.folder.rollouts)
+    assert (audited.findings, audited.lineages) == ((), 2)
+    assert ranks_of(os.getpid()) == []
+
+
+def ranks_of(parent: int) -> list[int]:
+    """The processes of ranks below this one, in the order of their start."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    found = [int(child) for child in children if b"learner-rank" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return sorted(found)
+
+
 async def test_a_run_goes_on_with_one_rank_and_with_two_again(write_config: WriteConfig, tmp_path: Path) -> None:
     file = write_config(**RANKS, trainer__checkpoint_every=1)
     await run(file, "trainer.steps=1")
@@ -69,26 +97,3 @@ async def test_a_checkpoint_of_ranks_is_a_model_that_others_can_load(write_confi
     checkpoint = AutoModelForCausalLM.from_pretrained(folder.checkpoints / "step-000002")
     assert torch.equal(model.get_input_embeddings().weight, checkpoint.get_input_embeddings().weight)
     assert not list((folder.checkpoints / "step-000002").rglob("*.metadata")), "torch's own metadata is pickled"
-
-
-def ranks_of_this_process() -> list[int]:
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
-    return sorted(int(pid) for pid, above, args in rows if int(above) == os.getpid() and "learner-rank" in args)
-
-
-@pytest.mark.parametrize(("number", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
-async def test_a_run_goes_on_when_a_rank_is_lost(
-    write_config: WriteConfig, tmp_path: Path, number: int, how: signal.Signals
-) -> None:
-    file = write_config(**RANKS, trainer__checkpoint_every=1, trainer__stall_seconds=20)
-    async with open_run(load(file), cache=tmp_path, stop=asyncio.Event()) as opened:
-        assert await opened.step() is not None
-        os.kill(ranks_of_this_process()[number], how)
-        assert await opened.train()
-        folder = opened.folder
-    assert [record["step"] for record in steps_of(folder)] == [1, 2, 3]
-    lost = [event for event in read_jsonl(folder.events) if event.get("name") == "learner_lost" and "facts" in event]
-    assert [event["facts"]["rank"] for event in lost] == [number]
-    assert audit(folder.rollouts).is_clean
-    assert ranks_of_this_process() == []

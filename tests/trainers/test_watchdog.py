@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from loopwright.errors import StalledError
+from loopwright.errors import LearnerLostError, StalledError
 from loopwright.testing import run_virtually
 from loopwright.trainers.watchdog import Watchdog
 
@@ -54,6 +54,19 @@ async def test_a_wait_in_which_nothing_moves_ends_with_an_error_and_the_work_is_
     assert "the trainer waits for a batch for step 7\n  0 so far" in caught.value.message
     assert "trainer.stall_seconds" in caught.value.remedy
     assert caught.value.facts == {"waits_for": "a batch for step 7"}
+
+
+async def test_a_learner_that_turns_out_to_be_lost_is_why_nothing_moved():
+    """Both are noticed after the same time, and only a loss is survived."""
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise LearnerLostError.of_rank(1, "it has said nothing for 10 s", "") from None
+
+    with pytest.raises(LearnerLostError, match="rank 1"):
+        await Moving().watchdog(0.02).wait("the engines", hangs())
 
 
 def test_slow_work_is_waited_for_as_long_as_something_moves():

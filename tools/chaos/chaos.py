@@ -3,7 +3,8 @@
 A life is `loopwright train` in a session of its own, killed as a whole with SIGKILL. The next one is the same command.
 Its length is counted in train steps, so that a slow machine does not spare a run its later moments; where within a step
 it ends is a matter of time.
-A run with actors also loses one of them in every other life, before it is killed itself.
+A run with actors, or with a learner of several ranks, also loses one of them in every other life, before it is killed
+itself; a rank may be stopped instead of killed. Of that loss the run has to recover by itself.
 A run that comes to its end before it was killed often enough starts over, so every kill hits a run at work.
 """
 
@@ -16,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,8 +31,10 @@ FINISHING_SECONDS = 600.0
 """How long the last life may take to finish the run."""
 EARLY = 0.15
 """The share of kills that come before the run works: while it loads, or brings back what the last life left."""
-LOSES_ACTOR = 0.5
-"""The share of lives in which an actor is killed first, if there are any."""
+LOSES_PART = 0.5
+"""The share of lives in which an actor or a rank is lost first, if there are any."""
+STOPS = 0.3
+"""The share of lost ranks that are stopped: they live, and say nothing any more."""
 LOADING_SECONDS, STEP_SECONDS = 4.0, 0.5
 """Within which such a kill, or one within a step, comes."""
 
@@ -59,6 +62,7 @@ class Chaos:
         self._longest = longest
         self._say = say
         self._lives: list[Life] = []
+        self._lost_ranks = 0
 
     def run(self, kills: int) -> None:
         """Kill it so often, then let it finish."""
@@ -79,23 +83,26 @@ class Chaos:
         self._check_steps()
         for life in self._lives:
             life.wait_for_rays_own()
-        self._say(f"done: {kills} kills, {self._last_step()} steps, nothing lost and nothing doubled")
+        ranks = f" and {self._lost_ranks} lost ranks" if self._lost_ranks else ""
+        self._say(f"done: {kills} kills{ranks}, {self._last_step()} steps, nothing lost and nothing doubled")
 
     def _kill_one(self) -> bool:
         """Live until a random moment. False when the run finished before."""
-        early, steps, moment, loses_actor = (
+        early, steps, moment, loses_part, stops = (
             self._chance.random() < EARLY,
             self._chance.randint(0, self._longest),
             self._chance.random(),
-            self._chance.random() < LOSES_ACTOR,
+            self._chance.random() < LOSES_PART,
+            self._chance.random() < STOPS,
         )
         with self._life() as life:
             if early:
                 time.sleep(moment * LOADING_SECONDS)
             else:
                 self._until_worked(life)
-                if loses_actor:
-                    self._kill_an_actor(life)
+                if loses_part:
+                    self._lose(life.actors(), signal.SIGKILL)
+                    self._lost_ranks += self._lose(life.ranks(), signal.SIGSTOP if stops else signal.SIGKILL)
                 self._until_step(life, self._last_step() + steps)
                 time.sleep(moment * STEP_SECONDS)
             if life.is_alive:
@@ -105,11 +112,14 @@ class Chaos:
             raise self._error(f"the run ended by itself with exit code {life.code}")
         return False
 
-    def _kill_an_actor(self, life: Life) -> None:
-        if actors := sorted(life.actors()):
-            victim = self._chance.choice(actors)
-            with suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+    def _lose(self, processes: Sequence[int], by: signal.Signals) -> bool:
+        """Send the signal to one of them, if there are any."""
+        if not processes:
+            return False
+        victim = self._chance.choice(sorted(processes))
+        with suppress(ProcessLookupError):
+            os.kill(victim, by)
+        return True
 
     def _until_worked(self, life: Life) -> None:
         """Wait until the life has stored something, or for its end."""

@@ -23,6 +23,8 @@ YOUNG = (b"/ray/dashboard/agent.py", b"/runtime_env/agent/main.py", b"/workers/d
 """What they are called until they have named themselves: seconds, on a busy machine."""
 ACTOR = b"ray::Host"
 """How Ray names the process of an actor of ours."""
+RANK = b"learner-rank"
+"""The command of a rank of the learner."""
 
 
 class Life:
@@ -75,6 +77,10 @@ class Life:
     def actors(self) -> list[int]:
         """The processes of its actors."""
         return [process for process in self._left() if _command(process).startswith(ACTOR)]
+
+    def ranks(self) -> list[int]:
+        """The processes of its learner's ranks."""
+        return [process for process in self._left() if RANK in _command(process).split(b"\0")]
 
     def wait_for_rays_own(self) -> None:
         """See that nothing at all is left, in time."""

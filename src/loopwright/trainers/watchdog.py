@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
 from loopwright.core.together import call_off, to_its_end
-from loopwright.errors import StalledError
+from loopwright.errors import LearnerLostError, StalledError
 
 T = TypeVar("T")
 
@@ -56,7 +56,11 @@ class Watchdog:
                 raise broken from broken.__cause__
             raise
         except Exception as error:
-            if (broken := await call_off(task)) is not None:
+            broken = await call_off(task)
+            if isinstance(broken, LearnerLostError):
+                # Nothing moved because the learner is lost, and a run goes on without it.
+                raise broken from error
+            if broken is not None:
                 error.add_note(f"besides, {type(broken).__name__}: {broken}")
             raise
         return task.result()
