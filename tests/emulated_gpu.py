@@ -8,15 +8,15 @@ name no device, which make a tensor on the CPU.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from loopwright.models.live_memory import LiveMemory
 
 NAME = "gpu"
 DEVICE = f"{NAME}:0"
@@ -86,42 +86,7 @@ class OnGpu(torch.Tensor):
         return f"OnGpu({self.held!r})"
 
 
-class _Memory(TorchDispatchMode):
-    """Counts the bytes of the storages that live."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._storages: dict[int, int] = {}
-
-    @property
-    def used(self) -> int:
-        return sum(self._storages.values())
-
-    def count(self, tensor: torch.Tensor, limit: int | None = None) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._storages:
-            return
-        if limit is not None and self.used + storage.nbytes() > limit:
-            raise torch.OutOfMemoryError(f"Tried to allocate {storage.nbytes()} bytes; {self.used} are in use")
-        self._storages[key] = storage.nbytes()
-        weakref.finalize(storage, self._storages.pop, key, None)
-        self.peak = max(self.peak, self.used)
-
-
-class CountedMemory(_Memory):
-    """Counts what is made on the CPU while it is entered."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor):
-                self.count(x)
-        return result
-
-
-class Gpu(_Memory):
+class Gpu(LiveMemory):
     """Computes with tensors of the device while it is entered. Its memory is what its storages take; `limit` in
     bytes."""
 
@@ -178,8 +143,14 @@ class Gpu(_Memory):
         return tree_map_only(torch.Tensor, placed, result)
 
     def _made(self, inner: torch.Tensor) -> OnGpu:
-        self.count(inner, self.limit)
+        self.count(inner)
         return OnGpu(inner)
+
+    def count(self, tensor: torch.Tensor) -> None:
+        size = 0 if self.counts(tensor) else tensor.untyped_storage().nbytes()
+        if self.limit is not None and self.used + size > self.limit:
+            raise torch.OutOfMemoryError(f"Tried to allocate {size} bytes; {self.used} are in use")
+        super().count(tensor)
 
 
 def _inner(x: Any) -> Any:

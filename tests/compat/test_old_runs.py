@@ -84,6 +84,9 @@ def test_it_is_shown_and_audited_as_it_was_left(place: Path, command: Command) -
     code, out, _ = command("show", "run", "--eval", "--limit", "1")
     assert code == 0
     assert "task e0" in out
+    code, out, err = command("status", "run")
+    assert (code, err) == (0, "")
+    assert f"of {STEPS}" in out
     code, out, err = command("audit", "run", "--json")
     assert (code, err) == (0, "")
     audited = json.loads(out)

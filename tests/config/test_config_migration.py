@@ -116,6 +116,10 @@ def test_a_key_or_section_without_equivalent_says_what_to_do(problems_of, minima
         ({"actor_rollout_ref.model": {"lora_rank": 8, "target_modules": "q.*"}}, "learner.lora.targets"),
         ({"actor_rollout_ref.model": {"lora_rank": 8, "exclude_modules": ["q"]}}, "learner.lora.targets"),
         ({"actor_rollout_ref.model": {"lora_rank": "x"}}, "set learner.lora.rank"),
+        ({"trainer.nnodes": 2}, "all ranks are on the driver's machine"),
+        ({"trainer.n_gpus_per_node": "all"}, "is 'all', which is no number of GPUs"),
+        ({f"{ACTOR}.fsdp_config.fsdp_size": 2, "trainer.n_gpus_per_node": 4}, "sharded over all learner.ranks"),
+        ({f"{ACTOR}.fsdp_config.dtype": "float8"}, "set model.dtype: bfloat16 or float32"),
         ({"algorithm.adv_estimator": "gae"}, "needs no critic"),
         ({"algorithm.adv_estimator": "grpo_passk"}, "has no equivalent"),
         ({"algorithm.rollout_correction.rollout_is": "geometric"}, "token or sequence"),
@@ -305,7 +309,7 @@ def test_migrate_prints_a_file_that_loads_to_the_same(tmp_path, capfd):
         main(["migrate", str(file)])
     out, err = capfd.readouterr()
     assert caught.value.code == 2, "something is left to do"
-    assert "actor_rollout_ref.actor.fsdp_config: has no equivalent (old.yaml:4)" in err
+    assert "actor_rollout_ref.actor.fsdp_config.param_offload: is True, which has no equivalent (old.yaml:4)" in err
     assert "actor_rollout_ref.rollout.n: is now rollout.samples_per_task (old.yaml:5)" in err
     (tmp_path / "new.yaml").write_text(out)
     file.write_text(OLD_FILE.replace(", fsdp_config: {param_offload: true}", ""))

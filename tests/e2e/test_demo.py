@@ -10,13 +10,16 @@ import pytest
 
 from loopwright.track.jsonl import read_jsonl
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def train(folder: Path, *overrides: str) -> tuple[dict[str, float], dict[str, float]]:
+def train(
+    folder: Path, *overrides: str, example: str = "arithmetic", seconds: float = 1500
+) -> tuple[dict[str, float], dict[str, float]]:
     """Run the demo's command; returns the metrics of its first and its last evaluation."""
-    command = [sys.executable, "-m", "loopwright.cli", "train", str(EXAMPLE), f"trainer.run_dir={folder}", *overrides]
-    subprocess.run(command, check=True, timeout=1500)
+    file = str(EXAMPLES / f"{example}.yaml")
+    command = [sys.executable, "-m", "loopwright.cli", "train", file, f"trainer.run_dir={folder}", *overrides]
+    subprocess.run(command, check=True, timeout=seconds)
     evaluations = [record for record in read_jsonl(folder / "metrics.jsonl") if "eval/eval/greedy/reward" in record]
     return evaluations[0], evaluations[-1]
 
@@ -40,4 +43,12 @@ def test_the_demo_learns(tmp_path: Path, seed: int) -> None:
     before, after = train(tmp_path / "run", f"trainer.seed={seed}")
     assert after["eval/eval/sampled/reward"] >= before["eval/eval/sampled/reward"] + 0.4
     assert after["eval/eval/greedy/reward"] >= before["eval/eval/greedy/reward"]
+    assert {before["eval/eval/greedy/scored"], after["eval/eval/sampled/scored"]} == {200}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3700)
+def test_the_demo_learns_with_two_ranks(tmp_path: Path) -> None:
+    before, after = train(tmp_path / "run", example="arithmetic_ranks", seconds=3600)
+    assert after["eval/eval/sampled/reward"] >= before["eval/eval/sampled/reward"] + 0.3
     assert {before["eval/eval/greedy/scored"], after["eval/eval/sampled/scored"]} == {200}

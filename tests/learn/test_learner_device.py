@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_gpu import DEVICE, CountedMemory, Gpu, MixedDevicesError, NoDeviceForgotten
+from emulated_gpu import DEVICE, Gpu, MixedDevicesError, NoDeviceForgotten
 from made_groups import Maker, group_of, learner_of, load_tiny, simple_groups
 from plain import difference
 
@@ -17,6 +17,7 @@ from loopwright.learn.body import LeanBody, ModuleBody, body_of
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.sft import Example, SftTerm
+from loopwright.models.live_memory import LiveMemory
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.types import Group, KlKind
 
@@ -173,7 +174,7 @@ def test_checkpointed_activations_change_no_bit(model_folder: Path, body: str) -
 def peak_of(folder: Path, **overrides: Any) -> int:
     """How many bytes a step takes at most, besides what was there before."""
     learner = learner_of(load_tiny(folder), **FREE, **overrides)
-    memory = CountedMemory()
+    memory = LiveMemory()
     with memory:
         learner._step(long_groups())
     return memory.peak

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DIM = 8
 SAME = 1e-5
 SCALING = 0.3
+MASKED = 256
+"""How many tokens a row may have and be masked. Not the code's own limit, which may be what is wrong."""
 
 
 def packed_row(prefix: int, rests: Sequence[int]) -> Packed:
@@ -163,7 +165,7 @@ def test_no_mask_of_row_by_row_is_made(device: str, dims: tuple[int, int], windo
     x = [torch.randn(1300, 2, dim) for dim in (dims[0], *dims)]
     with Gpu() if device == DEVICE else nullcontext(), Largest() as largest:
         ours(rows, x, torch.randn(1300, 2, dims[1]), window, device)
-    assert largest.square <= layout.SHORT
+    assert largest.square <= MASKED
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 4), min_size=1, max_size=3)), max_size=5))

@@ -171,3 +171,13 @@ async def test_a_run_that_is_deleted_and_comes_back(made_up_run: RunFolder, tmp_
         assert (await page.get(f"{RUN}/steps")).status_code == 404
     shutil.move(tmp_path / "away", made_up_run.path)
     assert (await watcher.look("adding"))["step"] == 3
+
+
+async def test_a_run_that_does_not_run_tells_nothing_of_the_present(made_up_run: RunFolder) -> None:
+    made_up_run.status.write_text('{"format": 1, "at": 1e18, "now": [{"what": "train"}]}')
+    async with PageClient(made_up_run.path) as page:
+        health, timeline = await page.json(f"{RUN}/health"), await page.json(f"{RUN}/timeline")
+        overview, earlier = await page.json(RUN), await page.json(f"{RUN}/timeline", to=1)
+    assert health["status"] == timeline["status"] == overview["status"]
+    assert (overview["status"]["state"], overview["status"]["told"]) == ("not running", {})
+    assert earlier["status"] is None

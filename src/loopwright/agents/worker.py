@@ -46,7 +46,7 @@ from loopwright.types import (
     Unscored,
 )
 
-LEAST_HELD_SECONDS = 0.005
+LEAST_HELD_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,9 @@ class LocalWorker:
             detail = f"task {request.task.id!r}: {error.message}"
             failed = Failed(FailureCause.AGENT, str(error.facts["error"]), detail)
             return Rollout(request.key, request.task, None, failed, timing)
-        made = Rollout(request.key, request.task, episode, outcome.reward, timing)
+        # A partial rollout that goes on keeps the engines that answered its first part.
+        engines = before.engines if before else ()
+        made = Rollout(request.key, request.task, episode, outcome.reward, timing, engines=engines)
         await policy.keep(made)
         return made
 
@@ -191,7 +193,7 @@ def _result(result: Sequence[Message] | AgentResult, policy: RecordingPolicy) ->
 
 def _held(seconds: float, policy: RecordingPolicy) -> float:
     """For how many of the agent's seconds the engines answered nobody. The policy is a moment younger than the
-    rollout, so a few milliseconds are none."""
+    rollout, so some milliseconds are none."""
     held = seconds - policy.own_seconds()
     return held if held >= LEAST_HELD_SECONDS else 0.0
 

@@ -23,14 +23,16 @@ from loopwright.build.vllm import vllm_launches
 from loopwright.config import LoopwrightEngineConfig, SglangEngineConfig, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.extras import require
 from loopwright.engines.controller import RolloutController
+from loopwright.engines.engine_spans import EngineSpan
 from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.pool import Prove, unproven
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch, embedded
-from loopwright.ports import Learner, Storage, StreamingEngine, Tracker, WeightPublisher
+from loopwright.ports import Learner, Storage, StreamingEngine, WeightPublisher
 from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.lease import LeaseHolder
+from loopwright.track.jsonl import JsonlTracker
 from loopwright.weights.folder import weights_folder
 from loopwright.weights.in_process import MergedAdapters, SharedWeights
 from loopwright.weights.proof import WeightProof
@@ -46,8 +48,8 @@ class Followed:
     """The learner that the engines follow, for what asks about the present one: the proofs of engines, and the step at
     which one was lost. Before there is a learner, nothing is sampled, and nothing can be proven."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
+    def __init__(self, journal: JsonlTracker) -> None:
+        self._journal = journal
         self._prove: Prove = unproven
         self._step: Callable[[], int] = lambda: 0
         self.deaths = 0
@@ -62,8 +64,16 @@ class Followed:
         """Count an engine that died, and log when and with which last words."""
         self.deaths += 1
         log.warning("the engine is lost: %s", words)
-        with self._tracker.span("engine_lost", step=self._step(), last_words=words):
+        with self._journal.span("engine_lost", step=self._step(), last_words=words):
             pass
+
+    def saw_span(self, span: EngineSpan) -> None:
+        """Write what an engine did to the journal. What it samples now is for the next step."""
+        step = self._step() + (span.name == "generate")
+        who = f"engine {span.engine}"
+        self._journal.note(
+            span.name, step=step, start=span.start, seconds=span.seconds, who=who, error=span.error, **span.facts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +91,17 @@ class Engines:
 
 @asynccontextmanager
 async def embedded_engine(
-    sampling: LoadedSamplingParts, version: int, tracker: Tracker, adapted: AdaptedModel | None
+    sampling: LoadedSamplingParts, version: int, journal: JsonlTracker, adapted: AdaptedModel | None
 ) -> AsyncIterator[Engines]:
     """An engine on the learner's own parameters: a weight update copies nothing. If adapters are trained, the weights
     that have one are the engine's own, and the adapters are merged into them. The learner begins with weights
     `version`."""
-    followed = Followed(tracker)
+    followed = Followed(journal)
     async with (
         sampling.embedded_engine(version) as engine,
-        RolloutController.open([embedded(engine, sampling.capacity)], prove=followed.prove) as controller,
+        RolloutController.open(
+            [embedded(engine, sampling.capacity)], prove=followed.prove, tell=followed.saw_span
+        ) as controller,
     ):
 
         def follow(learner: Learner) -> WeightPublisher:
@@ -104,15 +116,18 @@ async def embedded_engine(
 
 @asynccontextmanager
 async def engines_apart(
-    sampling: LocalSamplingParts, folder: RunFolder, storage: Storage, tracker: Tracker, env: Mapping[str, str]
+    sampling: LocalSamplingParts, folder: RunFolder, storage: Storage, journal: JsonlTracker, env: Mapping[str, str]
 ) -> AsyncIterator[Engines]:
     """Engines in other processes. One that dies is started again, or waited for if it is not ours. Weights go through
     shared memory."""
-    followed, holder = Followed(tracker), lease_holder(folder, storage)
+    followed, holder = Followed(journal), lease_holder(folder, storage)
     labels = version_labels(holder)
     with weights_folder(folder.path) as weights:
         launches = _launches(sampling, folder, holder, labels, env)
-        async with RolloutController.open(launches, on_death=followed.saw_death, prove=followed.prove) as controller:
+        opening = RolloutController.open(
+            launches, on_death=followed.saw_death, prove=followed.prove, tell=followed.saw_span
+        )
+        async with opening as controller:
 
             def follow(learner: Learner) -> WeightPublisher:
                 proof = _proof(sampling, learner)

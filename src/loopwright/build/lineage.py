@@ -20,11 +20,13 @@ from loopwright.build.gateway import RunSessions
 from loopwright.build.learner import open_learner
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
 from loopwright.build.standing import Standing, checkpoints_of, forgets
+from loopwright.build.status import RunStatus, told_status
 from loopwright.build.training import ResumeState, RunParts, Trainer, make_trainer
 from loopwright.ports import Learner, Tracker, WeightPublisher
 from loopwright.produce import RolloutRunner
 from loopwright.track.fanout import Trackers
 from loopwright.track.jsonl import read_jsonl
+from loopwright.track.phases import Phases
 from loopwright.track.tensorboard import TensorboardTracker
 from loopwright.types import TrainerKind
 
@@ -53,7 +55,8 @@ async def open_lineage(standing: Standing, *, restarts: int) -> AsyncIterator[Li
         learner = await stack.enter_async_context(open_learner(standing, latest))
         sampling.model.tokenizer.save_pretrained(folder.tokenizer)
         folder.adopt(settings.snapshot, settings.loaded.base)
-        tracker = _tracker(standing, learner.version)
+        phases = Phases()
+        tracker = _tracker(standing, learner.version, phases)
         following = open_followers(settings.loaded, folder, standing.storage.lineage, settings.env)
         await stack.enter_async_context(following)
         weights = await _followed(standing, learner)
@@ -62,8 +65,12 @@ async def open_lineage(standing: Standing, *, restarts: int) -> AsyncIterator[Li
             sampling, folder, standing.storage, resume_state, learner, weights, tracker, standing.engines, runner
         )
         on_rollout = settings.console.on_rollout if settings.console else None
-        trainer, manager = make_trainer(run_parts, stop=settings.stop, restarts=restarts, on_rollout=on_rollout)
+        trainer, manager, watchdog = make_trainer(
+            run_parts, stop=settings.stop, restarts=restarts, on_rollout=on_rollout
+        )
         stack.push_async_callback(manager.shutdown)
+        status = RunStatus(standing, learner, manager, watchdog, phases)
+        await stack.enter_async_context(told_status(status))
         stack.enter_context(_out_of_the_collectors_way())
         yield Lineage(learner, tracker, runner, trainer)
 
@@ -85,11 +92,11 @@ async def _resume(standing: Standing) -> ResumeState:
     return ResumeState(checkpoints, latest, buffer, plans)
 
 
-def _tracker(standing: Standing, step: int) -> Tracker:
+def _tracker(standing: Standing, step: int, phases: Phases) -> Tracker:
     """Where numbers and events go. What was told of later steps is told again."""
     folder, console = standing.folder, standing.settings.console
     standing.journal.rewind(step)
-    trackers: list[Tracker] = [standing.journal]
+    trackers: list[Tracker] = [standing.journal, phases]
     if standing.config.track.tensorboard:
         trackers.append(TensorboardTracker(folder.tensorboard, read_jsonl(folder.metrics)))
     return Trackers(*trackers, *([console] if console else []))
@@ -130,6 +137,7 @@ async def _runner(standing: Standing, resume_state: ResumeState) -> AsyncIterato
         concurrency=concurrency,
         elsewhere=elsewhere,
         reached=standing.reached,
+        in_flight=engines.engine.in_flight,
     ) as runner:
         yield runner
 

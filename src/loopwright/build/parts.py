@@ -10,6 +10,7 @@ from loopwright.build.agents import Agents, worker_silence
 from loopwright.build.choices import make_filter
 from loopwright.config import Loaded, RolloutConfig, RunConfig, SamplingOverrides, TaskSetConfig, model_folder
 from loopwright.core.capacity import rollouts_in_flight
+from loopwright.core.in_flight import RolloutsInFlight
 from loopwright.core.redaction import Redactor
 from loopwright.core.seeds import derive_seed
 from loopwright.core.staleness import horizon
@@ -147,7 +148,12 @@ def concurrency(config: RunConfig, engines: Sequence[EngineCapacity], max_contex
 
 
 def make_runner(
-    config: RunConfig, worker: RolloutWorker, lockstep: Lockstep | None, redact: Redactor, concurrency: int
+    config: RunConfig,
+    worker: RolloutWorker,
+    lockstep: Lockstep | None,
+    redact: Redactor,
+    concurrency: int,
+    in_flight: RolloutsInFlight | None = None,
 ) -> RolloutRunner:
     produce = config.produce
     return RolloutRunner(
@@ -158,6 +164,7 @@ def make_runner(
         max_attempts=produce.max_attempts,
         lockstep=lockstep,
         redact=redact,
+        in_flight=in_flight,
     )
 
 

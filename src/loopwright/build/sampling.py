@@ -19,6 +19,7 @@ from loopwright.build.gateway import served_policies
 from loopwright.build.hosted_judger import judgers_on
 from loopwright.build.programs import warn_of_free_programs
 from loopwright.config import Loaded, RunConfig
+from loopwright.core.in_flight import RolloutsInFlight
 from loopwright.core.redaction import Redactor
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.judgers import open_judgers
@@ -85,13 +86,14 @@ class SamplingParts:
         concurrency: int,
         elsewhere: AbstractAsyncContextManager[RemoteSessionPolicies] | None = None,
         reached: RunModel | None = None,
+        in_flight: RolloutsInFlight | None = None,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
-        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. For `elsewhere`
-        and `reached` see `worker`."""
+        answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. `in_flight` is
+        told which ones run. For `elsewhere` and `reached` see `worker`."""
         lockstep = lockstep if self.config.trainer.deterministic else None
         async with self.worker(engine, held, elsewhere=elsewhere, reached=reached) as worker:
-            yield parts.make_runner(self.config, worker, lockstep, redact, concurrency)
+            yield parts.make_runner(self.config, worker, lockstep, redact, concurrency, in_flight)
 
     @asynccontextmanager
     async def worker(

@@ -70,9 +70,9 @@ def make_trainer(
     stop: asyncio.Event,
     restarts: int,
     on_rollout: Callable[[Rollout], None] | None,
-) -> tuple[Trainer, AgentLoopManager]:
-    """The trainer that `trainer.kind` names, and the manager of its production. The learner was lost `restarts` times
-    before."""
+) -> tuple[Trainer, AgentLoopManager, Watchdog]:
+    """The trainer that `trainer.kind` names, the manager of its production, and what watches its waits. The learner was
+    lost `restarts` times before."""
     sampling, learner, tracker = run_parts.sampling, run_parts.learner, run_parts.tracker
     engines, runner = run_parts.engines, run_parts.runner
     config, rollouts = sampling.config, Rollouts(on_rollout)
@@ -116,7 +116,7 @@ def make_trainer(
         owes_evaluation=_owes_evaluation(run_parts),
         learner_restarts=restarts,
     )
-    return trainer, manager
+    return trainer, manager, watchdog
 
 
 def _kind(run_parts: RunParts) -> Callable[..., Trainer]:

@@ -24,6 +24,7 @@ from loopwright.cli.rejudge import rejudge
 from loopwright.cli.replay import replay
 from loopwright.cli.rollout import rollout
 from loopwright.cli.show import show
+from loopwright.cli.status import status
 from loopwright.cli.train import train
 from loopwright.cli.ui import ui
 from loopwright.cli.vllm_extension import vllm_extension
@@ -43,6 +44,7 @@ app.command("check")(check)
 app.command("config")(config)
 app.command("migrate")(migrate)
 app.command("doctor")(doctor)
+app.command("status")(status)
 app.command("show")(show)
 app.command("export")(export)
 app.command("ui")(ui)

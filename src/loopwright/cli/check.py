@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from loopwright.cli.arguments import ConfigFile, Overrides
+from loopwright.cli.memory import show_memory
 from loopwright.cli.show_errors import MEND_THE_INPUT, show_error, show_warning
 from loopwright.config import Loaded, RunConfig, TaskSetConfig, TorchEngineConfig, load
 from loopwright.config.placement import PlacedSection
@@ -30,6 +31,13 @@ def check(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also import your Python, load tasks and call each task set's judger once.")
     ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also plan the memory of every process, and say whether it fits.")
+    ] = False,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=2, help="How long conversations get, for --memory. Default: as long as the context allows."),
+    ] = None,
 ) -> None:
     """Find every problem of a config before anything starts."""
     loaded = load(file, overrides or [], os.environ, files=True)
@@ -44,6 +52,8 @@ def check(
     typer.secho(f"ok: {file}", fg=typer.colors.GREEN)
     for line in _summary(loaded.config):
         typer.echo(f"  {line}")
+    if memory and not show_memory(loaded, tokens):
+        raise typer.Exit(MEND_THE_INPUT)
 
 
 def _malformed_files(loaded: Loaded) -> Iterator[LoopwrightError]:

@@ -190,6 +190,11 @@ class Crew:
         answers = await together(one(member, member.host) for member in self.running if member.host is not None)
         return [answer for each in answers for answer in each]
 
+    def home(self, session: str) -> str | None:
+        """The name of the actor that works for this session."""
+        home = self._homes.get(session)
+        return None if home is None else home.name
+
     def silent_seconds(self, session: str) -> float:
         """For how many seconds nothing was heard of the actor that works for this session."""
         home = self._homes.get(session)

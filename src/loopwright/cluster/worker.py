@@ -69,8 +69,9 @@ class HostedRollout:
     def of(made: Rollout, left: SessionsLeft = NONE_LEFT) -> HostedRollout:
         return HostedRollout(made.episode, made.reward, made.timing, left)
 
-    def rollout(self, request: RolloutRequest) -> Rollout:
-        return Rollout(request.key, request.task, self.episode, self.reward, self.timing)
+    def rollout(self, request: RolloutRequest, worker: str | None = None) -> Rollout:
+        """The rollout, made on the actor named `worker`."""
+        return Rollout(request.key, request.task, self.episode, self.reward, self.timing, worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class PlacedWorker:
             del self._running[request.key]
         if sessions is not None:
             sessions.take_over(request, made.left)
-        return made.rollout(request)
+        return made.rollout(request, placed.crew.home(str(request.key)))
 
     def first_attempt(self, split: Split, key: RolloutKey) -> int:
         placed = self._crews.get((split, key.task_set))

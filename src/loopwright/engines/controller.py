@@ -15,7 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from loopwright.core.in_flight import RolloutInFlight, RolloutsInFlight
 from loopwright.core.partial_answer import PartialAnswer
+from loopwright.engines.engine_spans import TellSpan, nobody
 from loopwright.engines.pool import LOAD_SECONDS, MAX_RESTARTS, Pool, Prove, unproven
 from loopwright.engines.routing import Router
 from loopwright.engines.stopwatch import Stopwatch
@@ -43,10 +45,12 @@ STRAGGLER_SECONDS = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request, its answer so far, which engines answered it with an error, and why it may have to end early."""
+    """A request, its answer so far, which engines answered it with an error, and why it may have to end early.
+    `rollout` is the one that it is made for, if that is in flight here."""
 
     request: GenerateRequest
     answer: PartialAnswer
+    rollout: RolloutInFlight | None = None
     begun: bool = False
     aborted: bool = False
     cut: bool = False
@@ -63,6 +67,7 @@ class RolloutController:
     """A `StreamingEngine` over a pool of engines. `open` makes it."""
 
     def __init__(self, pool: Pool) -> None:
+        self.in_flight = RolloutsInFlight()
         self._pool = pool
         self._router: Router[Supervised] = Router()
         self._calls: set[_Call] = set()
@@ -82,13 +87,16 @@ class RolloutController:
         load_seconds: float = LOAD_SECONDS,
         on_death: Callable[[str], object] = lambda words: None,
         prove: Prove = unproven,
+        tell: TellSpan = nobody,
     ) -> AsyncIterator[Self]:
         """Start the engines of a pool, and yield the controller when they serve. Leaving ends them.
 
         `on_death` gets the last words of each engine that is lost. `prove` is asked after every update. An engine may
         take `load_seconds` for an update with its proof.
         """
-        pool = Pool(launches, max_restarts=max_restarts, on_death=on_death, prove=prove, load_seconds=load_seconds)
+        pool = Pool(
+            launches, max_restarts=max_restarts, on_death=on_death, prove=prove, load_seconds=load_seconds, tell=tell
+        )
         async with pool.open():
             yield cls(pool)
 
@@ -110,12 +118,37 @@ class RolloutController:
         """For how many seconds in total nobody was answered, because the pool was paused or no engine ran."""
         return self._held.seconds()
 
+    def standing(self) -> list[dict[str, Any]]:
+        """Each engine: whether it serves, its weights and their proof, its calls, and how often it was lost."""
+        return [
+            {
+                "name": member.name,
+                "serves": member in self._pool.running,
+                "version": self._pool.version if member.engine is not None else None,
+                "proof": None if member.proof is None else {"version": member.proof.version, "at": member.proof.at},
+                "calls": member.busy,
+                "losses": member.losses,
+                "away_since": member.away_since,
+                "last_words": member.last_words or None,
+            }
+            for member in self._pool.members
+        ]
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused is not None
+
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
-        call = _Call(request, PartialAnswer(request, on_part))
+        rollout = self.in_flight.of(request)
+        call = _Call(request, PartialAnswer(request, on_part), rollout)
         self._calls.add(call)
+        if rollout is not None:
+            rollout.began(call.answer)
         try:
             return await self._answer(call)
         finally:
+            if rollout is not None:
+                rollout.ended(call.answer)
             self._calls.remove(call)
             self._pool.changed.notify()
 
@@ -143,6 +176,8 @@ class RolloutController:
             call.cut = True
         self._pool.changed.notify()
         await self._pool.each(lambda engine: engine.pause(mode))
+        for member in self._pool.members:
+            member.answering.flush()
         if mode is PauseMode.ABORT:
             await self._cut_stragglers()
 
@@ -242,13 +277,20 @@ class RolloutController:
             call.answer.hear(part)
             self._steps += 1
 
+        if call.rollout is not None:
+            call.rollout.asked(member.name)
         call.asking = asyncio.ensure_future(engine.generate(call.answer.rest(), keep))
+        if not member.busy:
+            member.answering.began()
         member.busy += 1
+        member.answering.called()
         member.asking.add(call.asking)
         try:
             await _end_of(call.asking)
         finally:
             member.busy -= 1
+            if not member.busy:
+                member.answering.rested()
             member.asking.discard(call.asking)
             if not call.asking.done():
                 call.asking.cancel()

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
 from loopwright.core.together import together
 from loopwright.core.wakeup import WakeUp
-from loopwright.engines.supervised import Supervised
+from loopwright.engines.engine_spans import EngineSpan, TellSpan, nobody
+from loopwright.engines.supervised import ProvenVersion, Supervised
 from loopwright.engines.worker import Launch
 from loopwright.errors import (
     EngineError,
@@ -55,9 +57,11 @@ class Pool:
         on_death: Callable[[str], object],
         prove: Prove,
         load_seconds: float = LOAD_SECONDS,
+        tell: TellSpan = nobody,
     ) -> None:
         self.changed = WakeUp()
         self._prove = prove
+        self._tell = tell
         self._load_seconds = load_seconds
         self._members = [
             Supervised(
@@ -68,6 +72,7 @@ class Pool:
                 self._count_running,
                 max_restarts=max_restarts,
                 others_serve=lambda: bool(self.running),
+                tell=tell,
             )
             for number, launch in enumerate(launches)
         ]
@@ -98,6 +103,11 @@ class Pool:
     @property
     def version(self) -> int:
         return self._version or 0
+
+    @property
+    def members(self) -> Sequence[Supervised]:
+        """All engines, also those that are away."""
+        return self._members
 
     @property
     def capacities(self) -> list[EngineCapacity]:
@@ -156,21 +166,29 @@ class Pool:
         return None
 
     async def _updated(self, member: Supervised, engine: StreamingEngine, version: int, update: WeightUpdate) -> None:
+        start, mark, error = time.time(), time.monotonic(), None
         try:
             async with asyncio.timeout(self._load_seconds):
                 await engine.load(version, update)
                 await self._proven(member, engine, version)
-        except TimeoutError:
+        except BaseException as broken:
+            error = type(broken).__name__
+            if not isinstance(broken, TimeoutError):
+                raise
             raise EngineLostError(
                 f"engine {member.name} did not load the weights of version {version} within {self._load_seconds:g} s",
                 remedy="see its log",
             ) from None
+        finally:
+            facts = {"version": version}
+            self._tell(EngineSpan("load", member.name, start, time.monotonic() - mark, facts, error))
 
     async def _proven(self, member: Supervised, engine: StreamingEngine, version: int) -> None:
         """Whatever error keeps a proof from being made, the engine has new weights that are not proven. So none of them
         may be taken for a refusal of the update."""
         try:
             await self._prove(member.name, engine, version)
+            member.proof = ProvenVersion(version, time.time())
         except (EngineLostError, ProofError, LearnerLostError):
             raise
         except LoopwrightError as error:

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
+from loopwright.engines.engine_spans import AnsweringSpans, EngineSpan, TellSpan, nobody
 from loopwright.engines.worker import Launch, Worker
 from loopwright.errors import (
     BudgetError,
@@ -37,11 +40,21 @@ LAST_WORDS_SECONDS = 1.0
 """How long to wait for the last words of a lost engine before it is ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProvenVersion:
+    """The version of the weights that an engine was proven to serve, and when (Unix time)."""
+
+    version: int
+    at: float
+
+
 class Supervised:
     """`engine` is the running engine, if there is one. `capacity` is what it, or the last one, can hold. `busy` counts
     its calls, and `asking` holds them: they end when the engine is lost, because it may never answer them. Answers of
     `distrusted`, an engine that was lost, are in doubt. `on_change` is called when `engine` has changed. An engine that
-    finds no room on a cluster is given up, unless `others_serve`."""
+    finds no room on a cluster is given up, unless `others_serve`. `tell` hears what the engine did, and `answering`
+    when it answered calls. `proof` says which weights it was proven to serve last. It was lost `losses` times, last
+    with `last_words`; `away_since` then (Unix time), if it is not back."""
 
     def __init__(
         self,
@@ -53,8 +66,15 @@ class Supervised:
         *,
         max_restarts: int,
         others_serve: Callable[[], bool] = lambda: False,
+        tell: TellSpan = nobody,
     ) -> None:
         self.name = name
+        self.answering = AnsweringSpans(name, tell)
+        self.proof: ProvenVersion | None = None
+        self.losses = 0
+        self.away_since: float | None = None
+        self.last_words = ""
+        self._tell = tell
         self.engine: StreamingEngine | None = None
         self.capacity = UNKNOWN_CAPACITY
         self.busy = 0
@@ -87,6 +107,8 @@ class Supervised:
                 if not self._served or self._deaths >= self._max_restarts:
                     raise
                 words = error.message
+            self.answering.flush()
+            self.losses, self.away_since, self.last_words, self.proof = self.losses + 1, time.time(), words, None
             self._on_death(words)
             self._deaths += 1
             if not self._served:
@@ -101,6 +123,11 @@ class Supervised:
     def serve(self, engine: StreamingEngine) -> None:
         """Let `engine` get calls."""
         self.engine, self._errors = engine, 0
+        if self.away_since is not None:
+            now = time.time()
+            facts = {"away_seconds": round(now - self.away_since, 3), "losses": self.losses}
+            self._tell(EngineSpan("engine_back", self.name, now, 0.0, facts))
+            self.away_since = None
         self._on_change()
 
     def answered(self, engine: StreamingEngine) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from loopwright.core.in_flight import session_name
 from loopwright.core.timeouts import ClockTimeout
 from loopwright.errors import OutOfTimeError, RunError
 from loopwright.gateway.call import Call, Wishes
@@ -87,7 +89,8 @@ class SessionPolicy:
             seed=sampling.seed,
             affinity=self._request.group,
         )
-        session, key = self._sessions.create(None, settings)
+        name = session_name(self._request.split, self._request.key, secrets.token_hex(4))
+        session, key = self._sessions.create(name, settings)
         self._session, self._recorder = session, session.recorder
         try:
             urls = base_urls(self._base_url, session.id)

@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from loopwright.core.in_flight import session_name
 from loopwright.core.redaction import Redactor, without_secrets
 from loopwright.core.wakeup import WakeUp
 from loopwright.errors import EngineError, EngineLostError, LeaseError, LoopwrightError, RunError
@@ -506,7 +507,7 @@ class RemoteSessionPolicy:
 
     def _new_id(self) -> str:
         key = self._request.key
-        trial = f"{self._request.split[0]}{key.draw}-{key.member}-{key.attempt}-{secrets.token_hex(4)}"
+        trial = session_name(self._request.split, key, secrets.token_hex(4))
         return f"{self._client.registration.prefix}{trial}"
 
     def _given_up(self, session: _OpenSession) -> LoopwrightError | None:

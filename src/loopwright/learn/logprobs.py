@@ -81,8 +81,12 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 def _spans(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[slice]:
-    size = min(ROWS, max(64, CHUNK // len(head)))
+    size = _span_size(head)
     return (slice(start, min(start + size, len(hidden))) for start in range(0, len(hidden), size))
+
+
+def _span_size(head: torch.Tensor) -> int:
+    return min(ROWS, max(64, CHUNK // len(head)))
 
 
 def _apply(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> tuple[torch.Tensor, _Softmax]:
@@ -99,6 +103,14 @@ def _targets_of(span: slice, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     """The targets whose logits are in the span: their indices, and their rows within the span."""
     mine = ((rows >= span.start) & (rows < span.stop)).nonzero().squeeze(1)
     return mine, rows[mine] - span.start
+
+
+def head_memory(positions: int, head: torch.Tensor) -> int:
+    """The bytes that the logits of so many positions take at most, while they are trained: the softmax weights that are
+    kept, and those of one piece with their logits, which are rounded to the head's precision first."""
+    piece = _span_size(head) * len(head)
+    kept = min(positions * len(head), KEPT)
+    return 4 * kept + (4 + head.element_size()) * min(piece, positions * len(head))
 
 
 def head_logprobs(

@@ -10,7 +10,31 @@ import torch
 
 from loopwright.core.packing import Packed
 from loopwright.errors import LearnerError
-from loopwright.models.memory import is_out_of_memory, memory_of
+from loopwright.models.memory import GIB, is_out_of_memory, memory_of
+
+MOMENT_BYTES = 8
+"""What AdamW keeps for each parameter that it trains: two float32 numbers."""
+
+SMALLER_STATE = (
+    "choose a smaller model, or a device with more memory; `loopwright check --memory` says what each part takes"
+)
+"""What to do where weights, gradients and moments are too much."""
+
+
+def smaller_batches(tokens: int, chain: int, *, limit: int, checkpoints: bool) -> str:
+    """What halves the activations of a micro-batch of so many tokens, where `limit` is learner.micro_batch_tokens. Its
+    longest chain cannot be split."""
+    half, ways = min(limit, tokens) // 2, []
+    if half >= chain:
+        ways.append(f"set learner.micro_batch_tokens to {half}, which halves the activations")
+    if not checkpoints:
+        ways.append("set learner.checkpoint_activations, which keeps only the input of each layer")
+    if half < chain:
+        ways.append(
+            f"shorten the longest chain ({chain:,} tokens; a chain is never split) by rollout.max_new_tokens or "
+            "model.max_context"
+        )
+    return "; or ".join(ways)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +50,18 @@ class Room:
         """While a micro-batch of these rows is computed."""
         tokens = sum(row.tokens for row in rows)
         chain = max(row.prefix + rest for row in rows for rest in row.rests)
-        with self._named(f"in a micro-batch of {tokens:,} tokens", self._smaller_batches(tokens, chain)):
+        remedy = smaller_batches(tokens, chain, limit=self.micro_batch_tokens, checkpoints=self.checkpoints)
+        with self._named(f"in a micro-batch of {tokens:,} tokens", remedy):
             yield
 
     @contextmanager
     def for_update(self, parameters: int) -> Iterator[None]:
         """While the optimiser updates so many parameters."""
+        size = MOMENT_BYTES * parameters / GIB
         what = f"in the update of {parameters:,} parameters, for which AdamW keeps two float32 numbers each"
-        with self._named(what, "choose a smaller model, or a device with more memory"):
+        remedy = f"{SMALLER_STATE}; `loopwright check --memory` says what each part takes"
+        with self._named(f"{what} ({size:.1f} GiB)", remedy):
             yield
-
-    def _smaller_batches(self, tokens: int, chain: int) -> str:
-        """What halves the activations of such a micro-batch. Its longest chain cannot be split."""
-        half, ways = min(self.micro_batch_tokens, tokens) // 2, []
-        if half >= chain:
-            ways.append(f"set learner.micro_batch_tokens to {half}, which halves the activations")
-        if not self.checkpoints:
-            ways.append("set learner.checkpoint_activations, which keeps only the input of each layer")
-        if half < chain:
-            ways.append(
-                f"shorten the longest chain ({chain:,} tokens; a chain is never split) by rollout.max_new_tokens or "
-                "model.max_context"
-            )
-        return "; or ".join(ways)
 
     @contextmanager
     def _named(self, what: str, remedy: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -18,16 +19,27 @@ from loopwright.errors import CheckpointError
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+FILE_BYTES = 2**28
+"""About how many bytes of all ranks go into files of one number. torch makes a file in memory before it writes it."""
+
+
 def write_moments(folder: Path, moments: Mapping[str, torch.Tensor]) -> None:
     """Write this rank's parts. All ranks call it, and rank 0 returns when all are done."""
+    writer = HuggingFaceStorageWriter(str(folder), _file_numbers(moments), save_distributed=True)
     try:
-        save(dict(moments), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        save(dict(moments), storage_writer=writer)
     # It is a BaseException, which nobody else would notice.
     except CheckpointException as error:
         raise CheckpointError(
             f"the optimiser's numbers could not be written to {folder}: {error}",
             remedy="free some disk space; earlier checkpoints are intact, and the same command goes on from the newest",
         ) from error
+
+
+def _file_numbers(moments: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The number of each tensor's file, the same on all ranks."""
+    ends = accumulate(tensor.numel() * tensor.element_size() for tensor in moments.values())
+    return {name: 1 + end // FILE_BYTES for name, end in zip(moments, ends, strict=True)}
 
 
 def read_moments(folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bool) -> dict[str, torch.Tensor]:

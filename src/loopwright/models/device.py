@@ -86,6 +86,13 @@ def chosen_device(
     return device
 
 
+def planned_device(wanted: str, *, repeatable: bool = False) -> str:
+    """The name of the device that `wanted` means, also if this machine does not have it."""
+    if wanted == AUTO:
+        return str(chosen_device(AUTO, repeatable=repeatable))
+    return f"{CUDA}:0" if wanted == CUDA else wanted
+
+
 def device_of_rank(wanted: str, rank: int, ranks: int) -> torch.device:
     """The device of one rank of a learner: rank r takes the r-th GPU that torch can use."""
     device = chosen_device(wanted)

@@ -1,10 +1,12 @@
-"""Recognises errors that say that memory ran out, and says how much of it is in use."""
+"""How much memory there is and how much of it is in use, and which errors say that it ran out."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
-from loopwright.models.control_groups import free_memory
+from loopwright.models.control_groups import free_memory, lines, memory_limits, memory_sizes
 from loopwright.models.device import CPU, CUDA
 
 GIB = 1 << 30
@@ -25,3 +27,24 @@ def memory_of(device: torch.device) -> str:
         return f"{device} ({(total - free) / GIB:.1f} of {total / GIB:.1f} GiB in use)"
     free_now = free_memory() if device.type == CPU else None
     return str(device) if free_now is None else f"the {device} ({free_now / GIB:.1f} GiB free now)"
+
+
+def anonymous_memory() -> int:
+    """The bytes of this process that no file holds: what Python and the modules that it has imported take. 0 if the
+    kernel does not say."""
+    sizes = (line.split() for line in lines(Path("/proc/self/status")))
+    return next((int(words[1]) * 1024 for words in sizes if words[:1] == ["RssAnon:"]), 0)
+
+
+def room_on(device: str) -> tuple[int | None, int | None]:
+    """How many bytes a device of this machine has, and how many of them are free now. None: it is not here, or nobody
+    knows."""
+    kind, _, number = device.partition(":")
+    if kind == CPU:
+        known = [limit for limit, _ in memory_limits()]
+        whole = memory_sizes().get("MemTotal:")
+        return min([*known, *([] if whole is None else [whole])], default=None), free_memory()
+    if kind == CUDA and torch.cuda.is_available() and int(number or 0) < torch.cuda.device_count():
+        free, total = torch.cuda.mem_get_info(torch.device(device))
+        return total, free
+    return None, None

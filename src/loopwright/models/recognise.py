@@ -51,7 +51,7 @@ def fastest_forward(
 ) -> PackedForward:
     """The lean forward if it computes what the model was proven to compute, otherwise the model's own forward. It
     decodes with the library that `find` returns, if that computes the same too."""
-    parts = _parts(model, proven.asked)
+    parts = llama_parts(model, proven.asked)
     if parts is None:
         return ModuleForward(model)
     lean = LeanForward(parts)
@@ -119,8 +119,9 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and float((one - other).abs().max()) <= SAME * float(other.abs().max())
 
 
-def _parts(model: Any, asked: list[AttentionCall]) -> LeanModel | None:
-    """The model's parts, or None if they are not exactly those of a Llama."""
+def llama_parts(model: Any, asked: list[AttentionCall]) -> LeanModel | None:
+    """The model's parts, or None if they are not exactly those of a Llama. `asked` is how each layer asks for
+    attention."""
     base, head = model.base_model, model.get_output_embeddings()
     shapes = {tuple(tensor.shape for tensor in one.tensors) for one in asked}
     if not _looks_like_llama(model) or len(asked) != len(base.layers) or len(shapes) != 1:

@@ -217,6 +217,17 @@ class AgentLoopManager:
         async with self._looping:
             await self._scheduler.abandon()
 
+    def standing(self) -> dict[str, Any]:
+        """What `describe` says, as JSON values, without the rollouts."""
+        slots = self._scheduler.slots
+        return {
+            "state": self._state.value,
+            "version": self._version,
+            "next_step": self._progress.next_consumer_step,
+            "slots": {"in_use": slots.in_use, "size": slots.size},
+            "task_sets": {name: one.standing(self._context(one)) for name, one in self._producers.items()},
+        }
+
     def describe(self) -> str:
         """Who waits for whom, the counters of every task set, and the oldest rollouts in flight."""
         step = self._progress.next_consumer_step

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from loopwright.core.in_flight import RolloutsInFlight, Stage
 from loopwright.core.redaction import Redactor, with_clean_reward, without_secrets
 from loopwright.core.seeds import derive_seed
 from loopwright.core.together import together
@@ -78,7 +79,7 @@ class Job:
 
 class RolloutRunner:
     """Runs jobs on a worker. It holds no state between calls of `run`. `redact` knows the secrets that no rollout may
-    hold."""
+    hold. `in_flight` is told which rollouts run."""
 
     def __init__(
         self,
@@ -90,8 +91,10 @@ class RolloutRunner:
         max_attempts: int,
         lockstep: Lockstep | None = None,
         redact: Redactor | None = None,
+        in_flight: RolloutsInFlight | None = None,
     ) -> None:
         self._worker = worker
+        self._in_flight = RolloutsInFlight() if in_flight is None else in_flight
         self._watch = WorkerWatch(worker, limits.worker_silence_seconds)
         self._seed = seed
         self._limits = limits
@@ -156,8 +159,10 @@ class RolloutRunner:
                 started = time.time()
                 try:
                     async with kept.slots.slot(job.key):
-                        with self._watch.over(job.key):
+                        with self._in_flight.stage(Stage.AGENT, job.split, job.key) as seen, self._watch.over(job.key):
                             made = await self._worker.run(job.request(self._seed, self._limits.agent_timeout_seconds))
+                    before = made.engines
+                    made = replace(made, engines=(*before, *(one for one in seen.engines if one not in before)))
                 except NotStartedError:
                     return None
                 except WorkerLostError as error:
@@ -165,7 +170,8 @@ class RolloutRunner:
                 made = without_secrets(made, self._redact)
             if made.awaits_judge and not job.judger.judges_groups:
                 # A rollout that is judged again is stored already.
-                made = await self._judged(made, job.judger, None if job.judge_only else kept.on_unscored)
+                with self._in_flight.stage(Stage.JUDGE, job.split, job.key):
+                    made = await self._judged(made, job.judger, None if job.judge_only else kept.on_unscored)
             elif kept.on_unscored is not None and isinstance(made.reward, Unscored):
                 await kept.on_unscored(made)
             if not isinstance(made.reward, Unscored):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from typing import Any
 
 from loopwright.core.progress import ProduceProgress
 from loopwright.errors import RunError
@@ -170,6 +171,16 @@ class TaskSetProducer:
             case GroupStatus.COMPLETED:
                 self._failure_budget.group_scored()
                 self.filter_budget.kept()
+
+    def standing(self, context: ProduceContext) -> dict[str, Any]:
+        """What `describe` says, as JSON values."""
+        return {
+            "stock": {status.value: count for status, count in self.stock.items()},
+            "lacks": self.lacks(context.step),
+            "available": context.available,
+            "target": context.target,
+            "next_group": self.choose(context),
+        }
 
     def describe(self, context: ProduceContext) -> str:
         """What it has, what the next step lacks, and why no group starts."""

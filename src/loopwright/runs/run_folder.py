@@ -74,6 +74,11 @@ class RunFolder:
         return self.path / EVENTS
 
     @property
+    def status(self) -> Path:
+        """What an open run is doing now; the last word of one that is not open."""
+        return self.path / "status.json"
+
+    @property
     def engine_log(self) -> Path:
         """The log of an engine that runs in its own process."""
         return self.path / "engine.log"

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from loopwright.core.redaction import Redactor
 from loopwright.errors import RunError
-from loopwright.track.events import timed
+from loopwright.track.events import Event, timed
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
@@ -43,6 +43,13 @@ class JsonlTracker:
 
     def span(self, name: str, *, step: int, **facts: Any) -> AbstractContextManager[None]:
         return timed(name, step, facts, lambda event: self._events.append(self._redact.value(event.record())))
+
+    def note(
+        self, name: str, *, step: int, start: float, seconds: float, who: str, error: str | None = None, **facts: Any
+    ) -> None:
+        """Write an event of somebody whom no task here stands for, such as an engine."""
+        event = Event(name, step, start, start + seconds, who, error is None, error, facts)
+        self._events.append(self._redact.value(event.record()))
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of later steps, because a resumed run writes them again. Events are history and stay."""

@@ -6,6 +6,7 @@ A train step is not a wait, because the learner is working. Everything else that
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
@@ -37,6 +38,12 @@ class Watchdog:
         self._seconds = seconds
         self._progress = progress
         self._describe = describe
+        self._waits: dict[int, tuple[str, float]] = {}
+
+    @property
+    def waits(self) -> list[tuple[str, float]]:
+        """What is waited for, and since when (Unix time)."""
+        return list(self._waits.values())
 
     @property
     def is_stopping(self) -> bool:
@@ -49,6 +56,7 @@ class Watchdog:
         An exception during the cancellation is reported too, for example a full disk when `work` stores its state.
         """
         task = asyncio.ensure_future(work)
+        self._waits[id(task)] = what, time.time()
         try:
             await self._watch(task, what)
         except asyncio.CancelledError:
@@ -63,6 +71,8 @@ class Watchdog:
             if broken is not None:
                 error.add_note(f"besides, {type(broken).__name__}: {broken}")
             raise
+        finally:
+            del self._waits[id(task)]
         return task.result()
 
     async def wait_or_stop(self, what: str, work: Coroutine[Any, Any, T]) -> T | None:

@@ -8,7 +8,7 @@ from loopwright.runs.auditing.audit import standing
 from loopwright.ui.alarm_answers import alarms_of
 from loopwright.ui.answers import cut
 from loopwright.ui.asked import Asked
-from loopwright.ui.run_answers import is_alive
+from loopwright.ui.run_answers import is_alive, status_of
 from loopwright.ui.run_view import RunView
 
 
@@ -20,6 +20,7 @@ def health(view: RunView, asked: Asked) -> dict[str, Any]:
     alive = is_alive(view)
     return {
         "alive": alive,
+        "status": status_of(view),
         **view.progress(),
         "alarms": alarms_of(view, alive),
         "conservation": _conservation(view),

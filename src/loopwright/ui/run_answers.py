@@ -7,6 +7,7 @@ from typing import Any
 
 from loopwright.errors import LoopwrightError
 from loopwright.runs.lock_holder import lock_holder
+from loopwright.runs.run_status import read_status
 from loopwright.ui.answers import cut, numbers
 from loopwright.ui.asked import Asked
 from loopwright.ui.run_view import RunView
@@ -50,12 +51,21 @@ def is_alive(view: RunView) -> bool:
     return lock_holder(view.inside(view.folder.lock)) is not None
 
 
+def status_of(view: RunView) -> dict[str, Any]:
+    """Whether the run runs, and what it does now: nothing is told of the present of a run that does not run."""
+    view.inside(view.folder.status)
+    view.inside(view.folder.lock)
+    found = read_status(view.folder)
+    return {"state": found.state, "pid": found.pid, "age": found.age, "told": cut(found.present, 500)}
+
+
 def overview(view: RunView, asked: Asked) -> dict[str, Any]:
     config = _config(view)
     return {
         "name": view.name,
         **view.progress(),
         "alive": is_alive(view),
+        "status": status_of(view),
         "metrics": view.metric_names(),
         "steps": _at(config, "trainer", "steps"),
         "task_sets": cut([str(one.get("name")) for one in _task_sets(config)]),

@@ -8,6 +8,7 @@ from typing import Any
 from loopwright.runs.step_work import work_lanes
 from loopwright.ui.answers import cut, numbers
 from loopwright.ui.asked import Asked
+from loopwright.ui.run_answers import status_of
 from loopwright.ui.run_view import RunView
 
 MOST_STEPS = 20
@@ -36,7 +37,10 @@ def timeline(view: RunView, asked: Asked) -> dict[str, Any]:
     first, last = (steps[0], steps[-1]) if steps else (None, None)
     begin = min((span["start"] for span in spans), default=None)
     end = max((span["end"] for span in spans), default=None)
+    # Who is in flight now belongs to the end of the timeline only.
+    status = status_of(view) if to is None or not steps or to >= steps[-1] else None
     return {
+        "status": status,
         "first": first,
         "last": last,
         "steps": shown,

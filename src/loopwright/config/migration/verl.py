@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loopwright.config.migration import rules
 from loopwright.config.migration.adapters import ADAPTERS
+from loopwright.config.migration.many_gpus import MANY_GPUS
 from loopwright.config.migration.values import Rule, one_of, only, to
 
 SCHEDULE = one_of("learner.schedule", {"constant": "constant", "cosine": "cosine"}, "choose a learner.schedule")
@@ -119,4 +120,4 @@ REST: dict[str, Rule] = {
     "critic.enable": only(False, remedy="remove it: advantages come from groups, without a critic"),
 }
 
-RULES = {**ACTOR, **ROLLOUT, **REST}
+RULES = {**ACTOR, **ROLLOUT, **MANY_GPUS, **REST}

@@ -5,22 +5,20 @@ from __future__ import annotations
 BY_REMEDY = {
     "remove it: num_actors of each section, rollout.nodes and cluster say what runs where": """
         actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout
-        actor_rollout_ref.actor.strategy actor_rollout_ref.actor.fsdp_config actor_rollout_ref.actor.megatron
-        actor_rollout_ref.actor.ulysses_sequence_parallel_size
+        actor_rollout_ref.actor.fsdp_config actor_rollout_ref.actor.megatron
         actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.n_gpus_per_node
-        actor_rollout_ref.rollout.tensor_model_parallel_size actor_rollout_ref.rollout.data_parallel_size
+        actor_rollout_ref.rollout.data_parallel_size
         actor_rollout_ref.rollout.expert_parallel_size actor_rollout_ref.rollout.pipeline_model_parallel_size
         actor_rollout_ref.rollout.checkpoint_engine actor_rollout_ref.rollout.disaggregation
         actor_rollout_ref.rollout.update_weights_bucket_megabytes actor_rollout_ref.rollout.multi_stage_wake_up
         actor_rollout_ref.rollout.layered_summon actor_rollout_ref.rollout.router_config_path
-        trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.use_legacy_worker_impl
+        trainer.device trainer.balance_batch trainer.use_legacy_worker_impl
         trainer.use_v1 trainer.v1 trainer.esi_redundant_time trainer.ray_wait_register_center_timeout
         trainer.default_hdfs_dir trainer.del_local_ckpt_after_load trainer.checkpoint_callback_class
         ray_kwargs transfer_queue
     """,
     "remove it; learner.micro_batch_tokens and rollout.engine.max_batch bound memory": """
         actor_rollout_ref.actor.ppo_micro_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
-        actor_rollout_ref.model.enable_gradient_checkpointing actor_rollout_ref.model.enable_activation_offload
         actor_rollout_ref.rollout.gpu_memory_utilization actor_rollout_ref.rollout.free_cache_engine
         actor_rollout_ref.rollout.max_num_batched_tokens actor_rollout_ref.rollout.log_prob_micro_batch_size
         actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu actor_rollout_ref.rollout.log_prob_use_dynamic_bsz
@@ -28,13 +26,13 @@ BY_REMEDY = {
     """,
     "remove it: how the model is computed is not a setting": """
         actor_rollout_ref.actor.use_torch_compile actor_rollout_ref.actor.use_fused_kernels
-        actor_rollout_ref.actor.use_remove_padding actor_rollout_ref.actor.use_prefix_grouper
+        actor_rollout_ref.actor.use_prefix_grouper
         actor_rollout_ref.actor.pad_to_length actor_rollout_ref.actor.entropy_from_logits_with_chunking
         actor_rollout_ref.actor.entropy_from_logits_chunk_size actor_rollout_ref.actor.entropy_checkpointing
         actor_rollout_ref.actor.calculate_sum_pi_squared actor_rollout_ref.actor.router_replay
         actor_rollout_ref.actor.qat actor_rollout_ref.actor.freeze_vision_tower
         actor_rollout_ref.model.hf_config_path actor_rollout_ref.model.use_shm actor_rollout_ref.model.external_lib
-        actor_rollout_ref.model.override_config actor_rollout_ref.model.use_remove_padding
+        actor_rollout_ref.model.override_config
         actor_rollout_ref.model.use_liger actor_rollout_ref.model.tiled_mlp
         actor_rollout_ref.model.use_fused_kernels actor_rollout_ref.model.fused_kernel_options
         actor_rollout_ref.model.mtp

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from loopwright.core.in_flight import DOOR
 from loopwright.engines.controller import RolloutController
 from loopwright.engines.http.model_card import ModelCard
 from loopwright.engines.http.server import app_of, generating_routes
@@ -32,8 +33,6 @@ from loopwright.types import GenerateRequest, Generation
 BEAT_SECONDS = 1.0
 """How often a call without new tokens is told the held seconds: a caller's limit is exact to about this."""
 MANAGING = ("/pause", "/resume", "/is_paused", "/weights", PROBE, LEASE)
-PREFIX = "door/"
-"""Requests of the door have names of their own, so that nobody outside can abort the run's own requests."""
 
 
 class DoorSampler:
@@ -67,7 +66,7 @@ class DoorSampler:
 def _name(request_id: str) -> str:
     """The request's name within the run. What comes before its last slash names a session, which stays with one engine.
     A caller that names no session has one for each request."""
-    return f"{PREFIX}{request_id}" if "/" in request_id else f"{PREFIX}{request_id}/"
+    return f"{DOOR}{request_id}" if "/" in request_id else f"{DOOR}{request_id}/"
 
 
 def door_app(controller: RolloutController, card: ModelCard, *, beat_seconds: float = BEAT_SECONDS) -> Starlette:

@@ -184,6 +184,13 @@ class EngineBatch:
             self._next_token.sample(logits[0] if len(logits) == 1 else torch.cat(logits), self.version)
 
 
+def halving(max_batch: int) -> str:
+    """What halves the keys and values of live requests."""
+    return (
+        f"set rollout.engine.max_batch to {max(1, max_batch // 2)}, which halves the keys and values of live requests"
+    )
+
+
 def _place(sequence: Sequence) -> int:
     """The index of its row. Remove the last rows first: rows after a removed row have to move."""
     return -1 if sequence.row is None else sequence.row.index

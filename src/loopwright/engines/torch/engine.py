@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from loopwright.engines.torch.batch import EngineBatch
+from loopwright.engines.torch.batch import EngineBatch, halving
 from loopwright.engines.torch.grammar import Grammars, GrammarState
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.engines.torch.weights import EngineWeights
@@ -353,11 +353,9 @@ class TorchEngine:
         if isinstance(error, EngineError):
             return error
         if is_out_of_memory(error):
-            half = max(1, self._max_batch // 2)
             return EngineError(
                 f"the engine is out of memory on {self._batch.room}: {error}",
-                remedy=f"set rollout.engine.max_batch to {half}, which halves the keys and values of live requests; or "
-                "lower rollout.engine.cache_tokens or rollout.max_new_tokens",
+                remedy=f"{halving(self._max_batch)}; or lower rollout.engine.cache_tokens or rollout.max_new_tokens",
             )
         return EngineError(
             f"the engine failed: {type(error).__name__}: {error}",

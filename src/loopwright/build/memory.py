@@ -1,0 +1,256 @@
+"""What memory a run needs, process by process, from its config and the shapes of its model. No weights are loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loopwright.build import parts
+from loopwright.build.lora import adapted_model
+from loopwright.config import Loaded, TorchEngineConfig
+from loopwright.engines.torch.batch import halving
+from loopwright.engines.torch.memory_plan import Load, engine_memory
+from loopwright.learn.memory_plan import StepShape, TrainedState, step_memory
+from loopwright.learn.room import SMALLER_STATE, smaller_batches
+from loopwright.learn.trained import WholeModel
+from loopwright.models.device import CPU, planned_device
+from loopwright.models.memory import anonymous_memory, room_on
+from loopwright.models.shapes import META, ModelShape, model_shape
+from loopwright.types import ProduceKind
+
+if TYPE_CHECKING:
+    from loopwright.learn.lora import AdaptedModel
+
+KEPT_BY_THE_ALLOCATOR = 1.35
+"""The memory of a train step on a CPU, in terms of the bytes of its tensors: glibc keeps what was freed between tensors
+that live on. Measured with SmolLM2."""
+
+
+LESS_TRAINED = f"train adapters (learner.lora), which leaves weights without gradients and moments; or {SMALLER_STATE}"
+
+
+class When(StrEnum):
+    """When a part of the memory is needed. Sampling and training take turns in a process that does both."""
+
+    ALWAYS = "always"
+    SAMPLING = "sampling"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """What takes `size` bytes, and what makes it half as large."""
+
+    name: str
+    size: int
+    halved_by: str
+    when: When = When.ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """One of `count` processes that need the same on `device`. `here` is False where that is another machine's, or may
+    be."""
+
+    name: str
+    device: str
+    parts: tuple[MemoryPart, ...]
+    count: int = 1
+    here: bool = True
+
+    @property
+    def peak(self) -> int:
+        sizes = {when: sum(part.size for part in self.parts if part.when is when) for when in When}
+        return sizes[When.ALWAYS] + max(sizes[When.SAMPLING], sizes[When.TRAINING])
+
+    @property
+    def largest(self) -> MemoryPart:
+        """Of those that a setting makes smaller."""
+        return max((part for part in self.parts if part.halved_by), key=lambda part: part.size)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """What all processes on a device need at their peaks, and what it has. None: nobody knows."""
+
+    device: str
+    needed: int
+    total: int | None
+    free: int | None
+    largest: MemoryPart
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.total is None else self.needed <= self.total
+
+    @property
+    def fits_now(self) -> bool | None:
+        return None if self.free is None else self.needed <= self.free
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """`tokens` is how long each conversation was taken to get, and `answer` of them are sampled last."""
+
+    tokens: int
+    answer: int
+    processes: tuple[ProcessMemory, ...]
+
+    def devices(self) -> Iterator[DeviceRoom]:
+        here = [process for process in self.processes if process.here]
+        for device in dict.fromkeys(process.device for process in here):
+            mine = [process for process in here if process.device == device]
+            total, free = room_on(device)
+            largest = max((process.largest for process in mine), key=lambda part: part.size)
+            yield DeviceRoom(device, sum(process.count * process.peak for process in mine), total, free, largest)
+
+
+def plan_memory(loaded: Loaded, cache: Path, tokens: int | None = None) -> MemoryPlan:
+    """The plan for conversations of `tokens` tokens, or of as many as the model's context has. Raises ModelError if
+    there is no such model, or if it could not run."""
+    config = loaded.config
+    device = planned_device(config.model.device, repeatable=config.trainer.deterministic)
+    with _shape(loaded, cache, device) as shape:
+        longest = shape.loaded.max_context
+    wanted = [own.sampling.max_new_tokens or config.rollout.max_new_tokens for own in config.task_sets]
+    size = min(longest, tokens or longest)
+    answer = max(1, min(max(wanted), size - 1))
+    planner = _Planner(loaded, cache, device, max(1, size - answer), answer)
+    return MemoryPlan(size, answer, tuple(planner.processes()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """`prompt` and `answer` are the tokens of each conversation."""
+
+    loaded: Loaded
+    cache: Path
+    device: str
+    prompt: int
+    answer: int
+
+    def processes(self) -> Iterator[ProcessMemory]:
+        config = self.loaded.config
+        engine, trainer = config.rollout.engine, config.trainer
+        apart = engine.processes(trainer.kind)
+        own = [*_base(self.device), *self._learner()]
+        if apart == 0:
+            own += self._engine(self.device)
+        yield ProcessMemory("the run", self.device, tuple(own))
+        if apart and isinstance(engine, TorchEngineConfig):
+            device = planned_device(parts.engine_device(config))
+            needed = [*_base(device), *self._engine(device, count=apart)]
+            yield ProcessMemory("an engine", device, tuple(needed), count=apart, here=not engine.num_actors)
+        if apart:
+            yield ProcessMemory("shared memory of all processes", CPU, (self._on_the_way(),))
+
+    def _learner(self) -> Iterator[MemoryPart]:
+        config, learner = self.loaded.config, self.loaded.config.learner
+        step, limit, checkpoints = self._step(), learner.micro_batch_tokens, learner.checkpoint_activations
+        # peft cannot change a model of a FakeTensorMode.
+        with self._shape(self.device if learner.lora is None else META) as shape:
+            trained = self._trained(shape)
+            state = TrainedState.of(trained.parameters, shape.size)
+            memory = step_memory(shape, trained, step, micro_batch_tokens=limit, checkpointed=checkpoints)
+            beside = 0
+            if not isinstance(trained, WholeModel) and not config.rollout.engine.processes(config.trainer.kind):
+                beside = sum(weight.nbytes for weight in trained.base.values())
+        yield MemoryPart("weights", state.weights, SMALLER_STATE)
+        if beside:
+            yield MemoryPart(
+                "weights under adapters, apart from the engine's", beside, "name fewer learner.lora.targets"
+            )
+        for name, size in (
+            ("weights in float32", state.masters),
+            ("gradients", state.gradients),
+            ("moments of AdamW", state.moments),
+        ):
+            if size:
+                yield MemoryPart(name, size, LESS_TRAINED if learner.lora is None else SMALLER_STATE)
+        if learner.kl is not None and (learner.lora is None or learner.kl.reference is not None):
+            with self._shape(self.device, learner.kl.reference) as shape:
+                yield MemoryPart("reference model", shape.size, "remove learner.kl")
+        peak = int(memory.peak * (KEPT_BY_THE_ALLOCATOR if self.device == CPU else 1))
+        yield MemoryPart(
+            f"activations and logits of {memory.tokens:,} tokens",
+            max(0, peak - state.gradients),
+            smaller_batches(memory.tokens, step.chain, limit=limit, checkpoints=checkpoints),
+            When.TRAINING,
+        )
+
+    def _trained(self, shape: ModelShape) -> WholeModel | AdaptedModel:
+        return adapted_model(self.loaded.config, shape.loaded) or WholeModel(shape.loaded)
+
+    def _step(self) -> StepShape:
+        """A mini-batch, as large as it gets."""
+        config = self.loaded.config
+        groups = config.trainer.groups_per_step
+        parts_of_a_step = max(1, min(config.learner.mini_batches, groups))
+        return StepShape(math.ceil(groups / parts_of_a_step), config.rollout.samples_per_task, self.prompt, self.answer)
+
+    def _engine(self, device: str, count: int = 0) -> Iterator[MemoryPart]:
+        """An embedded engine, or one of `count` in processes of their own. On a CPU, keys and values stay while the
+        learner trains."""
+        config, settings = self.loaded.config, self.loaded.config.rollout.engine.embedded
+        sequences = min(settings.max_batch, math.ceil(self._in_flight() / max(1, count)))
+        load = Load(sequences, config.rollout.samples_per_task, self.prompt, self.answer)
+        with self._shape(device) as shape:
+            memory = engine_memory(shape, load, native=settings.native)
+            weights = shape.size
+        kept = When.ALWAYS if device == CPU else When.SAMPLING
+        if count:
+            yield MemoryPart("weights", weights, "choose a smaller model")
+        if memory.copy:
+            off = "set rollout.engine.native to false, which decodes more slowly"
+            yield MemoryPart("copy of the weights for native steps", memory.copy, off, When.SAMPLING)
+        size = f"{load.sequences:,} sequences of {self.prompt + self.answer:,} tokens"
+        yield MemoryPart(f"keys and values of {size}", memory.keys_and_values, halving(settings.max_batch), kept)
+        if not config.trainer.deterministic or count:
+            streams = load.prompts * self.prompt + load.sequences * self.answer
+            cached = min(settings.cache_tokens, streams)
+            halved = f"set rollout.engine.cache_tokens to {settings.cache_tokens // 2}"
+            yield MemoryPart(f"cache of {cached:,} earlier tokens", cached * memory.per_token, halved, kept)
+        yield MemoryPart("a pass over prompts", memory.passing, "shorten prompts", When.SAMPLING)
+
+    def _in_flight(self) -> int:
+        """How many answers are sampled at the same time, at most."""
+        config = self.loaded.config
+        rollout, produce = config.rollout, config.produce
+        many = rollout.engine.embedded.max_batch if rollout.concurrency == "auto" else rollout.concurrency
+        if produce.kind is not ProduceKind.SYNC:
+            return many
+        batch = config.trainer.groups_per_step * rollout.samples_per_task
+        return min(many, math.ceil(batch * (1 + produce.over_sample)))
+
+    def _on_the_way(self) -> MemoryPart:
+        """New weights are a file in memory, and the one before it is written over by the next."""
+        config = self.loaded.config
+        with self._shape(META) as shape:
+            is_whole = config.learner.lora is None or not config.rollout.engine.takes_adapters
+            sent = shape.size if is_whole else sum(p.nbytes for p in self._trained(shape).parameters.values())
+        return MemoryPart("weights on their way to engines", 2 * sent, SMALLER_STATE)
+
+    def _shape(self, device: str, path: str | None = None) -> AbstractContextManager[ModelShape]:
+        return _shape(self.loaded, self.cache, device, path)
+
+
+def _shape(loaded: Loaded, cache: Path, device: str, path: str | None = None) -> AbstractContextManager[ModelShape]:
+    model = loaded.config.model
+    return model_shape(
+        parts.model_source(loaded, path or model.path),
+        cache=cache,
+        dtype=model.dtype,
+        max_context=model.max_context,
+        device_type=device.partition(":")[0],
+    )
+
+
+def _base(device: str) -> Iterator[MemoryPart]:
+    """What a process takes before it loads a model, as far as it is on the device."""
+    if device == CPU:
+        yield MemoryPart("Python, torch and transformers", anonymous_memory(), "")

@@ -1,0 +1,105 @@
+"""What memory training needs, found out by a step on a model without weights (`models.shapes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from loopwright.core.packing import Packed, micro_batches
+from loopwright.learn.attention import SharedPrefixPlan
+from loopwright.learn.logprobs import head_memory
+from loopwright.learn.master import HALF, MasterWeights
+from loopwright.learn.room import MOMENT_BYTES
+from loopwright.learn.samples import tensors_of
+from loopwright.learn.sft import Example
+from loopwright.learn.trained import Trained
+from loopwright.models.live_memory import LiveMemory
+from loopwright.models.shapes import ModelShape
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedState:
+    """The bytes that a learner keeps from its first step on. `masters` are the float32 weights of a model in half
+    precision."""
+
+    weights: int
+    masters: int
+    gradients: int
+    moments: int
+
+    @classmethod
+    def of(cls, trained: Mapping[str, torch.Tensor], weights: int) -> TrainedState:
+        """The state if these parameters are trained, in a model whose weights take so many bytes."""
+        numbers = sum(p.numel() for p in trained.values())
+        return cls(
+            weights=weights,
+            masters=FLOAT32 * sum(p.numel() for p in trained.values() if p.dtype in HALF),
+            gradients=FLOAT32 * numbers,
+            moments=MOMENT_BYTES * numbers,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The rollouts of a mini-batch: `groups` of `samples` answers of `answer` tokens each, after prompts of `prompt`
+    tokens. All groups are as large as they can be."""
+
+    groups: int
+    samples: int
+    prompt: int
+    answer: int
+
+    def micro_batches(self, max_tokens: int) -> list[list[Packed]]:
+        rests = (self.answer - 1,) * self.samples
+        rows = [
+            Packed(self.prompt, tuple(range(group * self.samples, (group + 1) * self.samples)), rests)
+            for group in range(self.groups)
+        ]
+        return micro_batches(rows, max_tokens)
+
+    @property
+    def chain(self) -> int:
+        """The tokens of the longest chain that a forward pass computes."""
+        return self.prompt + self.answer - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """The largest micro-batch of a step, and the bytes that a step takes at most: its gradients, activations and
+    logits."""
+
+    tokens: int
+    peak: int
+
+
+def step_memory(
+    shape: ModelShape, trained: Trained, step: StepShape, *, micro_batch_tokens: int, checkpointed: bool
+) -> StepMemory:
+    """Compute a micro-batch without numbers, and count what lives. `trained` is made of the shape, which can be used
+    for one step only."""
+    batches = step.micro_batches(micro_batch_tokens)
+    rows = max(batches, key=lambda rows: sum(row.tokens for row in rows))
+    device = shape.loaded.model.device
+    example = Example.of([0] * step.prompt, [0] * step.answer)
+    body = trained.body(checkpointed=checkpointed)
+    weights = MasterWeights(trained.parameters)
+    memory = LiveMemory()
+    with memory:
+        if len(batches) > 1:
+            # The gradients of the micro-batches before it.
+            for weight in weights.named.values():
+                weight.grad = torch.empty_like(weight)
+        data = tensors_of(rows, [example] * (step.groups * step.samples), device)
+        hidden = body.hidden(data, SharedPrefixPlan(rows, device))
+        head = body.head
+        memory.peak = max(memory.peak, memory.used + head_memory(len(hidden), head))
+        if head.requires_grad and head.grad is None:
+            head.grad = torch.empty_like(head)
+        hidden.backward(torch.empty_like(hidden))  # type: ignore[no-untyped-call]
+        del hidden, data
+        weights.gather_gradients()
+    return StepMemory(sum(row.tokens for row in rows), memory.peak)

@@ -1,0 +1,85 @@
+"""`check --memory` as a user types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loopwright.build.memory import DeviceRoom, MemoryPart, ProcessMemory, When
+from loopwright.cli import main
+from loopwright.cli.memory import verdict
+
+CONFIG = """
+model: {{path: {model}}}
+data: {{kind: jsonl, path: tasks.jsonl}}
+agent: {{kind: single_turn, judger: integer_answer}}
+rollout: {{max_new_tokens: 8}}
+trainer: {{run_dir: runs/x, steps: 10}}
+"""
+GIB = 1 << 30
+PART = MemoryPart("weights", 3 * GIB, "choose a smaller model")
+
+
+@pytest.fixture
+def file(tmp_path: Path, tiny_llama_folder: Path) -> Path:
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "2+2?", "truth": 4}\n')
+    (tmp_path / "run.yaml").write_text(CONFIG.format(model=tiny_llama_folder))
+    return tmp_path / "run.yaml"
+
+
+def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    return int(caught.value.code or 0), capfd.readouterr().out
+
+
+def test_every_part_of_a_run_is_listed(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capfd, "check", file, "--memory", "--tokens", 40)
+    assert code == 0
+    assert "conversations of 40 tokens (--tokens), of which 8 are sampled last" in out
+    for name in ("weights", "gradients", "moments of AdamW", "activations and logits of 704 tokens", "at most, in GiB"):
+        assert f"  {name}" in out
+    assert "keys and values of 64 sequences of 40 tokens" in out
+    assert "fits: cpu needs 0." in out
+    assert "the largest part is " in out
+
+
+def test_an_engine_apart_is_a_process_of_its_own(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capfd, "check", file, "--memory", "--tokens", 40, "rollout.engine.num_engines=2")
+    assert code == 0
+    assert "an engine (2 of them) on cpu" in out
+    assert "weights on their way to engines" in out
+
+
+def test_what_does_not_fit_exits_with_2(
+    file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loopwright.build.memory.room_on", lambda device: (1 << 20, 1 << 20))
+    code, out = run(capfd, "check", file, "--memory", "--tokens", 40)
+    assert code == 2
+    assert "does not fit: cpu needs" in out
+
+
+def test_sampling_and_training_take_turns() -> None:
+    parts = (
+        PART,
+        MemoryPart("activations", GIB, "", When.TRAINING),
+        MemoryPart("copy", 2 * GIB, "", When.SAMPLING),
+        MemoryPart("prompts", GIB, "", When.SAMPLING),
+    )
+    assert ProcessMemory("the run", "cpu", parts).peak == 6 * GIB
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "said"),
+    [
+        (8, 8, "fits: cpu needs 6.00 GiB of the 8.00 GiB"),
+        (8, 5, "fits, but not now"),
+        (5, 5, "does not fit: cpu needs 6.00 GiB of the 5.00 GiB"),
+        (None, None, "what it has is not known here"),
+    ],
+)
+def test_the_verdict(total: int | None, free: int | None, said: str) -> None:
+    whole, now = (None if size is None else size * GIB for size in (total, free))
+    assert said in verdict(DeviceRoom("cpu", 6 * GIB, whole, now, PART))[0]
