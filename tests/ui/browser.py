@@ -107,6 +107,7 @@ async def at_port(
         await context.grant_permissions(["clipboard-read", "clipboard-write"], origin=root)
         page = await context.new_page()
         page.set_default_timeout(WAIT_MS)
+        page.set_default_navigation_timeout(6 * WAIT_MS)
         visit = Visit(page, root)
         page.on("console", lambda message: visit.heard(message))
         page.on("pageerror", lambda error: visit.complaints.append(str(error)))
@@ -115,8 +116,9 @@ async def at_port(
         await page.locator("main h1").first.wait_for(state="attached")
         assert key not in page.url
         yield visit
-        assert visit.complaints == []
-        assert [url for url in visit.foreign if not url.startswith(("data:", "blob:"))] == []
+        foreign = [url for url in visit.foreign if not url.startswith(("data:", "blob:"))]
+        assert not visit.complaints, visit.complaints
+        assert not foreign, foreign
     finally:
         await context.close()
 

@@ -3,10 +3,12 @@ deleted."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 from browser import Visit, at_port, visiting
 from live_run import DEADLINE, end, engine_of, training, until, write_live_run
@@ -85,10 +87,16 @@ async def look_at_a_token(visit: Visit, folder: RunFolder) -> None:
 async def watch_an_engine_die(visit: Visit, end_of: int) -> None:
     await visit.page.get_by_role("link", name="Health", exact=True).click()
     await visit.page.locator("main h2").first.wait_for()
+    for told in ("What goes on", "Engines now", "serves", "In flight now"):
+        await expect(visit.page.locator("main")).to_contain_text(told, timeout=LONG)
     end(end_of)
     await expect(visit.page.locator("main")).to_contain_text("engine lost", timeout=LONG)
     await expect(visit.page.locator("main")).to_contain_text("SIGKILL")
     await visit.shot("live-engine-lost")
+    await expect(visit.page.locator("main")).to_contain_text("engine back", timeout=LONG)
+    await visit.page.get_by_role("link", name="Timeline", exact=True).click()
+    await expect(visit.page.locator(".lanes")).to_contain_text("engine 0", timeout=LONG)
+    await visit.shot("live-timeline")
     await visit.page.get_by_role("link", name="Curves", exact=True).click()
     await visit.page.locator(".chart canvas").first.wait_for(timeout=LONG)
     await more_points(visit)
@@ -97,6 +105,16 @@ async def watch_an_engine_die(visit: Visit, end_of: int) -> None:
 async def look_at_the_own_page(browser: Browser, folder: RunFolder) -> None:
     """The page that the run has opened itself shows the same."""
     port = json.loads(folder.ui.read_text("ascii"))["port"]
+    async with asyncio.timeout(DEADLINE), httpx.AsyncClient(timeout=DEADLINE) as client:
+        while not await answers(client, f"http://127.0.0.1:{port}/health"):
+            await asyncio.sleep(0.1)
     async with at_port(browser, port, read_key(folder.ui_key)) as own:
         await own.page.locator(".chart canvas").first.wait_for(timeout=LONG)
         await expect(own.page.locator("#live")).to_contain_text("step", timeout=LONG)
+
+
+async def answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.ConnectError:
+        return False

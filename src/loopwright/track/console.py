@@ -1,16 +1,17 @@
-"""Shows a run on the terminal: live bars for the present work, and one permanent line after each step.
+"""Shows a run on the terminal: its numbers and bars for the present work, live, and one permanent line after each step.
 
 If the output is no terminal, only the lines are written, each as soon as it is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import rich.console
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -23,8 +24,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from loopwright.core.duration import duration
 from loopwright.track.console_text import EVAL, PhaseTally, eval_line, evaluations, step_line
+from loopwright.track.live_numbers import LiveNumbers
 from loopwright.types import Rollout
 
 LABELS = {
@@ -65,7 +66,8 @@ class Console:
         self._out = out or rich.console.Console(highlight=False)
         self._rewards: dict[int, float] = {}
         self._first_eval: dict[tuple[str, str], float] = {}
-        self._bars = _bars(self._out)
+        self._numbers = LiveNumbers(steps) if steps is not None else None
+        self._bars = _bars(self._out, self._numbers)
         self._whole = self._bars.add_task("steps", total=steps, visible=steps is not None)
         self._phase: _Phase | None = None
 
@@ -93,10 +95,14 @@ class Console:
         for place, numbers in evaluations(metrics).items():
             self._print(eval_line(step, place, numbers, self._first_eval.get(place)))
             if "reward" in numbers:
+                if self._numbers is not None:
+                    self._numbers.evaluated(", ".join(place), numbers["reward"])
                 self._first_eval.setdefault(place, numbers["reward"])
         trained = {name: value for name, value in metrics.items() if not name.startswith(EVAL)}
         if not trained:
             return
+        if self._numbers is not None:
+            self._numbers.trained(step, trained)
         if "reward/mean" in trained:
             # After a loss of the learner, steps come again.
             self._rewards = {one: reward for one, reward in self._rewards.items() if one < step}
@@ -116,6 +122,8 @@ class Console:
         if name in ("rollout", "wait"):
             # A resumed run does not begin at step 1.
             self._bars.update(self._whole, completed=step - 1)
+            if self._numbers is not None:
+                self._numbers.begin(step)
         try:
             yield
         finally:
@@ -124,6 +132,8 @@ class Console:
 
     def on_rollout(self, rollout: Rollout) -> None:
         """Count one finished rollout, scored or failed, for the present work."""
+        if self._numbers is not None:
+            self._numbers.saw(rollout)
         if self._phase is not None:
             self._phase.tally.add(rollout)
             self._bars.update(self._phase.bar, completed=len(self._phase.tally.seen))
@@ -141,17 +151,31 @@ class _Count(ProgressColumn):
 
 
 class _Detail(ProgressColumn):
-    """The rewards of a phase so far. For the whole run: the time that is left."""
+    """The rewards of a phase so far."""
 
     def render(self, task: Task) -> Text:
         tally = task.fields.get("tally")
-        if tally is not None:
-            return Text(str(tally))
-        return Text(f"about {duration(task.time_remaining)} left" if task.time_remaining else "", style="dim")
+        return Text("" if tally is None else str(tally))
 
 
-def _bars(out: rich.console.Console) -> Progress:
-    return Progress(
+class _Screen(Progress):
+    """The numbers of a run, and below them its bars."""
+
+    def __init__(self, numbers: LiveNumbers | None, *columns: ProgressColumn, **options: Any) -> None:
+        self._numbers = numbers
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self._numbers is not None:
+            for label, text in self._numbers.lines():
+                line = Text.assemble((f"  {label:<12}", "dim"), text, style="red" if label == "failures" else "")
+                yield Text(line.plain, spans=line.spans, style=line.style, no_wrap=True, overflow="ellipsis")
+        yield self.make_tasks_table(self.tasks)
+
+
+def _bars(out: rich.console.Console, numbers: LiveNumbers | None) -> Progress:
+    return _Screen(
+        numbers,
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -162,5 +186,4 @@ def _bars(out: rich.console.Console) -> Progress:
         transient=True,
         # Drawing must not take CPU time from the run, and a step may take minutes.
         refresh_per_second=4,
-        speed_estimate_period=1800.0,
     )

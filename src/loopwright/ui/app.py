@@ -23,7 +23,7 @@ from loopwright.serve.guard import Message, Receive, Scope, Send
 from loopwright.ui.access import Access
 from loopwright.ui.answers import NO_STORE, json_answer
 from loopwright.ui.asked import Asked
-from loopwright.ui.health_answers import alarms_alone, health
+from loopwright.ui.health_answers import alarms_alone, health, status_alone
 from loopwright.ui.run_answers import config_of, list_runs, metrics_of, overview
 from loopwright.ui.run_view import RunView
 from loopwright.ui.served import ServedRuns
@@ -59,6 +59,7 @@ OF_A_RUN: Mapping[str, Answer] = {
     "/timeline": timeline,
     "/health": health,
     "/alarms": alarms_alone,
+    "/status": status_alone,
 }
 """What can be asked about a run, by the end of its path."""
 

@@ -33,6 +33,11 @@ def alarms_alone(view: RunView, asked: Asked) -> dict[str, Any]:
     return {"alarms": alarms_of(view, is_alive(view))}
 
 
+def status_alone(view: RunView, asked: Asked) -> dict[str, Any]:
+    """For views that follow what a run does now."""
+    return {"status": status_of(view)}
+
+
 def _conservation(view: RunView) -> dict[str, Any]:
     if not view.inside(view.folder.rollouts).is_file():
         return {}

@@ -125,6 +125,13 @@ class RunView:
                 self._remembered[name] = time.monotonic(), found
         return cast(Kept, found)
 
+    def told_at(self) -> float | None:
+        """When the driver last told what it does; None if it never did."""
+        try:
+            return self.inside(self._folder.status).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
     def progress(self) -> dict[str, Any]:
         """How far the metrics and the events are, cheap enough to ask every second."""
         self.inside(self._folder.metrics)

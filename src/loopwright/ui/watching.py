@@ -44,7 +44,7 @@ class Watcher:
     def _look(self, name: str) -> dict[str, Any]:
         try:
             view = self._runs.view(name)
-            return {"run": name, "gone": False, "alive": is_alive(view), **view.progress()}
+            return {"run": name, "gone": False, "alive": is_alive(view), "told": view.told_at(), **view.progress()}
         except (LoopwrightError, OSError) as error:
             return {"run": name, "gone": True, "why": str(error).splitlines()[0]}
 

@@ -12,7 +12,7 @@ export async function show({ run, signal, watch }) {
   const box = h("div"), rest = h("div");
   const now = followed(run, null, (status) => {
     const told = status?.told || {};
-    const parts = [["What goes on", facts([["state", stateOf(status, status?.state !== "not running")], ...doing(status)])], ["Engines now", engineTable(told)], ["In flight now", flightTable(told)], ["Production", productionTable(told)]];
+    const parts = [["What goes on", facts(doing(status))], ["Engines now", engineTable(told)], ["In flight now", flightTable(told)], ["Production", productionTable(told)]];
     return status && status.state !== "not running" ? parts.filter(([, part]) => part).map(([title, part]) => h("section", { class: "card" }, h("h2", null, title), part)) : null;
   }, signal);
   const load = async () => draw(await askRun(run, "/health", {}, signal));
@@ -20,7 +20,7 @@ export async function show({ run, signal, watch }) {
     const sets = Object.entries(data.conservation || {});
     const used = STATUSES.filter((status) => sets.some(([, counts]) => counts[status]));
     replace(box,
-      h("section", { class: "card" }, facts([["state", data.alive ? h("span", { class: "good" }, "running") : "not running"], ["step", data.step], ["last step", ago(data.at)]])),
+      h("section", { class: "card" }, facts([["state", stateOf(data.status, data.alive)], ["step", data.step], ["last step", ago(data.at)]])),
       h("section", null, h("h2", null, "Alarms"), alarmCards(run, data.alarms)));
     replace(rest,
       h("section", { class: "card" }, h("h2", null, "Where every group stands"), sets.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Where every group stands" }, h("table", null,

@@ -50,7 +50,7 @@ export function flightTable(told) {
 export function productionTable(told) {
   if (!told.production) return null;
   const { task_sets: sets = {}, ...rest } = told.production;
-  const text = (value) => (value !== null && typeof value === "object" ? Object.entries(value).map(([name, inner]) => `${name.replaceAll("_", " ")} ${plain(inner)}`).join(", ") : plain(value));
+  const text = (value) => (value !== null && typeof value === "object" ? Object.entries(value).map(([name, inner]) => (inner !== null && typeof inner === "object" ? `${name.replaceAll("_", " ")} (${text(inner)})` : `${name.replaceAll("_", " ")} ${plain(inner)}`)).join(", ") : plain(value));
   return h("div", null, facts(Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), text(value)])),
     Object.entries(sets).map(([name, one]) => h("p", null, h("b", null, name), " ", h("span", { class: "small" }, text(one)))));
 }

@@ -1,6 +1,6 @@
 // One run: how far it is, and its curves, which grow while it runs.
 
-import { askRun } from "../api.js";
+import { ApiError, askRun } from "../api.js";
 import { Chart, ChartGroup } from "../chart.js";
 import { facts, h, pick, replace } from "../dom.js";
 import { ago, duration, number, plain } from "../format.js";
@@ -67,7 +67,7 @@ export async function show({ run, query, signal, go, watch }) {
   };
   return {
     node, title: run,
-    shown: () => { build(); warn().catch(() => {}); node.dataset.rows = store.rows; watch([run], (said, old) => news(said, old).catch((error) => { if (error.name !== "AbortError") console.warn(error.message); })); },
+    shown: () => { build(); warn().catch(() => {}); node.dataset.rows = store.rows; watch([run], (said, old) => news(said, old).catch((error) => { if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error; })); },
     destroy: () => group.destroy(),
     key: (event) => { if (event.key === "r") { group.setZoom(null); return true; } if (event.key === "/") { bar.querySelector("input[type=number]").focus(); return true; } return false; },
   };

@@ -5,7 +5,7 @@ import { facts, h, pick, replace } from "../dom.js";
 import { duration, number, percent, plain } from "../format.js";
 import { doing, flightTable, followed } from "./now.js";
 
-const TONES = { rollout: 1, wait: 5, train: 2, sync: 4, evaluate: 3, checkpoint: 6, export: 6, generate: 1, judge: 3, engine_lost: 7, learner_lost: 7 };
+const TONES = { rollout: 1, wait: 5, train: 2, sync: 4, evaluate: 3, checkpoint: 6, export: 6, generate: 1, judge: 3, load: 4, engine_lost: 7, engine_back: 3, learner_lost: 7 };
 const COUNTS = ["1", "3", "10", "20"];
 
 export async function show({ run, query, signal, go, watch }) {
@@ -41,7 +41,7 @@ export async function show({ run, query, signal, go, watch }) {
       const busy = union(spans);
       return [h("span", { class: "small" }, lane), h("div", { class: "lane" }, spans.map((span) => {
         const label = `${plain(span.name)}, step ${span.step}, ${duration(span.end - span.start)}${span.ok ? "" : ", failed"}`;
-        return h("button", { type: "button", class: `tone-${TONES[plain(span.name)] || 8}${span.ok ? "" : " broken"}`, "aria-label": label, title: label, onmouseover: () => tell(span), onfocus: () => tell(span), style: { left: `${(100 * (span.start - begin)) / whole}%`, width: `${(100 * (span.end - span.start)) / whole}%` } });
+        return h("button", { type: "button", class: `tone-${TONES[plain(span.name)] || 8}${span.ok ? "" : " broken"}${span.end > span.start ? "" : " mark"}`, "aria-label": label, title: label, onmouseover: () => tell(span), onfocus: () => tell(span), style: { left: `${(100 * (span.start - begin)) / whole}%`, width: `${(100 * (span.end - span.start)) / whole}%` } });
       })), h("span", { class: "small quiet right", title: "share of the time without work" }, percent(Math.max(0, 1 - busy / whole)))];
     });
     const work = (data.work || []).map((lane) => {
@@ -80,6 +80,8 @@ function density(lane, most, label) {
 
 // A lane is an engine, a worker or a rank if the event names one; else the kind of work.
 function laneOf(span) {
+  const who = plain(span.who);
+  if (/^(engine|rank|worker) /.test(who)) return who;
   for (const name of ["engine", "worker", "rank"]) if (span.facts && span.facts[name] !== undefined) return `${name} ${plain(span.facts[name])}`;
   return plain(span.name);
 }
