@@ -119,3 +119,19 @@ async def test_a_group_says_why_it_was_left_out_until_it_goes_on(path: Path) -> 
         assert group.why == "1 x agent KeyError"
         await storage.take_up(row, 0)
         assert page(path, 0, 0).why is None
+
+
+async def test_an_audit_sees_what_is_damaged_gone_or_of_no_step(path: Path) -> None:
+    async with SqliteStorage(path) as storage:
+        await train(storage, 0, 1)
+        await train(storage, 1, 2)
+        await train(storage, 2, 3)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE trained SET numbers = CAST(x'09' || numbers AS BLOB) WHERE draw = 0 AND numbers IS NOT NULL")
+        db.execute("UPDATE trained SET numbers = NULL WHERE draw = 1")
+        db.execute("UPDATE groups SET status = 'completed', step = NULL WHERE draw = 2")
+        db.commit()
+    found = {finding.where: finding.what for finding in audit(path).findings}
+    assert "cannot be read" in found["train/000000/00/0"]
+    assert found["train/000001/00/0"] == "the numbers of its trained tokens are gone"
+    assert found["train/000002/01/0"] == "a train step computed it, and its group is completed"

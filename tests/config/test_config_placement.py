@@ -219,8 +219,10 @@ def test_every_role_has_the_strategy_and_the_labels_of_its_kind(load_text: LoadT
         f"judgers.mine={{kind: integer_answer, {placed}}}",
         f"rollout.engine={{{placed}}}",
         f"gateway={{{placed}}}",
-        "cluster.strategy={loops: spread, judgers: pack, engines: pack}",
+        "learner={ranks: 3, placement: ray, num_cpus_per_rank: 2}",
+        "cluster.strategy={loops: spread, judgers: pack, engines: pack, ranks: spread}",
         "cluster.labels={loops: {zone: a}, judgers: {zone: b}, engines: {zone: c}, gateway: {zone: d}}",
+        "cluster.labels.ranks={zone: e}",
     ]
     found = {role.kind: (role.strategy, dict(role.labels)) for role in roles_of(load_text(minimal, *overrides).config)}
     assert found == {
@@ -228,6 +230,7 @@ def test_every_role_has_the_strategy_and_the_labels_of_its_kind(load_text: LoadT
         RoleKind.JUDGERS: (Strategy.PACK, {"zone": "b"}),
         RoleKind.ENGINES: (Strategy.PACK, {"zone": "c"}),
         RoleKind.GATEWAY: (Strategy.PACK, {"zone": "d"}),
+        RoleKind.RANKS: (Strategy.SPREAD, {"zone": "e"}),
     }
 
 

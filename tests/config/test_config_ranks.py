@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from loopwright.build.cluster import roles_of
+from loopwright.cluster.nodes import ClusterNode, Resources
+from loopwright.cluster.plan import make_plan
 from loopwright.config import Loaded
 from loopwright.config.loading import load_from_python
 from loopwright.errors import ConfigError
@@ -27,6 +30,7 @@ APART = "rollout.engine.num_engines=1"
         ([], "set rollout.engine.num_engines: 1 for an engine in a process of its own"),
         ([APART, "trainer.deterministic=true"], "switch trainer.deterministic off"),
         ([APART, "model.device=cuda:1"], "rank r takes the r-th GPU"),
+        ([APART, "model.device=cuda", "learner.placement=ray"], "an actor sees the GPUs that it reserves"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(
@@ -38,6 +42,15 @@ def test_what_ranks_cannot_do_is_refused(
 def test_ranks_with_an_engine_of_its_own_are_fine(load_text: Callable[..., Loaded]) -> None:
     assert load_text(TEXT, APART).config.learner.ranks == 2
     assert load_text(TEXT, "trainer.kind=disaggregated", "produce.kind=async").config.learner.ranks == 2
+
+
+def test_ranks_on_actors_are_one_role_that_needs_ray(load_text: Callable[..., Loaded]) -> None:
+    config = load_text(TEXT, APART, "learner.placement=ray", "learner.num_cpus_per_rank=2").config
+    (role,) = roles_of(config)
+    assert (role.title, role.count, role.cpus) == ("ranks", 2, 2.0)
+    assert ("learner", "placement") in {need.place for need in config.needs()}
+    with pytest.raises(ConfigError, match=r"2 ranks x 2 CPUs = 4 CPUs; the cluster has 3, its largest node 3"):
+        make_plan([role], [ClusterNode("1", "a", Resources(3), Resources(3))])
 
 
 def test_a_loss_that_ranks_cannot_import_is_refused(tmp_path: Path) -> None:

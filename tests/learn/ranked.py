@@ -56,7 +56,9 @@ async def several_ranks(loaded: Loaded, cache: Path) -> AsyncIterator[RankedLear
         outline = make_outline(loaded, cache)
         recipe = make_driver_recipe(loaded, load_ingredients(loaded), outline)
         folder = RunFolder(Path(loaded.config.trainer.run_dir))
-        opening = open_ranked_learner(loaded, outline, recipe, compute, cache=cache, folder=folder, env=os.environ)
+        opening = open_ranked_learner(
+            loaded, outline, recipe, compute, cache=cache, folder=folder, env=os.environ, cluster=None
+        )
         async with opening as learner:
             yield learner
 

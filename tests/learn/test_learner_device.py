@@ -14,6 +14,7 @@ from plain import difference
 
 from loopwright.errors import LearnerError
 from loopwright.learn.body import LeanBody, ModuleBody, body_of
+from loopwright.learn.custom import custom_loss
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.sft import Example, SftTerm
@@ -220,6 +221,16 @@ def test_memory_that_the_cpu_lacks_is_named_too(llama_folder: Path) -> None:
 
     with pytest.raises(LearnerError, match=r"out of memory on the cpu \([\d.]+ GiB free now\) in a micro-batch of"):
         learner_of(load_tiny(llama_folder), loss=greedy)._step(simple_groups())
+
+
+def test_a_loss_of_the_user_s_own_that_runs_out_of_memory_is_not_to_blame(llama_folder: Path) -> None:
+    def greedy(batch: Any) -> torch.Tensor:
+        losses: torch.Tensor = torch.empty(1 << 50) + batch.logprobs
+        return losses
+
+    with pytest.raises(LearnerError, match="out of memory on the cpu") as caught:
+        learner_of(load_tiny(llama_folder), loss=custom_loss("mine.py:greedy", greedy, {}))._step(simple_groups())
+    assert "learner.checkpoint_activations" in caught.value.remedy
 
 
 def test_another_error_stays_what_it_is(llama_folder: Path) -> None:

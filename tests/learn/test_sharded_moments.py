@@ -12,6 +12,7 @@ from torch import distributed
 from loopwright.errors import CheckpointError
 from loopwright.learn import sharded_moments
 from loopwright.learn.ranks.meeting import meeting
+from loopwright.learn.ranks.messages import RankPlace
 from loopwright.learn.sharded_moments import MOMENTS, read_moments, write_moments
 
 WEIGHTS = {f"layer.{number}.weight": torch.empty(40 + number, 8) for number in range(5)}
@@ -20,7 +21,7 @@ WEIGHTS = {f"layer.{number}.weight": torch.empty(40 + number, 8) for number in r
 @pytest.fixture
 def group_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with meeting(0, 1, tmp_path, torch.device("cpu"), 10):
+    with meeting(RankPlace(0, 1, tmp_path, 10, None), torch.device("cpu")):
         yield
     assert not distributed.is_initialized()
 

@@ -79,8 +79,9 @@ class Life:
         return [process for process in self._left() if _command(process).startswith(ACTOR)]
 
     def ranks(self) -> list[int]:
-        """The processes of its learner's ranks."""
-        return [process for process in self._left() if RANK in _command(process).split(b"\0")]
+        """The processes of its learner's ranks. They do not carry the mark: their environment is an allowed part."""
+        children = (int(path.name) for path in Path("/proc").glob("[0-9]*") if _parent(path) == self._process.pid)
+        return [process for process in children if RANK in _command(process).split(b"\0")]
 
     def wait_for_rays_own(self) -> None:
         """See that nothing at all is left, in time."""
@@ -110,6 +111,13 @@ class Life:
 def _is_rays_own(process: int) -> bool:
     command = _command(process)
     return command.startswith(RAYS_OWN) or any(one.endswith(YOUNG) for one in command.split(b"\0"))
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None  # it has ended meanwhile
 
 
 def _command(process: int) -> bytes:

@@ -104,7 +104,8 @@ def roles_of(config: RunConfig) -> list[Role]:
     used = named | made_of(named, config.judgers)
     judgers = [role for name in config.judgers if name in used and (role := judger_role(config, name)) is not None]
     single = [role for role in (engine_role(config), gateway_role(config)) if role is not None]
-    return [*(one.role for one in loop_roles(config)), *judgers, *single]
+    ranks = [rank_role(config)] if config.learner.is_on_actors else []
+    return [*ranks, *(one.role for one in loop_roles(config)), *judgers, *single]
 
 
 def loop_roles(config: RunConfig) -> list[LoopRole]:
@@ -138,6 +139,13 @@ def judger_role(config: RunConfig, name: str) -> Role | None:
     if judger is None or judger.expects_reward:
         return None
     return _role(judger, RoleKind.JUDGERS, name, cluster.strategy.judgers, cluster.labels.judgers)
+
+
+def rank_role(config: RunConfig) -> Role:
+    """The actors of the learner's ranks: one room for all of them, or none."""
+    learner, cluster = config.learner, config.cluster
+    cpus, gpus, strategy = learner.num_cpus_per_rank, learner.num_gpus_per_rank, cluster.strategy.ranks
+    return Role(RoleKind.RANKS, "learner", learner.ranks, cpus, gpus, strategy=strategy, labels=cluster.labels.ranks)
 
 
 def engine_role(config: RunConfig) -> Role | None:

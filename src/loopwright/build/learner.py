@@ -41,4 +41,5 @@ def _ranks(standing: Standing, sampling: RankedSamplingParts) -> AbstractAsyncCo
         cache=sampling.cache,
         folder=standing.folder,
         env=standing.settings.env,
+        cluster=sampling.cluster,
     )

@@ -84,9 +84,12 @@ def make_outline(loaded: Loaded, cache: Path) -> ModelOutline:
 
 
 def rank_threads(config: RunConfig) -> int:
-    """The threads of each rank of the learner: those that one process would have are shared out."""
+    """The threads of each rank of the learner: those that one process would have are shared out. An actor has its
+    own."""
     if config.model.threads is not None:
         return config.model.threads
+    if config.learner.is_on_actors:
+        return max(1, int(config.learner.num_cpus_per_rank))
     return max(1, (_threads(config, None) or all_threads()) // config.learner.ranks)
 
 

@@ -35,8 +35,8 @@ def open_rank(place: RankPlace, beat: Callable[[], None], stack: ExitStack) -> R
     setup: RankSetup = place.setup
     loaded, config = setup.loaded, setup.loaded.config
     configure(threads=setup.threads, deterministic=False)
-    device = device_of_rank(config.model.device, place.rank, place.ranks)
-    mesh = stack.enter_context(meeting(place.rank, place.ranks, place.folder, device, place.silence_seconds))
+    device = device_of_rank(config.model.device, *((place.rank, place.ranks) if place.address is None else (0, 1)))
+    mesh = stack.enter_context(meeting(place, device))
     sharding = Sharding(mesh, device, config.model.dtype, Communication())
 
     def load(path: str, *, checkpointed: bool = False, wanted: WantedAdapters | None = None) -> ShardedBody:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopwright.build.parts import rank_threads
 from loopwright.build.rank import RankSetup
@@ -26,6 +26,9 @@ from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.child import Child, child_process
 from loopwright.serve.frames import frame, receive_frame
 from loopwright.weights.folder import weights_folder
+
+if TYPE_CHECKING:
+    from loopwright.cluster.cluster import Cluster
 
 START_SECONDS = 120.0
 """Until a rank's Python has started. Loading the model comes later, and is watched by its beats."""
@@ -65,19 +68,26 @@ async def open_ranked_learner(
     cache: Path,
     folder: RunFolder,
     env: Mapping[str, str],
+    cluster: Cluster | None,
 ) -> AsyncIterator[RankedLearner]:
     """Start the ranks, and wait until they have loaded the model. They end with the context, and with this process.
-    `recipe` is the driver's."""
+    `recipe` is the driver's. If the config has them on actors, these are on `cluster`."""
     count, silence = loaded.config.learner.ranks, loaded.config.trainer.stall_seconds
-    setup = RankSetup(
-        replace(loaded, secrets={}, objects={}, environment={}), cache, await compute.run(rank_threads, loaded.config)
-    )
+    threads = await compute.run(rank_threads, loaded.config)
+    setup = RankSetup(replace(loaded, secrets={}, objects={}, environment={}), cache, threads)
     folder.ranks.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        meeting_folder = stack.enter_context(weights_folder(folder.ranks))
-        ranks = [await _started(number, folder.ranks / f"rank-{number}.log", env, stack) for number in range(count)]
+        meeting_folder, address = stack.enter_context(weights_folder(folder.ranks)), None
+        if cluster is not None and loaded.config.learner.is_on_actors:
+            from loopwright.build.placed_ranks import rank_actors
+
+            actors = await stack.enter_async_context(rank_actors(loaded.config, cluster, meeting_folder))
+            ranks, address = actors.ranks, actors.address
+        else:
+            logs = [folder.ranks / f"rank-{number}.log" for number in range(count)]
+            ranks = [await _started(number, log, env, stack) for number, log in enumerate(logs)]
         gang = Gang(ranks, silence)
-        places = [RankPlace(number, count, meeting_folder, silence, setup) for number in range(count)]
+        places = [RankPlace(number, count, meeting_folder, silence, setup, address) for number in range(count)]
         describes = (await gang.open(places))[0]
         # Products of the forward pass: two for each parameter and token, and two for each layer, feature and pair.
         cost = RowCost(2.0 * model.parameters, 2.0 * model.attention)

@@ -186,7 +186,9 @@ class LearnerConfig(Section):
     micro_batch_tokens: Count = 4096
     checkpoint_activations: bool = False
     ranks: Count = 1
-    placement: Literal["local"] = "local"
+    placement: Literal["local", "ray"] = "local"
+    num_cpus_per_rank: NotNegative = 1.0
+    num_gpus_per_rank: NotNegative = 0.0
     lora: LoraConfig | None = None
     max_restarts: CountOrZero = 3
     advantage: AdvantageConfig = PlainAdvantage()
@@ -194,3 +196,8 @@ class LearnerConfig(Section):
     importance: ImportanceConfig = ImportanceConfig()
     kl: KlConfig | None = None
     sft: SftConfig | None = None
+
+    @property
+    def is_on_actors(self) -> bool:
+        """Whether its ranks are actors of a cluster."""
+        return self.ranks > 1 and self.placement == "ray"

@@ -66,6 +66,7 @@ class Strategy(StrEnum):
 class StrategyConfig(Section):
     """How the actors of each role are spread over the nodes of the cluster."""
 
+    ranks: FromYaml[Strategy] = Strategy.PACK
     loops: FromYaml[Strategy] = Strategy.PACK
     judgers: FromYaml[Strategy] = Strategy.SPREAD
     engines: FromYaml[Strategy] = Strategy.SPREAD
@@ -83,6 +84,7 @@ WANTED = rf"!?(?:{LABEL}|in\({LABEL}(?:, ?{LABEL})*\))"
 class LabelsConfig(Section):
     """The labels of the nodes on which each role may run."""
 
+    ranks: Labels = Field(default_factory=dict)
     loops: Labels = Field(default_factory=dict)
     judgers: Labels = Field(default_factory=dict)
     engines: Labels = Field(default_factory=dict)

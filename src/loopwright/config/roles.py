@@ -12,6 +12,7 @@ from loopwright.config.placement import Strategy
 class RoleKind(StrEnum):
     """What an actor does."""
 
+    RANKS = "ranks"
     LOOPS = "loops"
     JUDGERS = "judgers"
     ENGINES = "engines"
@@ -41,8 +42,8 @@ class Role:
 
     @property
     def title(self) -> str:
-        """Its name for people. There is one gateway, and one kind of engine."""
-        return str(self.kind) if self.kind in (RoleKind.ENGINES, RoleKind.GATEWAY) else f"{self.kind} {self.name!r}"
+        """Its name for people. There is one learner, one gateway, and one kind of engine."""
+        return f"{self.kind} {self.name!r}" if self.kind in (RoleKind.LOOPS, RoleKind.JUDGERS) else str(self.kind)
 
     def actor_name(self, number: int) -> str:
         """The name of one of its actors, for people and for log files."""

@@ -147,7 +147,10 @@ class RunConfig(Section):
     cluster: ClusterConfig = ClusterConfig()
 
     def needs(self) -> Iterator[Need]:
-        """Actors need Ray, whatever section asks for them. All but judgers also reach the engines over HTTP."""
+        """Actors need Ray, whatever section asks for them. All but judgers and ranks also reach the engines over
+        HTTP."""
+        if self.learner.is_on_actors:
+            yield Need(Outside.EXTRA, ("learner", "placement"), "ray")
         for place, section in sections(self):
             if isinstance(section, PlacedSection) and section.num_actors:
                 yield Need(Outside.EXTRA, (*place, "num_actors"), "ray")

@@ -16,6 +16,7 @@ from loopwright.core.advantage import Advantage, Scores
 from loopwright.core.blame import blame
 from loopwright.errors import LearnerError
 from loopwright.learn.losses import TokenBatch, TokenLoss
+from loopwright.models.memory import is_out_of_memory
 
 
 def custom_advantage(path: str, function: Callable[..., Any], args: Mapping[str, Any]) -> Advantage:
@@ -73,6 +74,9 @@ def _call(what: str, path: str, function: Callable[..., Any], given: object, arg
     try:
         return function(given, **args)
     except Exception as error:
+        if is_out_of_memory(error):
+            # The step says how much it wanted to compute, and which setting halves that.
+            raise
         raise LearnerError(
             f"{what} {path!r} raised {blame(error, function)}", remedy=f"fix the {what}: it is called in every step"
         ) from error

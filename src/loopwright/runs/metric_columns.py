@@ -1,7 +1,8 @@
 """The numbers of a run as columns, kept up to date while `metrics.jsonl` grows.
 
 Only new bytes are read. A file that was replaced or cut (a run that resumes rewrites it) is read again from its
-beginning, under a new `edition`: a reader that knows an earlier edition has to start again.
+beginning, under a new `edition`: a reader that knows another edition has to start again. An edition names the file, so
+readers of another process, or of a later one, know it too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class MetricRows:
     With `bucket` above 1, each row is the mean of so many lines.
     """
 
-    edition: int
+    edition: str
     rows: int
     """How many lines the file has: the place from which to read on."""
     first: int
@@ -41,7 +42,7 @@ class MetricColumns:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._edition = 0
+        self._cuts = 0
         self._file: tuple[int, int] | None = None
         self._clear()
 
@@ -53,8 +54,9 @@ class MetricColumns:
         self._values: dict[str, array[float]] = {}
 
     @property
-    def edition(self) -> int:
-        return self._edition
+    def edition(self) -> str:
+        """Names what was read; empty without a file."""
+        return "" if self._file is None else "-".join(f"{part:x}" for part in (*self._file, self._cuts))
 
     @property
     def rows(self) -> int:
@@ -83,19 +85,19 @@ class MetricColumns:
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                if self._file != (found.st_dev, found.st_ino) or found.st_size < self._offset:
-                    self._file = (found.st_dev, found.st_ino)
-                    self._edition += 1
+                if self._file != (found.st_dev, found.st_ino):
+                    self._file, self._cuts = (found.st_dev, found.st_ino), 0
+                    self._clear()
+                elif found.st_size < self._offset:
+                    self._cuts += 1
                     self._clear()
                 file.seek(self._offset)
                 while piece := file.read(MOST_BYTES):
                     self._offset += len(piece)
                     self._take(piece)
         except FileNotFoundError:
-            if self._file is not None:
-                self._file = None
-                self._edition += 1
-                self._clear()
+            self._file = None
+            self._clear()
 
     def _take(self, piece: bytes) -> None:
         *lines, self._torn = (self._torn + piece).split(b"\n")
@@ -132,7 +134,7 @@ class MetricColumns:
             starts = range(0, len(steps), bucket)
             steps = array("q", (steps[start] for start in starts))
             found = {name: _means(values, bucket) for name, values in found.items()}
-        return MetricRows(self._edition, self.rows, since, steps, found, bucket)
+        return MetricRows(self.edition, self.rows, since, steps, found, bucket)
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """One metric as (step, value), over the steps that have it; the last line of a step counts."""

@@ -100,6 +100,13 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
             "train",
             also=(("rollout", "engine", "num_engines"),),
         )
+    if learner.is_on_actors and model == "cuda" and not learner.num_gpus_per_rank:
+        yield Problem(
+            ("learner", "num_gpus_per_rank"),
+            "is 0, and model.device is cuda: an actor sees the GPUs that it reserves",
+            "set it to 1",
+            also=(("model", "device"),),
+        )
     if model.startswith("cuda:"):
         yield Problem(
             ("model", "device"),

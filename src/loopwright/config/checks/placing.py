@@ -26,7 +26,9 @@ NO_ACTORS = "nothing of the run is on actors"
 def _has_actors(config: RunConfig, role: str | None = None) -> bool:
     """Whether something of the run, or of this role, is on actors."""
     heads = {"loops": ("task_sets", "eval"), "judgers": ("judgers",), "engines": ("rollout",), "gateway": ("gateway",)}
-    wanted = heads[role] if role is not None else None
+    if role in (None, "ranks") and config.learner.is_on_actors:
+        return True
+    wanted = heads.get(role, ()) if role is not None else None
     return any(wanted is None or place[0] in wanted for place, one in _placed(config) if one.num_actors)
 
 
@@ -53,7 +55,16 @@ IDLE = (
         Idle(f"cluster.strategy.{role}", _unused(role), f"no {role} are on actors")
         for role in StrategyConfig.model_fields
     ),
-    *(Idle(f"cluster.labels.{role}", _unused(role), f"no {role} are on actors") for role in PLACES),
+    *(Idle(f"cluster.labels.{role}", _unused(role), f"no {role} are on actors") for role in ("ranks", *PLACES)),
+    *(
+        Idle(
+            f"learner.{name}",
+            lambda _, learner: not learner.is_on_actors,
+            "ranks are not on actors",
+            "set learner.placement: ray",
+        )
+        for name in ("num_cpus_per_rank", "num_gpus_per_rank")
+    ),
     Idle(
         "cluster.strategy.engines",
         lambda config, _: config.rollout.nodes is not None and _has_actors(config, "engines"),

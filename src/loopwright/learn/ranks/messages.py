@@ -82,11 +82,13 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """The first message to a rank: who it is, where it meets the others, in a folder that is new at every start, and
-    what it needs to build its model and recipe."""
+    """The first message to a rank: who it is, where it meets the others, and what it needs to build its model and
+    recipe. `folder` is new at every start. All ranks of a machine meet there, unless there is an `address`."""
 
     rank: int
     ranks: int
     folder: Path
     silence_seconds: float
     setup: Any
+    address: str | None = None
+    """On a cluster: host and port of rank 0. A rank sees no other GPUs than its own there."""

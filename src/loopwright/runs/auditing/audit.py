@@ -18,6 +18,7 @@ from loopwright.runs.auditing.comparing import (
     compare_rollouts,
     compare_steps,
 )
+from loopwright.runs.auditing.computed import check_computed
 from loopwright.runs.auditing.findings import Finding
 from loopwright.runs.auditing.lives import Life, Lives, TrailRow
 from loopwright.types import GroupStatus
@@ -71,6 +72,7 @@ def audit(path: Path) -> Audit:
             *compare_steps(rows, opened_at),
             *check_trained(db, archive, rows, lives.groups),
             *check_untrained(db, archive),
+            *check_computed(db, archive),
         ]
         return Audit(_conservation(db, lives.groups), len(opened_at), tuple(findings))
 

@@ -110,7 +110,7 @@ function watch(which, listener) {
     else if (old?.gone) say(`Run ${said.run} is back.`);
     else if (old?.alive && !said.alive) say(`Run ${said.run} has ended or was killed. What is shown stays; the page goes on when it resumes.`);
     else if (old && !old.alive && said.alive) say(`Run ${said.run} was resumed.`);
-    else if (old && said.edition !== old.edition) say(`Run ${said.run} went back to a checkpoint. Later steps are made again.`);
+    else if (old?.edition && said.edition !== old.edition) say(`Run ${said.run} went back to a checkpoint. Later steps are made again.`);
     listener(said, old);
   });
 }
