@@ -60,6 +60,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ),
     Learn("learn", "a train step of SmolLM2-135M on one group of 1,024 to 8,192 tokens: time, and memory per token"),
     Learn("learn-checkpointed", "the same with learner.checkpoint_activations", checkpointed=True),
+    Learn("learn-lora", "the same with adapters of rank 16 in all linear layers (learner.lora)", adapter_rank=16),
     Makespan(
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",

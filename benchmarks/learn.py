@@ -27,11 +27,13 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """One step for each of `LENGTHS`. With `checkpointed`, layers keep only their input."""
+    """One step for each of `LENGTHS`. With `checkpointed`, layers keep only their input. With `adapter_rank` above 0,
+    adapters of that rank are trained, and not the weights."""
 
     name: str
     what: str
     checkpointed: bool = False
+    adapter_rank: int = 0
     threads: int = 2
     rounds: int = 1
     warms_up: bool = False
@@ -43,7 +45,7 @@ class Learn:
     def prepare(self, folder: Path, places: Places) -> Prepared:
         model = Model.SMOLLM2.folder(folder, places)
         spec = {"model": str(model), "folder": str(folder), "threads": self.threads, "checkpointed": self.checkpointed}
-        return Prepared(ours={**spec, "lengths": LENGTHS})
+        return Prepared(ours={**spec, "adapter_rank": self.adapter_rank, "lengths": LENGTHS})
 
     def round(self, answer: Mapping[str, Any], pace: None) -> Round:
         steps = {step["tokens"]: step for step in answer["steps"]}

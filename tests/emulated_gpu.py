@@ -21,7 +21,10 @@ from loopwright.models.live_memory import LiveMemory
 NAME = "gpu"
 DEVICE = f"{NAME}:0"
 MAY_MIX = ("_to_copy", "to", "copy_", "_local_scalar_dense", "set_")
-FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "tensor", "zeros")
+FACTORIES = (
+    *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn"),
+    *("randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+)
 
 
 class _NoModule:

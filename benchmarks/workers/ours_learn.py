@@ -39,13 +39,21 @@ async def main(port: Port) -> None:
     with ComputeThread() as compute:
         await compute.run(configure, threads=spec["threads"], deterministic=False)
         loaded = await compute.run(load_model, spec["model"], cache=Path(spec["folder"]))
-        learner = await compute.run(TorchLearner, loaded, recipe, compute)
+        trained = await compute.run(_adapted, loaded, spec["adapter_rank"]) if spec["adapter_rank"] else None
+        learner = await compute.run(TorchLearner, loaded, recipe, compute, trained)
         # The first step makes gradients and moments, which stay.
         await learner.step([row_of(256, loaded)])
         port.ready("loopwright", "torch", "transformers")
         for watch in port.rounds():
             steps = [await _step(learner, loaded, tokens) for tokens in spec["lengths"]]
             port.answer(watch.stop(), steps=steps, resident=_rested())
+
+
+def _adapted(loaded: Any, rank: int) -> Any:
+    from loopwright.learn.lora import AdaptedModel
+    from loopwright.models.adapters import AdapterShape
+
+    return AdaptedModel(loaded, AdapterShape(rank, 2 * rank), seed=0)
 
 
 async def _step(learner: Any, loaded: Any, tokens: int) -> dict[str, float]:

@@ -105,6 +105,7 @@ ANSWERS = {
     "page": (PAGE, None),
     "learn": (LEARNED, None),
     "learn-checkpointed": (LEARNED, None),
+    "learn-lora": (LEARNED, None),
     "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
     "buffer": (BUFFER, RATES),

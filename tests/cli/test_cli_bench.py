@@ -42,11 +42,13 @@ def test_without_a_name_all_are_listed(run):
         "decode-groups",
         "learn",
         "learn-checkpointed",
+        "learn-lora",
         "makespan",
         "weights",
         "manager",
         "pool",
         "relay",
+        "page",
         "cluster",
     ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.build.memory import DeviceRoom, MemoryPart, ProcessMemory, When
+from loopwright.build.memory_parts import DeviceRoom, MemoryPart, ProcessMemory, When
 from loopwright.cli import main
 from loopwright.cli.memory import verdict
 
@@ -52,10 +52,23 @@ def test_an_engine_apart_is_a_process_of_its_own(file: Path, capfd: pytest.Captu
     assert "weights on their way to engines" in out
 
 
+def test_ranks_hold_a_part_each(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capfd, "check", file, "--memory", "--tokens", 40, "learner.ranks=2", "rollout.engine.num_engines=1")
+    assert code == 0
+    assert "a rank (2 of them) on cpu" in out
+    assert "its part of AdamW's moments" in out
+
+
+def test_adapters_are_planned_too(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capfd, "check", file, "--memory", "--tokens", 40, "learner.lora.rank=4")
+    assert code == 0
+    assert "weights under adapters, apart from the engine's" in out
+
+
 def test_what_does_not_fit_exits_with_2(
     file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loopwright.build.memory.room_on", lambda device: (1 << 20, 1 << 20))
+    monkeypatch.setattr("loopwright.build.memory_parts.room_on", lambda device: (1 << 20, 1 << 20))
     code, out = run(capfd, "check", file, "--memory", "--tokens", 40)
     assert code == 2
     assert "does not fit: cpu needs" in out

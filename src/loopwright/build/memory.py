@@ -6,22 +6,26 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.lora import adapted_model
+from loopwright.build.memory_parts import MemoryPart, MemoryPlan, ProcessMemory, When
 from loopwright.config import Loaded, TorchEngineConfig
 from loopwright.engines.torch.batch import halving
 from loopwright.engines.torch.memory_plan import Load, engine_memory
-from loopwright.learn.memory_plan import StepShape, TrainedState, step_memory
+from loopwright.learn.memory_plan import StepShape, TrainedState, gathered_memory, step_memory
 from loopwright.learn.room import SMALLER_STATE, smaller_batches
 from loopwright.learn.trained import WholeModel
 from loopwright.models.device import CPU, planned_device
-from loopwright.models.memory import anonymous_memory, room_on
+from loopwright.models.memory import anonymous_memory
 from loopwright.models.shapes import META, ModelShape, model_shape
 from loopwright.types import ProduceKind
+
+AT_WORK = 160 * 10**6
+"""What the buffers of torch's libraries, threads and the run's own records take on a CPU: runs of SmolLM2 and of a tiny
+model took 150 and 170 MB more than their tensors."""
 
 if TYPE_CHECKING:
     from loopwright.learn.lora import AdaptedModel
@@ -32,82 +36,6 @@ that live on. Measured with SmolLM2."""
 
 
 LESS_TRAINED = f"train adapters (learner.lora), which leaves weights without gradients and moments; or {SMALLER_STATE}"
-
-
-class When(StrEnum):
-    """When a part of the memory is needed. Sampling and training take turns in a process that does both."""
-
-    ALWAYS = "always"
-    SAMPLING = "sampling"
-    TRAINING = "training"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPart:
-    """What takes `size` bytes, and what makes it half as large."""
-
-    name: str
-    size: int
-    halved_by: str
-    when: When = When.ALWAYS
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """One of `count` processes that need the same on `device`. `here` is False where that is another machine's, or may
-    be."""
-
-    name: str
-    device: str
-    parts: tuple[MemoryPart, ...]
-    count: int = 1
-    here: bool = True
-
-    @property
-    def peak(self) -> int:
-        sizes = {when: sum(part.size for part in self.parts if part.when is when) for when in When}
-        return sizes[When.ALWAYS] + max(sizes[When.SAMPLING], sizes[When.TRAINING])
-
-    @property
-    def largest(self) -> MemoryPart:
-        """Of those that a setting makes smaller."""
-        return max((part for part in self.parts if part.halved_by), key=lambda part: part.size)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRoom:
-    """What all processes on a device need at their peaks, and what it has. None: nobody knows."""
-
-    device: str
-    needed: int
-    total: int | None
-    free: int | None
-    largest: MemoryPart
-
-    @property
-    def fits(self) -> bool | None:
-        return None if self.total is None else self.needed <= self.total
-
-    @property
-    def fits_now(self) -> bool | None:
-        return None if self.free is None else self.needed <= self.free
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """`tokens` is how long each conversation was taken to get, and `answer` of them are sampled last."""
-
-    tokens: int
-    answer: int
-    processes: tuple[ProcessMemory, ...]
-
-    def devices(self) -> Iterator[DeviceRoom]:
-        here = [process for process in self.processes if process.here]
-        for device in dict.fromkeys(process.device for process in here):
-            mine = [process for process in here if process.device == device]
-            total, free = room_on(device)
-            largest = max((process.largest for process in mine), key=lambda part: part.size)
-            yield DeviceRoom(device, sum(process.count * process.peak for process in mine), total, free, largest)
 
 
 def plan_memory(loaded: Loaded, cache: Path, tokens: int | None = None) -> MemoryPlan:
@@ -138,10 +66,14 @@ class _Planner:
         config = self.loaded.config
         engine, trainer = config.rollout.engine, config.trainer
         apart = engine.processes(trainer.kind)
-        own = [*_base(self.device), *self._learner()]
-        if apart == 0:
-            own += self._engine(self.device)
-        yield ProcessMemory("the run", self.device, tuple(own))
+        if config.learner.ranks > 1:
+            yield ProcessMemory("the run", CPU, tuple(_base(CPU)))
+            yield from self._ranks()
+        else:
+            own = [*_base(self.device), *self._learner()]
+            if apart == 0:
+                own += self._engine(self.device)
+            yield ProcessMemory("the run", self.device, tuple(own))
         if apart and isinstance(engine, TorchEngineConfig):
             device = planned_device(parts.engine_device(config))
             needed = [*_base(device), *self._engine(device, count=apart)]
@@ -183,15 +115,55 @@ class _Planner:
             When.TRAINING,
         )
 
+    def _ranks(self) -> Iterator[ProcessMemory]:
+        """On a CPU all ranks are on the same device; else rank r takes the r-th."""
+        learner, ranks = self.loaded.config.learner, self.loaded.config.learner.ranks
+        step, limit, checkpoints = self._step(ranks), learner.micro_batch_tokens, learner.checkpoint_activations
+        with self._shape(META) as shape:
+            whole = TrainedState.of(WholeModel(shape.loaded).parameters, shape.size)
+            state, gathered = whole.on_each_of(ranks), gathered_memory(shape)
+            memory = step_memory(
+                shape,
+                WholeModel(shape.loaded),
+                step,
+                micro_batch_tokens=limit,
+                checkpointed=checkpoints,
+                sharded=True,
+            )
+        more = f"set learner.ranks to {2 * ranks}"
+        activations = MemoryPart(
+            f"activations and logits of {memory.tokens:,} tokens",
+            int(memory.peak * (KEPT_BY_THE_ALLOCATOR if self.device == CPU else 1)),
+            smaller_batches(memory.tokens, step.chain, limit=limit, checkpoints=checkpoints),
+            When.TRAINING,
+        )
+        own = [
+            *_base(self.device),
+            MemoryPart("its part of the weights", state.weights, more),
+            MemoryPart("its part of the gradients", state.gradients, more),
+            MemoryPart("its part of AdamW's moments", state.moments, more),
+            MemoryPart("weights and gradients that are whole", gathered, SMALLER_STATE, When.TRAINING),
+            activations,
+        ]
+        if learner.kl is not None:
+            own.append(MemoryPart("its part of the reference model", state.weights, "remove learner.kl"))
+        if self.device == CPU:
+            yield ProcessMemory("a rank", CPU, tuple(own), count=ranks)
+        else:
+            for rank in range(ranks):
+                yield ProcessMemory(f"rank {rank}", f"{self.device.partition(':')[0]}:{rank}", tuple(own))
+
     def _trained(self, shape: ModelShape) -> WholeModel | AdaptedModel:
         return adapted_model(self.loaded.config, shape.loaded) or WholeModel(shape.loaded)
 
-    def _step(self) -> StepShape:
-        """A mini-batch, as large as it gets."""
+    def _step(self, ranks: int = 1) -> StepShape:
+        """A mini-batch, as large as it gets, or what each of several ranks gets of it."""
         config = self.loaded.config
         groups = config.trainer.groups_per_step
         parts_of_a_step = max(1, min(config.learner.mini_batches, groups))
-        return StepShape(math.ceil(groups / parts_of_a_step), config.rollout.samples_per_task, self.prompt, self.answer)
+        return StepShape(
+            math.ceil(groups / parts_of_a_step / ranks), config.rollout.samples_per_task, self.prompt, self.answer
+        )
 
     def _engine(self, device: str, count: int = 0) -> Iterator[MemoryPart]:
         """An embedded engine, or one of `count` in processes of their own. On a CPU, keys and values stay while the
@@ -251,6 +223,7 @@ def _shape(loaded: Loaded, cache: Path, device: str, path: str | None = None) ->
 
 
 def _base(device: str) -> Iterator[MemoryPart]:
-    """What a process takes before it loads a model, as far as it is on the device."""
+    """What a process takes besides its model, as far as it is on the device."""
     if device == CPU:
         yield MemoryPart("Python, torch and transformers", anonymous_memory(), "")
+        yield MemoryPart("their buffers at work", AT_WORK, "")

@@ -11,7 +11,7 @@ from loopwright.cli.models import models_folder
 from loopwright.config import Loaded
 
 if TYPE_CHECKING:
-    from loopwright.build.memory import DeviceRoom, MemoryPlan
+    from loopwright.build.memory_parts import DeviceRoom, MemoryPlan
 
 GIB = 1 << 30
 ALWAYS = "always"
@@ -28,7 +28,7 @@ def show_memory(loaded: Loaded, tokens: int | None) -> bool:
     for room in rooms:
         text, colour = verdict(room)
         typer.secho(f"\n{text}", fg=colour)
-        if room.largest.halved_by:
+        if room.largest is not None:
             typer.echo(f"  the largest part is {room.largest.name}: {room.largest.halved_by}")
     return all(room.fits is not False for room in rooms)
 

@@ -9,6 +9,7 @@ import torch
 
 from loopwright.core.packing import Packed, micro_batches
 from loopwright.learn.attention import SharedPrefixPlan
+from loopwright.learn.checkpointing import layers_of
 from loopwright.learn.logprobs import head_memory
 from loopwright.learn.master import HALF, MasterWeights
 from loopwright.learn.room import MOMENT_BYTES
@@ -19,6 +20,7 @@ from loopwright.models.live_memory import LiveMemory
 from loopwright.models.shapes import ModelShape
 
 FLOAT32 = 4
+AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,20 @@ class TrainedState:
             gradients=FLOAT32 * numbers,
             moments=MOMENT_BYTES * numbers,
         )
+
+    def on_each_of(self, ranks: int) -> TrainedState:
+        """What each of so many ranks keeps. Their weights are float32, in which masters are too."""
+        weights = self.masters or self.weights
+        return TrainedState(-(-weights // ranks), 0, -(-self.gradients // ranks), -(-self.moments // ranks))
+
+
+def gathered_memory(shape: ModelShape) -> int:
+    """What of a sharded model is whole at the same time: the parameters outside of its layers, and those of two layers,
+    one of which comes while the other computes; and their gradients."""
+    layers = layers_of(shape.loaded.model)
+    largest = sum(sorted(sum(p.nbytes for p in layer.parameters()) for layer in layers)[-AT_ONCE:])
+    inside = sum(p.nbytes for layer in layers for p in layer.parameters())
+    return 2 * (shape.size - inside + largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +93,27 @@ class StepMemory:
 
 
 def step_memory(
-    shape: ModelShape, trained: Trained, step: StepShape, *, micro_batch_tokens: int, checkpointed: bool
+    shape: ModelShape,
+    trained: Trained,
+    step: StepShape,
+    *,
+    micro_batch_tokens: int,
+    checkpointed: bool,
+    sharded: bool = False,
 ) -> StepMemory:
     """Compute a micro-batch without numbers, and count what lives. `trained` is made of the shape, which can be used
-    for one step only."""
+    for one step only. The gradients of a model that is `sharded` leave as soon as they are there, and do not count."""
     batches = step.micro_batches(micro_batch_tokens)
     rows = max(batches, key=lambda rows: sum(row.tokens for row in rows))
     device = shape.loaded.model.device
     example = Example.of([0] * step.prompt, [0] * step.answer)
     body = trained.body(checkpointed=checkpointed)
     weights = MasterWeights(trained.parameters)
+    for parameter in trained.parameters.values() if sharded else ():
+        parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
     memory = LiveMemory()
     with memory:
-        if len(batches) > 1:
+        if len(batches) > 1 and not sharded:
             # The gradients of the micro-batches before it.
             for weight in weights.named.values():
                 weight.grad = torch.empty_like(weight)
@@ -97,9 +121,13 @@ def step_memory(
         hidden = body.hidden(data, SharedPrefixPlan(rows, device))
         head = body.head
         memory.peak = max(memory.peak, memory.used + head_memory(len(hidden), head))
-        if head.requires_grad and head.grad is None:
+        if head.requires_grad and head.grad is None and not sharded:
             head.grad = torch.empty_like(head)
         hidden.backward(torch.empty_like(hidden))  # type: ignore[no-untyped-call]
         del hidden, data
         weights.gather_gradients()
     return StepMemory(sum(row.tokens for row in rows), memory.peak)
+
+
+def _forget(parameter: torch.Tensor) -> None:
+    parameter.grad = None
