@@ -29,7 +29,6 @@ APART = "rollout.engine.num_engines=1"
     [
         ([], "set rollout.engine.num_engines: 1 for an engine in a process of its own"),
         ([APART, "trainer.deterministic=true"], "switch trainer.deterministic off"),
-        ([APART, "learner.lora.rank=8"], "ranks train all weights"),
         ([APART, "model.device=cuda:1"], "rank r takes the r-th GPU"),
         ([APART, "model.device=cuda", "learner.placement=ray"], "an actor sees the GPUs that it reserves"),
     ],

@@ -47,7 +47,8 @@ def test_an_update_of_adapters_moves_a_fraction_of_the_weights(tmp_path: Path) -
     assert numbers(lora, "sync/bytes")[-1] < numbers(full, "sync/bytes")[-1] / 20
     for folder in (full, lora):
         assert max(numbers(folder, "engine/0/proof_max")) < 5e-4
-        assert max(numbers(folder, "learner/mismatch_max")) < 1e-3
+        # None if all groups of both steps had equal rewards.
+        assert max(numbers(folder, "learner/mismatch_max"), default=0.0) < 1e-3
 
 
 @pytest.mark.long

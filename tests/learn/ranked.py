@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from loopwright.build.lora import adapted_model
 from loopwright.build.parts import make_outline
 from loopwright.build.ranks import open_ranked_learner
 from loopwright.build.recipe import load_ingredients, make_driver_recipe, make_recipe
@@ -44,8 +45,9 @@ async def one_process(loaded: Loaded, cache: Path) -> AsyncIterator[TorchLearner
     config = loaded.config
     with ComputeThread() as compute:
         model = load_model(config.model.path, cache=cache, dtype=config.model.dtype)
-        recipe = make_recipe(loaded, load_ingredients(loaded), model, cache)
-        yield await compute.run(TorchLearner, model, recipe, compute)
+        adapted = adapted_model(config, model)
+        recipe = make_recipe(loaded, load_ingredients(loaded), model, cache, adapted)
+        yield await compute.run(TorchLearner, model, recipe, compute, adapted)
 
 
 @asynccontextmanager
@@ -70,7 +72,8 @@ def saved_gradients(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def moments_in(checkpoint: Path) -> dict[str, torch.Tensor]:
     if (checkpoint / "optimizer").is_dir():
-        weights = load_file(checkpoint / "model.safetensors")
+        (file,) = checkpoint.glob("*model.safetensors")
+        weights = load_file(file)
         return read_moments(checkpoint / "optimizer", weights, alone=True)
     stored = load_file(checkpoint / "optimizer.safetensors")
     return {name: tensor for name, tensor in stored.items() if name.endswith(("/exp_avg", "/exp_avg_sq"))}

@@ -332,8 +332,8 @@ def test_whole_weights_with_the_adapter_are_what_the_learner_computes(
     shake(adapted, seed)
     with torch.no_grad():
         for name, merged in adapted._whole_weights():
-            if (target := name.removesuffix(".weight")) in adapted._layers:
-                layer = adapted._layers[target]
+            if (target := name.removesuffix(".weight")) in adapted._adapters.layers:
+                layer = adapted._adapters.layers[target]
                 expected = layer.base_layer.weight + layer.get_delta_weight("default")
                 assert torch.allclose(merged, expected, atol=1e-5, rtol=1e-5)
 

@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     # Few tokens in a micro-batch, so that the ranks have different numbers of them.
     "all terms, several micro-batches": {"kl": KL, "sft": SFT, "micro_batch_tokens": 40, "loss": {"kind": "gspo"}},
+    "adapters": {"lora": {"rank": 4}, "kl": KL},
     "layers computed again": {"checkpoint_activations": True, "micro_batch_tokens": 60},
 }
 TOLERANCE = 1e-5

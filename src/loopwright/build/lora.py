@@ -12,6 +12,7 @@ from loopwright.models.load import LoadedModel
 
 if TYPE_CHECKING:
     from loopwright.learn.lora import AdaptedModel
+    from loopwright.learn.ranks.shards import WantedAdapters
 
 
 def adapted_model(config: RunConfig, model: LoadedModel) -> AdaptedModel | None:
@@ -29,6 +30,18 @@ def adapted_model(config: RunConfig, model: LoadedModel) -> AdaptedModel | None:
         merged_for_engines=not engine.takes_adapters,
     )
     return AdaptedModel(model, adapter_shape(lora), derive_seed(config.trainer.seed, "lora"), use)
+
+
+def wanted_adapters(config: RunConfig) -> WantedAdapters | None:
+    """What ranks put beside the weights of their model."""
+    lora = config.learner.lora
+    if lora is None:
+        return None
+    require("lora", "learner.lora")
+    from loopwright.learn.ranks.shards import WantedAdapters
+
+    seed = derive_seed(config.trainer.seed, "lora")
+    return WantedAdapters(adapter_shape(lora), seed, not config.rollout.engine.takes_adapters)
 
 
 def adapter_shape(lora: LoraConfig) -> AdapterShape:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from loopwright.build.lora import wanted_adapters
 from loopwright.build.parts import model_source
 from loopwright.build.recipe import make_rank_recipe, require_vocabulary
 from loopwright.config import Loaded
@@ -15,7 +16,7 @@ from loopwright.learn.ranks.communication import Communication
 from loopwright.learn.ranks.meeting import meeting
 from loopwright.learn.ranks.messages import RankPlace
 from loopwright.learn.ranks.rank import RankLearner
-from loopwright.learn.ranks.shards import ShardedBody, Sharding
+from loopwright.learn.ranks.shards import ShardedBody, Sharding, WantedAdapters
 from loopwright.models.device import device_of_rank
 from loopwright.models.runtime import configure
 
@@ -38,15 +39,22 @@ def open_rank(place: RankPlace, beat: Callable[[], None], stack: ExitStack) -> R
     mesh = stack.enter_context(meeting(place, device))
     sharding = Sharding(mesh, device, config.model.dtype, Communication())
 
-    def load(path: str, *, checkpointed: bool = False) -> ShardedBody:
-        source = model_source(loaded, path)
+    def load(path: str, *, checkpointed: bool = False, wanted: WantedAdapters | None = None) -> ShardedBody:
         return sharding.load(
-            source, cache=setup.cache, max_context=config.model.max_context, checkpointed=checkpointed, beat=beat
+            model_source(loaded, path),
+            cache=setup.cache,
+            max_context=config.model.max_context,
+            checkpointed=checkpointed,
+            beat=beat,
+            wanted=wanted,
         )
 
-    body = load(config.model.path, checkpointed=config.learner.checkpoint_activations)
+    wanted = wanted_adapters(config)
+    body = load(config.model.path, checkpointed=config.learner.checkpoint_activations, wanted=wanted)
 
     def reference(path: str) -> Body:
+        if body.adapters is not None and config.learner.kl is not None and config.learner.kl.reference is None:
+            return body.adapters.without(body)
         found = load(path)
         require_vocabulary(path, found.model.config.vocab_size, body.model.config.vocab_size)
         found.model.requires_grad_(False)

@@ -50,6 +50,16 @@ class Trained(Protocol):
         ...
 
 
+def refuse_adapters(folder: Path) -> None:
+    """Raises CheckpointError if the checkpoint in `folder` holds adapters."""
+    if (folder / TENSORS).exists():
+        raise CheckpointError(
+            f"checkpoint {folder} holds adapters (learner.lora), and this run trains all weights",
+            remedy="resume with the learner.lora that the run was started with; or start a new run from the "
+            "trained model: loopwright export RUN --merged --out DIR, and name that folder as model.path",
+        )
+
+
 class WholeModel:
     """All parameters of a model."""
 
@@ -67,12 +77,7 @@ class WholeModel:
         stream_weights(self.parameters, sink)
 
     def check(self, folder: Path) -> None:
-        if (folder / TENSORS).exists():
-            raise CheckpointError(
-                f"checkpoint {folder} holds adapters (learner.lora), and this run trains all weights",
-                remedy="resume with the learner.lora that the run was started with; or start a new run from the "
-                "trained model: loopwright export RUN --merged --out DIR, and name that folder as model.path",
-            )
+        refuse_adapters(folder)
 
     def describe(self, folder: Path) -> None:
         # With these two files the checkpoint is also a model folder that transformers can load.

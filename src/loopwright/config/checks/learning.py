@@ -100,13 +100,6 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
             "train",
             also=(("rollout", "engine", "num_engines"),),
         )
-    if learner.lora is not None:
-        yield Problem(
-            ("learner", "lora"),
-            f"is set, and learner.ranks is {learner.ranks}: ranks train all weights",
-            "remove one of them; adapters need far less memory, so one process may do",
-            also=(place,),
-        )
     if learner.is_on_actors and model == "cuda" and not learner.num_gpus_per_rank:
         yield Problem(
             ("learner", "num_gpus_per_rank"),

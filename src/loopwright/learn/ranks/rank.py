@@ -18,7 +18,7 @@ from loopwright.learn.plan import MiniBatch, StepPlan, row_of_chain
 from loopwright.learn.ranks.communication import Communication
 from loopwright.learn.ranks.messages import RankReport
 from loopwright.learn.ranks.shards import ShardedBody, Sharding
-from loopwright.learn.ranks.state import load_ranks, save_ranks, stream_whole, write_weights
+from loopwright.learn.ranks.state import load_ranks, save_ranks, write_stream
 from loopwright.learn.recipe import Recipe
 from loopwright.learn.room import Room
 from loopwright.learn.samples import tensors_of
@@ -42,7 +42,8 @@ class RankLearner:
         self._is_first = sharding.mesh.get_local_rank() == 0
         self._communication: Communication = sharding.communication
         self._version = 0
-        self._weights = MasterWeights(dict(body.model.named_parameters()))
+        self._trained = body.trained
+        self._weights = MasterWeights(self._trained.parameters)
         self._optimizer = optimizer_of(self._weights, recipe, self._device)
         room = Room(self._device, recipe.micro_batch_tokens, recipe.checkpoint_activations)
         self._executor = StepExecutor(recipe, body, self._weights, self._optimizer, room, beat)
@@ -73,21 +74,21 @@ class RankLearner:
         return tuple(packed_logprobs(self._body, rows, tensors, temperature)[0].tolist())
 
     def save(self, folder: Path) -> None:
-        save_ranks(folder, self._weights.named, self._optimizer, self._version)
+        save_ranks(folder, self._weights.named, self._optimizer, self._version, self._trained.file)
         if self._is_first:
-            # With it and the tokenizer the checkpoint is also a model folder that transformers can load.
-            self._body.model.config.save_pretrained(folder)
+            self._trained.describe(folder)
 
     def load(self, folder: Path) -> int:
-        self._version = load_ranks(folder, self._weights.named, self._optimizer)
+        self._trained.check(folder)
+        self._version = load_ranks(folder, self._weights.named, self._optimizer, self._trained.file)
         return self._version
 
     def publish(self, sink: WeightSink) -> None:
-        """Give the weights to the sink of rank 0, in the precision in which the model computes."""
-        stream_whole(self._weights.named, self._dtype, sink)
+        """Give what engines need to the sink of rank 0."""
+        self._trained.publish(sink)
 
     def export(self, folder: Path) -> None:
-        write_weights(folder / MODEL, self._weights.named, self._dtype)
+        write_stream(folder / MODEL, self._trained.stream)
         if self._is_first:
             config = self._body.model.config
             config.dtype = self._dtype

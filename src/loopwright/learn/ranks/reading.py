@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ Rows = Callable[[int, int], torch.Tensor]
 """The rows of a stored tensor from one number up to, but without, another."""
 
 
-def fill_model(model: Any, source: str, beat: Callable[[], None]) -> None:
-    """Give the parameters of `model` this rank's part of the weights that `source` has. `beat` is called after each."""
-    parameters = dict(model.named_parameters())
+def fill_model(parameters: Mapping[str, torch.Tensor], source: str, beat: Callable[[], None]) -> None:
+    """Give the parameters of a model this rank's part of the weights that `source` has. `beat` is called after each."""
     with ExitStack() as stack:
         stored = _stored(source, stack)
         missing = parameters.keys() - stored.keys()
@@ -56,6 +55,12 @@ def fill(
         elif len(part):
             part.copy_(stored[name](first, first + len(part)))
         beat()
+
+
+def fill_from(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy this rank's rows of each whole tensor, the second of a pair, into the first."""
+    for parameter, whole in pairs:
+        fill({"": parameter}, {"": _rows_of(whole)})
 
 
 def rows_of_file(file: Path, stack: ExitStack) -> dict[str, Rows]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,12 +21,17 @@ from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.body import ModuleBody
 from loopwright.learn.checkpointing import layers_of
 from loopwright.learn.ranks.communication import Communication, TimedGather, TimedReduce
-from loopwright.learn.ranks.reading import fill_model
+from loopwright.learn.ranks.reading import fill_from, fill_model
+from loopwright.learn.ranks.trained import ShardedAdapters, ShardedModel, ShardedTrained
 from loopwright.learn.samples import Tensors
 from loopwright.models.adapter_files import base_of
+from loopwright.models.adapters import AdapterShape
 from loopwright.models.load import context_of, read_config, source_of
 from loopwright.models.outline import model_on_meta
 from loopwright.models.rotary import choose_angles
+
+if TYPE_CHECKING:
+    from loopwright.learn.adapters import ModelAdapters
 
 T = TypeVar("T")
 
@@ -47,9 +52,17 @@ class Sharding:
         return dtype
 
     def load(
-        self, path: str, *, cache: Path, max_context: int | None, checkpointed: bool, beat: Callable[[], None]
+        self,
+        path: str,
+        *,
+        cache: Path,
+        max_context: int | None,
+        checkpointed: bool,
+        beat: Callable[[], None],
+        wanted: WantedAdapters | None = None,
     ) -> ShardedBody:
-        """The model at `path`, with this rank's part of its weights."""
+        """The model at `path`, with this rank's part of its weights. With `wanted`, it gets adapters, and these are
+        trained."""
         source = source_of(path, cache)
         if base_of(source)[1]:
             raise ModelError(
@@ -58,6 +71,7 @@ class Sharding:
             )
         config = read_config(source)
         model = model_on_meta(config)
+        adapters = None if wanted is None else wanted.put_into(model, source)
         # Before it is sharded, so that what computes a layer again finds its parameters whole.
         why = f"sharded over {self.mesh.size()} ranks"
         inner = ModuleBody(model, why, checkpointed=checkpointed)
@@ -66,9 +80,16 @@ class Sharding:
         # Each place of a tied weight got a parameter of its own.
         model.tie_weights()
         _fill_buffers(model)
-        fill_model(model, source, beat)
+        trained: ShardedTrained
+        if wanted is None or adapters is None:
+            fill_model(dict(model.named_parameters()), source, beat)
+            trained = ShardedModel(model, self.dtype)
+        else:
+            fill_model(adapters.frozen, source, beat)
+            fill_from(adapters.start(wanted.seed))
+            trained = ShardedAdapters(adapters, self.dtype, merged_for_engines=wanted.merged_for_engines)
         choose_angles(model, context_of(config, max_context))
-        return ShardedBody(model, inner)
+        return ShardedBody(model, inner, trained, adapters)
 
     def _shard(self, model: Any) -> None:
         half = None if self.dtype == torch.float32 else self.dtype
@@ -85,11 +106,30 @@ class Sharding:
                 part.set_custom_reduce_scatter(reduce)
 
 
+@dataclass(frozen=True, slots=True)
+class WantedAdapters:
+    """The adapters that ranks train, their first numbers by `seed`, and whether engines get whole weights."""
+
+    shape: AdapterShape
+    seed: int
+    merged_for_engines: bool
+
+    def put_into(self, model: Any, source: str) -> ModelAdapters:
+        # peft takes seconds to import.
+        from loopwright.learn.adapters import add_adapters
+
+        return add_adapters(model, self.shape, source)
+
+
 class ShardedBody:
     """A Body whose parameters are sharded: they are whole only within `run`."""
 
-    def __init__(self, model: Any, inner: ModuleBody) -> None:
+    def __init__(
+        self, model: Any, inner: ModuleBody, trained: ShardedTrained, adapters: ModelAdapters | None = None
+    ) -> None:
         self.model = model
+        self.trained = trained
+        self.adapters = adapters
         self._inner = inner
         self.name = inner.name
         model.run_whole = MethodType(lambda _, work: work(), model)

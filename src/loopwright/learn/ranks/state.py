@@ -8,8 +8,9 @@ leave an older checkpoint damaged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,30 +52,37 @@ def stream_whole(weights: Weights, dtype: torch.dtype, sink: WeightSink) -> None
             if is_first:
                 yield name, tensor.to(dtype)
 
-    if is_first:
-        stream_tensors(specs, gathered(), sink)
+    stream_gathered(specs, gathered(), sink)
+
+
+def stream_gathered(
+    specs: Mapping[str, TensorSpec], gathered: Iterator[tuple[str, torch.Tensor]], sink: WeightSink
+) -> None:
+    """Give tensors to the sink of rank 0. The others only take part in gathering them."""
+    if dist.get_rank() == 0:
+        stream_tensors(specs, gathered, sink)
     else:
-        for _ in gathered():
+        for _ in gathered:
             pass
 
 
-def write_weights(file: Path, weights: Weights, dtype: torch.dtype) -> None:
-    """Write the whole of each weight to one file. All ranks call it."""
+def write_stream(file: Path, stream: Callable[[WeightSink], None]) -> None:
+    """Write what `stream` gives to one file. All ranks call it."""
     if dist.get_rank():
-        stream_whole(weights, dtype, Nowhere())
+        stream(Nowhere())
         return
     writer = WeightFileWriter(file)
     try:
-        stream_whole(weights, dtype, writer)
+        stream(writer)
         writer.finish()
     except BaseException:
         writer.discard()
         raise
 
 
-def save_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, version: int) -> None:
+def save_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, version: int, file: str) -> None:
     """Write this rank's part into `folder`, and on rank 0 also what is whole. All ranks call it."""
-    write_weights(folder / state.MODEL, weights, torch.float32)
+    write_stream(folder / file, partial(stream_whole, weights, torch.float32))
     trained = {name: optimizer.state[weight] for name, weight in weights.items() if weight in optimizer.state}
     moments = {f"{name}/{moment}": found[moment] for name, found in trained.items() for moment in MOMENTS}
     write_moments(folder / state.SHARDED, moments)
@@ -87,12 +95,12 @@ def save_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer,
     dist.barrier()
 
 
-def load_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer) -> int:
+def load_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, file: str) -> int:
     """Read this rank's part of a checkpoint, of ranks or of one process, and return its version."""
     with state.while_read(folder), ExitStack() as stack:
         about = json.loads((folder / state.META).read_text())
-        _check_fits(folder, weights, specs_of_file(folder / state.MODEL))
-        fill(weights, rows_of_file(folder / state.MODEL, stack))
+        _check_fits(folder, weights, specs_of_file(folder / file))
+        fill(weights, rows_of_file(folder / file, stack))
         if state.is_sharded(folder):
             moments, steps = read_moments(folder / state.SHARDED, weights, alone=False), about["steps"]
             random = state.random_file(folder, dist.get_rank() % about["ranks"])

@@ -1,0 +1,204 @@
+"""The adapters in a model: peft's layers, their names in checkpoints and for engines, and their first numbers.
+
+Nothing here needs the whole of a tensor, so ranks use it too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from loopwright.core.adapter_names import A, B
+from loopwright.core.seeds import derive_seed
+from loopwright.errors import CheckpointError, ConfigError
+from loopwright.learn.attention import SharedPrefixPlan
+from loopwright.learn.body import Body
+from loopwright.learn.samples import Tensors
+from loopwright.models.adapter_files import CONFIG, PREFIX, shape_told
+from loopwright.models.adapters import AdapterShape
+from loopwright.models.linear import Linear, replace_linears
+
+T = TypeVar("T")
+
+NAME = "default"
+"""What peft calls the only adapter."""
+BASE = ".base_layer."
+"""What peft puts into the name of a weight that has an adapter."""
+
+
+class ModelAdapters:
+    """The adapters in `model`, around which `peft_model` is. `scale` is that of all of them."""
+
+    def __init__(self, model: Any, peft_model: Any, scale: float) -> None:
+        self._model = model
+        self._peft = peft_model
+        self.scale = scale
+        self.layers: Mapping[str, Any] = {
+            name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
+        }
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """The matrices by the names that peft gives them in its files."""
+        return {
+            f"{PREFIX}{name}{end}": matrix
+            for name, layer in self.layers.items()
+            for end, matrix in zip((A, B), matrices_of(layer), strict=True)
+        }
+
+    @property
+    def frozen(self) -> Mapping[str, torch.Tensor]:
+        """All other parameters, by the names that they have in the model without adapters."""
+        own = {id(matrix) for layer in self.layers.values() for matrix in matrices_of(layer)}
+        named = self._model.named_parameters()
+        return {name.replace(BASE, "."): parameter for name, parameter in named if id(parameter) not in own}
+
+    def start(self, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each matrix with the numbers that it begins with: as peft's, but they depend on nothing but the seed and the
+        layer's name."""
+        for name, layer in self.layers.items():
+            a, b = matrices_of(layer)
+            bound = 1 / math.sqrt(a.shape[1])
+            random = torch.Generator().manual_seed(derive_seed(seed, name))
+            yield a, torch.empty(a.shape).uniform_(-bound, bound, generator=random)
+            yield b, torch.zeros(b.shape)
+
+    def for_engines(self, whole: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The matrices as engines get them: the scale is in B. `whole` gives the whole of one."""
+        for name, layer in self.layers.items():
+            a, b = matrices_of(layer)
+            yield name + A, whole(a)
+            yield name + B, whole(b) * self.scale
+
+    def without(self, body: Body) -> Body:
+        """A body of this model that leaves the adapters out."""
+        return _WithoutAdapters(self._peft, body)
+
+    def check(self, folder: Path) -> None:
+        """Raises CheckpointError if the checkpoint in `folder` has no adapters, or others."""
+        try:
+            told = shape_told(json.loads((folder / CONFIG).read_text()))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"checkpoint {folder} holds a whole model, and this run trains adapters (learner.lora)",
+                remedy="resume without learner.lora; or start a new run from that model: name the folder as model.path",
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"checkpoint {folder} cannot be read: {error}",
+                remedy="delete that folder to continue from the one before it, or start over with --fresh",
+            ) from error
+        ours = shape_told(self._peft_config())
+        if told != ours:
+            raise CheckpointError(
+                f"checkpoint {folder} holds other adapters than learner.lora describes: {told} instead of {ours}",
+                remedy="resume with the learner.lora that the run was started with, or start over with --fresh",
+            )
+
+    def describe(self, folder: Path) -> None:
+        """Write what peft needs to load the checkpoint."""
+        (folder / CONFIG).write_text(json.dumps(self._peft_config(), indent=2))
+
+    def _peft_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = self._peft.peft_config[NAME].to_dict()
+        return config | {"target_modules": sorted(config["target_modules"]), "inference_mode": True}
+
+
+class _WithoutAdapters:
+    def __init__(self, peft_model: Any, body: Body) -> None:
+        self._peft = peft_model
+        self._body = body
+        self.name = f"{body.name}, without adapters"
+
+    @property
+    def head(self) -> torch.Tensor:
+        return self._body.head
+
+    def hidden(self, data: Tensors, plan: SharedPrefixPlan) -> torch.Tensor:
+        with self._peft.disable_adapter():
+            return self._body.hidden(data, plan)
+
+    def run(self, work: Callable[[], T]) -> T:
+        return self._body.run(work)
+
+
+def add_adapters(model: Any, shape: AdapterShape, base: str) -> ModelAdapters:
+    """Freeze a model and put adapters into its layers, whose numbers are those of `start` or of a checkpoint. `base` is
+    its source. The norms must be ours already: behind an adapter they are not found."""
+    targets = _targets(model, shape.targets)
+    _linears_of_torch(model)
+    config = PeftConfig(
+        r=shape.rank,
+        lora_alpha=shape.alpha,
+        target_modules=list(targets),
+        use_rslora=shape.rslora,
+        lora_dropout=0.0,
+        bias="none",
+        base_model_name_or_path=_lasting(base),
+    )
+    with torch.random.fork_rng():
+        adapted = get_peft_model(model, config)
+    if model.device.type == "cpu":
+        replace_linears(model)
+    return ModelAdapters(model, adapted.eval(), shape.scale)
+
+
+def _lasting(source: str) -> str:
+    """A folder's absolute path: a checkpoint is read from other folders than the one that the run was started in."""
+    return str(Path(source).resolve()) if Path(source).is_dir() else source
+
+
+def _linears_of_torch(model: nn.Module) -> None:
+    """Undo `replace_linears`: peft knows torch's layers only."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is Linear:
+                outputs, inputs = child.weight.shape
+                plain = nn.Linear(inputs, outputs, bias=child.bias is not None, device="meta")
+                plain.weight, plain.bias = child.weight, child.bias  # type: ignore[assignment]
+                setattr(parent, name, plain)
+
+
+def _targets(model: Any, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The ends of the names of the layers that get an adapter. Raises ConfigError if one matches nothing, or what
+    cannot have one."""
+    outside = {id(model.get_input_embeddings()): "the embeddings", id(model.get_output_embeddings()): "the head"}
+    modules = {name: module for name, module in model.named_modules() if name}
+    products = [name for name, module in modules.items() if isinstance(module, nn.Linear | Linear)]
+    able = [name for name in products if id(modules[name]) not in outside]
+    ends = tuple(sorted({name.rpartition(".")[2] for name in able}))
+    if wanted is None:
+        # Two names of one end: then the whole names tell them apart.
+        return ends if len(able) == len([n for n in products if n.rpartition(".")[2] in ends]) else tuple(able)
+    for target in wanted:
+        matching = [name for name in modules if name == target or name.endswith(f".{target}")]
+        for name in matching:
+            if (what := outside.get(id(modules[name]))) is not None:
+                raise ConfigError(
+                    f"learner.lora.targets names {target!r}, which is {what} of the model",
+                    remedy="remove it: only linear layers inside the model get adapters. "
+                    "A head is often the embeddings too, and would not be one weight with them any more",
+                )
+        if not matching or not set(matching) <= set(able):
+            why = (
+                "matches no layer of the model" if not matching else f"matches {matching[0]}, which is no linear layer"
+            )
+            raise ConfigError(
+                f"learner.lora.targets names {target!r}, which {why}",
+                remedy=f"choose among {', '.join(ends)}; or leave targets out, for all of them",
+            )
+    return tuple(sorted(wanted))
+
+
+def matrices_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B."""
+    return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
