@@ -27,6 +27,7 @@ from loopwright.track.tensorboard import FOLDER as TENSORBOARD
 HEADER = "# The config of this Loopwright run. Written by Loopwright; edit your own config file instead.\n"
 
 ID_BYTES = 8
+MOST_CONFIG_BYTES, MOST_SETTINGS = 4 << 20, 100_000
 
 # Use libyaml if PyYAML was built with it: it is ten times as fast as the Python code.
 _FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -210,8 +211,13 @@ class RunFolder:
         if not self.config.is_file():
             return None
         try:
-            config = yaml.safe_load(self.config.read_text("utf-8"))
-        except yaml.YAMLError as error:
+            with self.config.open("rb") as file:
+                text = file.read(MOST_CONFIG_BYTES + 1)
+            if len(text) > MOST_CONFIG_BYTES:
+                raise ValueError(f"it has more than {MOST_CONFIG_BYTES:,} bytes")
+            config = yaml.safe_load(text)
+            _require_small(config)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.config} cannot be read: {error}",
                 remedy="restore it from your config file, or start over with --fresh",
@@ -223,6 +229,19 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as it is after storing and reading, so that a tuple and a list compare equal."""
     text = yaml.dump(dict(config), Dumper=_FastDumper, sort_keys=False)
     return dict(yaml.load(text, Loader=_FastLoader))
+
+
+def _require_small(config: Any) -> None:
+    """Raise if it has too many settings: a file of a few lines may name its own parts again and again, or without
+    end."""
+    count, left = 0, [config]
+    while left:
+        value = left.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += len(inner)
+        if count > MOST_SETTINGS:
+            raise ValueError(f"it has more than {MOST_SETTINGS:,} settings")
+        left += inner
 
 
 def _require_run_or_empty(folder: RunFolder) -> None:
