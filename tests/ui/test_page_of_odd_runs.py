@@ -125,7 +125,7 @@ async def test_a_long_binary_text_can_be_read_to_its_end(tmp_path: Path) -> None
     async with PageClient(folder.path) as page:
         place = 0
         while place < len(text):
-            asked = {"key": "train/0/0/0", "path": "messages/0/content", "from": place}
+            asked: dict[str, str | int] = {"key": "train/0/0/0", "path": "messages/0/content", "from": place}
             answer = await page.get(f"{RUN}/text", params=asked)
             assert answer.status_code == 200
             part: Any = answer.json()

@@ -53,8 +53,9 @@ def read_status(folder: RunFolder, now: float | None = None) -> StatusNow:
     """The status of the run in `folder`."""
     pid, told = lock_holder(folder.lock), _told(folder)
     at = told.get("at")
-    is_time = isinstance(at, int | float) and 0 <= at < LAST_TIME
-    age = max(0.0, (time.time() if now is None else now) - at) if is_time else None
+    age = None
+    if isinstance(at, int | float) and 0 <= at < LAST_TIME:
+        age = max(0.0, (time.time() if now is None else now) - at)
     if pid is None:
         return StatusNow(RunState.NOT_RUNNING, None, age, told)
     is_fresh = age is not None and age < OLD_SECONDS

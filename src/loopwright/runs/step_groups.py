@@ -176,8 +176,8 @@ def summaries_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -
             member,
             attempt,
             said.value if isinstance(said, Scored) else None,
-            failure and failure.cause.value,
-            failure and f"{failure.error}: {failure.detail}"[:300],
+            failure.cause.value if failure else None,
+            f"{failure.error}: {failure.detail}"[:300] if failure else None,
             *rest,
         )
 
