@@ -290,6 +290,22 @@ def test_checkpoint_and_export_say_the_same_to_peft_transformers_and_us(model_fo
     assert torch.allclose(logits_of(merged), theirs, atol=1e-5)
 
 
+def test_adapters_that_are_trained_on_an_adapter_name_it_as_their_base(llama_folder: Path, tmp_path: Path) -> None:
+    loaded = load_tiny(llama_folder)
+    adapted = adapted_of(loaded)
+    shake(adapted)
+    first = described(learner_of(loaded, adapted), tmp_path / "first")
+    again = load_model(str(first), cache=tmp_path)
+    further = adapted_of(again)
+    shake(further, 1)
+    second = described(learner_of(again, further), tmp_path / "second")
+    export = tmp_path / "export"
+    export.mkdir()
+    further.export(export)
+    merged, exported = (load_model(str(folder), cache=tmp_path).model for folder in (second, export))
+    assert all(torch.equal(one, other) for one, other in zip(merged.parameters(), exported.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -144,6 +144,9 @@ class ShardedBody:
 
     def run(self, work: Callable[[], T]) -> T:
         result: T = self.model.run_whole(work)
+        if not torch.is_grad_enabled():
+            # What is not in a layer stays whole until a backward pass. Without one, an update would not reach it.
+            self.model.reshard()
         return result
 
 
