@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.runs import growing_lines
+from loopwright.runs import appended_lines
 from loopwright.runs.metric_columns import MetricColumns
 from loopwright.track.jsonl import JsonlTracker
 
@@ -74,7 +74,7 @@ def test_a_torn_line_that_a_crash_left_is_read_as_it_was_written_again(tmp_path:
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_lines, "PIECE", 100)
+    monkeypatch.setattr(appended_lines, "PIECE", 100)
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + "x" * 950)
     columns = MetricColumns(path)

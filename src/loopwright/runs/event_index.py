@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from loopwright.runs.growing_lines import GrowingLines
+from loopwright.runs.appended_lines import AppendedLines
 
 
 class EventIndex:
@@ -21,7 +21,7 @@ class EventIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines = GrowingLines(path, self._clear)
+        self._lines = AppendedLines(path, self._clear)
         self._clear()
 
     def _clear(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.runs.growing_lines import GrowingLines
+from loopwright.runs.appended_lines import AppendedLines
 
 FIXED = frozenset({"step", "time"})
 LAST_STEP = 1 << 53
@@ -41,7 +41,7 @@ class MetricColumns:
     """The columns of one file. Not for several threads at once."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = GrowingLines(path, self._clear)
+        self._lines = AppendedLines(path, self._clear)
         self._clear()
 
     def _clear(self) -> None:

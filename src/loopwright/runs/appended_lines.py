@@ -19,7 +19,7 @@ COMPARED = 64
 get that of a file that was deleted."""
 
 
-class GrowingLines:
+class AppendedLines:
     """The lines of one file. `again` is called before the file is read from its beginning. Not for several threads at
     once."""
 
