@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from page_client import PageClient
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.runs.run_folder import RunFolder
 from loopwright.types import Episode, Group, GroupStatus, Rollout, RolloutKey, Scored, Task, Timing
+from loopwright.ui.run_view import RunView
 
 RUN = "/api/runs/adding"
 DEEP = '{"step": 9, "name": "x", "start": 1, "end": 2, "facts": ' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -169,3 +171,52 @@ async def test_a_damaged_tokenizer_leaves_the_ids(made_up_run: RunFolder) -> Non
     async with PageClient(made_up_run.path) as page:
         told = await page.json(f"{RUN}/tokens", key="train/4/0/0")
     assert told["why_no_texts"]
+
+
+async def test_a_file_that_cannot_be_read_is_told_and_hides_no_other_run(made_up_run: RunFolder) -> None:
+    metrics = shutil.copytree(made_up_run.path, made_up_run.path.with_name("other")) / "metrics.jsonl"
+    metrics.unlink()
+    metrics.mkdir()
+    async with PageClient(made_up_run.path.parent) as page:
+        listed = (await page.json("/api/runs"))["runs"]
+        refused = await page.get("/api/runs/other")
+    assert {run["name"]: "problem" in run for run in listed} == {"adding": False, "other": True}
+    assert (refused.status_code, "metrics.jsonl" in refused.text) == (404, True)
+
+
+async def test_a_folder_of_runs_may_hold_a_config_file_of_its_owner(made_up_run: RunFolder) -> None:
+    (made_up_run.path.parent / "config.yaml").write_text("model: {path: smollm2}\n")
+    async with PageClient(made_up_run.path.parent) as page:
+        listed = await page.json("/api/runs")
+    assert (listed["single"], [run["name"] for run in listed["runs"]]) == (None, ["adding"])
+
+
+async def test_the_list_reads_only_runs_that_have_changed(
+    made_up_run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        shutil.copytree(made_up_run.path, made_up_run.path.with_name(f"run-{number}"))
+    async with PageClient(made_up_run.path.parent) as page:
+        first = await page.json("/api/runs")
+        read = list[str]()
+        monkeypatch.setattr(RunView, "series", lambda view, name: read.append(view.name) or [])
+        assert await page.json("/api/runs") == first
+        assert not read
+        with (made_up_run.path.with_name("run-7") / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "reward/mean": 1.0}\n')
+        await page.json("/api/runs")
+    assert set(read) == {"run-7"}
+
+
+async def test_members_that_did_not_train_say_so(made_up_run: RunFolder) -> None:
+    """Of a group that trained: what was stored of one member tells that nothing was stored of the other."""
+    with sqlite3.connect(made_up_run.rollouts) as db:
+        db.execute("INSERT INTO trained VALUES ('train', 4, 0, 1, 0, 0.5, 0.1, NULL, NULL)")
+    db.close()
+    async with PageClient(made_up_run.path) as page:
+        other = await page.json(f"{RUN}/tokens", key="train/4/0/0")
+        own = await page.json(f"{RUN}/tokens", key="train/4/1/0")
+        unknown = await page.json(f"{RUN}/tokens", key="train/5/0/0")
+    assert set(filter(None, other["why_untrained"])) == {"not_trained"}
+    assert set(own["why_untrained"]) == {None}
+    assert unknown["why_untrained"] is None

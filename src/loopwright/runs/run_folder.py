@@ -247,7 +247,7 @@ def _require_small(config: Any) -> None:
 def _require_run_or_empty(folder: RunFolder) -> None:
     if folder.path.exists() and not folder.path.is_dir():
         raise RunError(f"{folder.path} is not a folder", remedy="choose another trainer.run_dir")
-    if not folder.path.exists() or _is_run(folder):
+    if not folder.path.exists() or holds_run(folder):
         return
     # A run that died while it started leaves the first two. `loopwright eval` and `rollout` make the others.
     ours = {folder.lock, draft_of(folder.config), folder.evals, folder.samples}
@@ -259,7 +259,8 @@ def _require_run_or_empty(folder: RunFolder) -> None:
         )
 
 
-def _is_run(folder: RunFolder) -> bool:
+def holds_run(folder: RunFolder) -> bool:
+    """Whether it is the folder of a run, and not one with a config file of somebody else."""
     if not folder.config.is_file():
         return False
     with folder.config.open("rb") as file:

@@ -95,7 +95,11 @@ def page_app(runs: ServedRuns, access: Access) -> Callable[[Scope, Receive, Send
 
         def answered(request: Request) -> Response:
             view = runs.view(request.path_params["run"])
-            return json_answer(answer(view, Asked(request.query_params)))
+            try:
+                return json_answer(answer(view, Asked(request.query_params)))
+            except OSError as error:
+                remedy = "check its permissions, and try again"
+                raise RefusedError(f"a file of this run cannot be read: {error}", remedy=remedy, status=404) from error
 
         return endpoint
 

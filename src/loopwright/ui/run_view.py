@@ -132,6 +132,13 @@ class RunView:
         except FileNotFoundError:
             return None
 
+    def opened_at(self) -> float:
+        """When the last process that worked on the run took its lock."""
+        try:
+            return self.inside(self._folder.lock).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def progress(self) -> dict[str, Any]:
         """How far the metrics and the events are, cheap enough to ask every second."""
         self.inside(self._folder.metrics)
