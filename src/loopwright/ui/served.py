@@ -95,7 +95,7 @@ def is_run(path: Path) -> bool:
 
 def _mark(path: Path) -> Hashable:
     """Changes when a file changes that the list of runs is made of."""
-    marks = []
+    marks: list[Hashable] = []
     for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
         try:
             found = (path / name).stat()
