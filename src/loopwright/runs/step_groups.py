@@ -192,13 +192,18 @@ def step_terms(db: sqlite3.Connection, step: int) -> float | None:
 
 def _places(db: sqlite3.Connection, step: int) -> tuple[int, int]:
     """The part of the trail in which the step was made: from behind the one before it to its own end."""
+    return place_of_step(db, step - 1) or 0, place_of_step(db, step) or newest_place(db)
 
-    def last(of: int) -> int | None:
-        (place,) = db.execute("SELECT max(place) FROM trail WHERE event = 'consumed' AND step = ?", (of,)).fetchone()
-        return None if place is None else int(place)
 
-    (newest,) = db.execute("SELECT coalesce(max(place), 0) FROM trail").fetchone()
-    return last(step - 1) or 0, last(step) or int(newest)
+def place_of_step(db: sqlite3.Connection, step: int) -> int | None:
+    """Where the trail says that the step consumed its last group, in the latest lineage that did."""
+    (place,) = db.execute("SELECT max(place) FROM trail WHERE event = 'consumed' AND step = ?", (step,)).fetchone()
+    return None if place is None else int(place)
+
+
+def newest_place(db: sqlite3.Connection) -> int:
+    (place,) = db.execute("SELECT coalesce(max(place), 0) FROM trail").fetchone()
+    return int(place)
 
 
 def _chosen(step: int, places: tuple[int, int], wanted: Wanted) -> tuple[str, Sequence[Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loopwright.buffer.storage.schema import snapshot
+from loopwright.runs.step_groups import newest_place, place_of_step
 
 CELLS = 240
 """Into how many pieces the time is divided."""
@@ -44,17 +45,22 @@ Span = tuple[float, float]
 
 
 def work_lanes(database: Path, steps: Sequence[int], begin: float, end: float) -> tuple[Lane, ...]:
-    """The lanes of the rollouts that these steps trained, between two moments."""
+    """The lanes of the rollouts that were under way between two moments, while these steps were made: also of those
+    that a later step trained, or none."""
     generating, judging = dict[str | None, list[Span]](), list[Span]()
-    marks = ", ".join("?" * len(steps))
     with snapshot(database) as db:
+        # From one step before to one step behind them, because rollouts are stored when they end.
+        first = place_of_step(db, min(steps) - 2) or 0
+        last = place_of_step(db, max(steps) + 1) or newest_place(db)
         for worker, started, agent, judged, judge in db.execute(
             "SELECT worker, started, agent_seconds, coalesce(judged_at, started + agent_seconds), judge_seconds"
-            f" FROM groups JOIN rollouts USING (task_set, draw, round) WHERE step IN ({marks})",
-            tuple(steps),
+            " FROM trail JOIN rollouts USING (task_set, draw, round, member, attempt)"
+            " WHERE place > ? AND place <= ? AND event = 'stored'",
+            (first, last),
         ):
-            generating.setdefault(worker, []).append((started, started + agent))
-            if judge:
+            if started < end and started + agent > begin:
+                generating.setdefault(worker, []).append((started, started + agent))
+            if judge and judged < end and judged + judge > begin:
                 judging.append((judged, judged + judge))
     if len(generating) > MOST_WORKERS:
         generating = {None: [span for spans in generating.values() for span in spans]}

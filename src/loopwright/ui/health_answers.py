@@ -23,7 +23,7 @@ def health(view: RunView, asked: Asked) -> dict[str, Any]:
         "status": status_of(view),
         **view.progress(),
         "alarms": alarms_of(view, alive),
-        "conservation": _conservation(view),
+        "conservation": view.remembered("conservation", lambda: _conservation(view)),
         "engine_events": engines,
     }
 
