@@ -9,20 +9,22 @@ from typing import Any
 
 import pytest
 
-from loopwright.errors import LearnerError, LearnerLostError, LoopwrightError
+from loopwright.errors import CheckpointError, LearnerError, LearnerLostError, LoopwrightError
 from loopwright.learn.ranks.gang import Gang
 from loopwright.learn.ranks.messages import RankBeat, RankCall, RankDone, RankFailed, RankWork, WeightOffer
 from loopwright.learn.ranks.remote import RemoteRank
 
 DEAD = ("it was killed by SIGKILL", "Killed")
+FAILED = ("it ended with exit code 1", "Traceback")
 
 
 class ScriptedLine:
-    """A rank that says what its script returns for each call. It dies when the script returns `DEAD`."""
+    """A rank that says what its script returns for each call. It ends when the script returns `DEAD` or `FAILED`."""
 
     def __init__(self, script: Callable[[object], list[Any]]) -> None:
         self._script = script
         self._says: asyncio.Queue[Any] = asyncio.Queue()
+        self._end = DEAD
         self.heard: list[object] = []
 
     async def send(self, value: object) -> None:
@@ -35,12 +37,13 @@ class ScriptedLine:
 
     async def receive(self) -> Any:
         said = await self._says.get()
-        if said == DEAD:
+        if said in (DEAD, FAILED):
+            self._end = said
             raise EOFError
         return said
 
     async def ended(self) -> tuple[str, str]:
-        return DEAD
+        return self._end
 
     def last_words(self) -> str:
         return "words of the log"
@@ -91,6 +94,26 @@ async def test_an_error_that_means_something_arrives_as_it_is() -> None:
         with pytest.raises(LearnerError, match="the loss is NaN") as caught:
             await asked(gang)
         assert caught.value is error
+
+
+async def test_an_error_that_means_something_is_the_cause_although_all_ranks_end_of_it() -> None:
+    """A rank ends when it has said what went wrong, and those that wait for it in a collective lose their peer. A busy
+    driver may hear of all that at once."""
+    error: LoopwrightError = LearnerError("the loss is NaN", remedy="lower learner.lr")
+    of_peer = RankFailed("RuntimeError: Connection closed by peer")
+    for first, second in [(of_peer, RankFailed("", error)), (RankFailed("", error), of_peer)]:
+        async with gang_of(answers(first, FAILED), answers(second, FAILED)) as gang:
+            with pytest.raises(LearnerError, match="the loss is NaN") as caught:
+                await asked(gang)
+            assert caught.value is error
+
+
+async def test_a_killed_rank_is_the_cause_whatever_the_others_make_of_it() -> None:
+    error: LoopwrightError = CheckpointError("cannot be read: Connection closed by peer", remedy="delete it")
+    for first, second in [((RankFailed("", error), FAILED), (DEAD,)), ((DEAD,), (RankFailed("", error), FAILED))]:
+        async with gang_of(answers(*first), answers(*second)) as gang:
+            with pytest.raises(LearnerLostError, match="killed by SIGKILL"):
+                await asked(gang)
 
 
 async def test_any_other_error_is_the_loss_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:

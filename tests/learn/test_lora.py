@@ -28,6 +28,7 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel, load_model
+from loopwright.models.outline import outline_of
 from loopwright.models.probe import Probe, run_probe
 from loopwright.models.recognise import fastest_forward
 from loopwright.testing.tiny import tiny_llama
@@ -288,6 +289,30 @@ def test_checkpoint_and_export_say_the_same_to_peft_transformers_and_us(model_fo
     ), "merged on load, or before: the same bits"
     merged.set_attn_implementation("eager")
     assert torch.allclose(logits_of(merged), theirs, atol=1e-5)
+
+
+def test_adapters_that_are_trained_on_an_adapter_name_it_as_their_base(llama_folder: Path, tmp_path: Path) -> None:
+    loaded = load_tiny(llama_folder)
+    adapted = adapted_of(loaded)
+    shake(adapted)
+    first = described(learner_of(loaded, adapted), tmp_path / "first")
+    again = load_model(str(first), cache=tmp_path)
+    further = adapted_of(again)
+    shake(further, 1)
+    second = described(learner_of(again, further), tmp_path / "second")
+    export = tmp_path / "export"
+    export.mkdir()
+    further.export(export)
+    merged, exported = (load_model(str(folder), cache=tmp_path).model for folder in (second, export))
+    assert all(torch.equal(one, other) for one, other in zip(merged.parameters(), exported.parameters(), strict=True))
+
+
+def test_a_driver_of_ranks_refuses_an_adapter_and_says_what_to_do(llama_folder: Path, tmp_path: Path) -> None:
+    loaded = load_tiny(llama_folder)
+    adapter = described(learner_of(loaded, adapted_of(loaded)), tmp_path / "adapter")
+    with pytest.raises(ModelError, match="is an adapter, and ranks load whole models") as caught:
+        outline_of(str(adapter), cache=tmp_path)
+    assert "loopwright export RUN --merged" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,18 @@ async def test_two_ranks_equal_one_process_with_smollm2(tmp_path: Path) -> None:
     mine, other = await both(smollm2_folder(CACHE), tmp_path, kl=KL, micro_batch_tokens=60, lr=1.5e-5)
     # Its tokens make no sense together, so that rounding counts for more: 1.2e-5 was measured.
     require_equal(mine, other, of_gradients=3 * TOLERANCE)
+
+
+async def test_an_update_without_a_backward_pass_reaches_every_weight(llama_folder: Path, tmp_path: Path) -> None:
+    """Groups of equal rewards have no passes, and AdamW's momentum moves the weights all the same, also those that a
+    proof has gathered before."""
+
+    async def said(opened: Callable[[Loaded, Path], AbstractAsyncContextManager[Any]], ranks: int) -> tuple[float, ...]:
+        async with opened(config_of(llama_folder, tmp_path, ranks=ranks), tmp_path) as learner:
+            await learner.step(simple_groups(0))
+            await learner.logprobs(PROBE)
+            assert (await learner.step(simple_groups(1, rewards=(1.0, 1.0)))).metrics["trained_tokens"] == 0
+            found: tuple[float, ...] = await learner.logprobs(PROBE)
+            return found
+
+    assert np.allclose(await said(several_ranks, 2), await said(one_process, 1), atol=TOLERANCE)

@@ -59,6 +59,9 @@ def read_moments(folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bo
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(moments, storage_reader=reader, no_dist=alone)
     except (CheckpointException, OSError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not alone:
+            # Another rank has gone. The checkpoint may be sound, and nobody must be told to delete it.
+            raise
         raise CheckpointError(
             f"checkpoint {folder} cannot be read: {error}",
             remedy="delete that folder to continue from the one before it, or start over with --fresh",

@@ -66,6 +66,8 @@ def load_model(
     model = load_weights(base, dtype)
     for adapter in adapters:
         adapter.merge_into(model)
+        # New adapters are trained on what this one has made of its base, and a checkpoint of theirs names it as theirs.
+        model.name_or_path = source
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     device = torch.device(device)
     model.to(device).eval()

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from loopwright.errors import ModelError
+from loopwright.models.adapter_files import is_adapter
 from loopwright.models.attention import NAME
 from loopwright.models.load import context_of, read_config, source_of
 from loopwright.models.tokenizer import load_tokenizer
@@ -30,7 +31,7 @@ class ModelOutline:
 
 def outline_of(path: str, *, cache: Path, max_context: int | None = None) -> ModelOutline:
     """Read what is known of the model at `path` without its weights."""
-    source = source_of(path, cache)
+    source = whole_source_of(path, cache)
     config = read_config(source)
     model = model_on_meta(config)
     table = model.get_input_embeddings().weight.numel()
@@ -42,6 +43,17 @@ def outline_of(path: str, *, cache: Path, max_context: int | None = None) -> Mod
         sum(parameter.numel() for parameter in model.parameters()) - (0 if _is_tied(model) else table),
         2 * config.num_hidden_layers * config.hidden_size,
     )
+
+
+def whole_source_of(path: str, cache: Path) -> str:
+    """The source of a model that ranks load. Raises ModelError if it is an adapter."""
+    source = source_of(path, cache)
+    if is_adapter(source):
+        raise ModelError(
+            f"model {path!r} is an adapter, and ranks load whole models",
+            remedy="merge it first: loopwright export RUN --merged --out DIR, and name that folder",
+        )
+    return source
 
 
 def model_on_meta(config: Any) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from loopwright.errors import LearnerError, LearnerLostError, LoopwrightError
+from loopwright.errors import LearnerError, LoopwrightError
 from loopwright.learn.ranks.messages import RankCall, RankDone, RankFailed, RankPlace, RankWork, WeightOffer
 from loopwright.learn.ranks.remote import OnOffer, RemoteRank
 
@@ -21,6 +21,9 @@ START_SECONDS = 300.0
 """How long a rank may be silent when it starts, at least."""
 SETTLE_SECONDS = 3.0
 """When a rank fails because a peer has gone, the peer's end is heard of within so many seconds."""
+
+
+_Asked = asyncio.Task[RankDone | RankFailed]
 
 
 async def _no_offer(offer: WeightOffer) -> None:
@@ -83,12 +86,12 @@ class Gang:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if any(rank.lost in done for rank in self._ranks):
-                    raise await self._first_to_go()
+                    raise await self._cause(asked)
                 for number, one in enumerate(asked):
                     if one in done:
                         answer = one.result()
                         if isinstance(answer, RankFailed):
-                            raise await self._failure(answer, number)
+                            raise await self._failure(answer, number, asked)
                         answers[number] = answer.value
                 waiting -= done
                 asked_still = [rank for rank, task in zip(self._ranks, asked, strict=True) if task in waiting]
@@ -99,24 +102,24 @@ class Gang:
                 task.cancel()
             await asyncio.wait(asked)
 
-    async def _failure(self, failed: RankFailed, number: int) -> LoopwrightError:
+    async def _failure(self, failed: RankFailed, number: int, asked: Sequence[_Asked]) -> LoopwrightError:
         """Why the call failed: a rank that lost its peer says only that."""
-        if failed.error is not None:
-            return failed.error
-        futures = [rank.lost for rank in self._ranks if rank.number != number]
-        if futures:
-            done, _ = await asyncio.wait(futures, timeout=SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                return await self._first_to_go()
+        others = [rank.lost for rank in self._ranks if rank.number != number]
+        if failed.error is None and others:
+            await asyncio.wait(others, timeout=SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if failed.error is not None or any(lost.done() for lost in others):
+            return await self._cause(asked)
         return self._ranks[number].lost_by(f"it raised {failed.words}")
 
-    async def _first_to_go(self) -> LearnerLostError:
-        """The rank that died first. Others that died of it, by an error, are not to be named: a killed one comes
-        first."""
+    async def _cause(self, asked: Sequence[_Asked]) -> LoopwrightError:
+        """What came first. A rank that was killed takes the others along. One that says what went wrong ends then, and
+        so do those that waited for it. Of the rest, one that ended is named."""
         await asyncio.wait([rank.lost for rank in self._ranks], timeout=SETTLE_SECONDS / 10)
         gone = [rank.lost.result() for rank in self._ranks if rank.lost.done()]
         killed = [error for error in gone if "killed" in str(error.facts["cause"])]
-        return (killed or gone)[0]
+        answers = [one.result() for one in asked if one.done() and one.exception() is None]
+        told = [one.error for one in answers if isinstance(one, RankFailed) and one.error is not None]
+        return (killed or told or gone)[0]
 
 
 def _require_beats(waited_for: Sequence[RemoteRank], most: float) -> None:

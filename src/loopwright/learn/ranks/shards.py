@@ -24,10 +24,9 @@ from loopwright.learn.ranks.communication import Communication, TimedGather, Tim
 from loopwright.learn.ranks.reading import fill_from, fill_model
 from loopwright.learn.ranks.trained import ShardedAdapters, ShardedModel, ShardedTrained
 from loopwright.learn.samples import Tensors
-from loopwright.models.adapter_files import base_of
 from loopwright.models.adapters import AdapterShape
-from loopwright.models.load import context_of, read_config, source_of
-from loopwright.models.outline import model_on_meta
+from loopwright.models.load import context_of, read_config
+from loopwright.models.outline import model_on_meta, whole_source_of
 from loopwright.models.rotary import choose_angles
 
 if TYPE_CHECKING:
@@ -63,12 +62,7 @@ class Sharding:
     ) -> ShardedBody:
         """The model at `path`, with this rank's part of its weights. With `wanted`, it gets adapters, and these are
         trained."""
-        source = source_of(path, cache)
-        if base_of(source)[1]:
-            raise ModelError(
-                f"model {path!r} is an adapter, and ranks load whole models",
-                remedy="merge it first: loopwright export RUN --merged --out DIR, and name that folder",
-            )
+        source = whole_source_of(path, cache)
         config = read_config(source)
         model = model_on_meta(config)
         adapters = None if wanted is None else wanted.put_into(model, source)
@@ -144,6 +138,9 @@ class ShardedBody:
 
     def run(self, work: Callable[[], T]) -> T:
         result: T = self.model.run_whole(work)
+        if not torch.is_grad_enabled():
+            # What is not in a layer stays whole until a backward pass. Without one, an update would not reach it.
+            self.model.reshard()
         return result
 
 
