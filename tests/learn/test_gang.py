@@ -40,6 +40,8 @@ class ScriptedLine:
         if said in (DEAD, FAILED):
             self._end = said
             raise EOFError
+        if isinstance(said, OSError):
+            raise said
         return said
 
     async def ended(self) -> tuple[str, str]:
@@ -114,6 +116,12 @@ async def test_a_killed_rank_is_the_cause_whatever_the_others_make_of_it() -> No
         async with gang_of(answers(*first), answers(*second)) as gang:
             with pytest.raises(LearnerLostError, match="killed by SIGKILL"):
                 await asked(gang)
+
+
+async def test_a_rank_whose_weights_cannot_be_received_is_lost_at_once() -> None:
+    async with gang_of(answers(OSError("No space left on device")), answers()) as gang:
+        with pytest.raises(LearnerLostError, match=r"rank 0 .* No space left on device"):
+            await asyncio.wait_for(asked(gang), 5)
 
 
 async def test_any_other_error_is_the_loss_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
