@@ -121,3 +121,16 @@ VALUES = st.dictionaries(st.integers(1, 60), st.floats(0, 1e6), max_size=40)
 def test_no_run_breaks_the_rules(series: dict[str, dict[int, float]], now: float, alive: bool) -> None:
     for found in alarms(Vitals(series, TIMES, now, alive, 60, [1, 59], {"t": series["reward/mean"]}, ("t",))):
         assert found.since is None or found.since >= 1
+
+
+def test_a_run_that_was_resumed_a_moment_ago_does_not_stand_still() -> None:
+    times = [60.0 * step for step in range(1, 31)]
+    night = replace(WELL, times=times, now=times[-1] + 40_000, alive=True)
+    assert only(night).kind is AlarmKind.STALL
+    assert alarms(replace(night, opened=night.now - 60)) == ()
+
+
+def test_one_calm_step_does_not_move_the_beginning_of_a_drift() -> None:
+    lengths = since(18, 100, 200)
+    assert only(changed(response__tokens={**lengths, 30: 100.0})).since == 18
+    assert only(changed(response__tokens={**lengths, 24: 100.0})).since == 18

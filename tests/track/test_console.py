@@ -228,3 +228,10 @@ def test_the_edges_of_a_series_never_overlap():
     series = tuple((step, float(step)) for step in range(7))
     assert edges(series) == (series[:3], series[4:])
     assert edges(series[:1]) == (series[:1], ())
+
+
+def test_the_name_of_a_task_set_is_no_markup(file):
+    with Console(steps=2, title="x", out=terminal(file)) as console:  # noqa: SIM117
+        with console.span("evaluate", step=1, task_set="[/b] math[hard]", mode="greedy", rollouts=2):
+            pass
+    assert "evaluating [/b] math[hard] greedy" in file.getvalue()

@@ -202,9 +202,9 @@ def encode_reward(reward: Reward) -> str:
 def decode_reward(text: str) -> Reward:
     fields = from_json(text, "reward")
     match fields:
-        case {"kind": "scored", "value": value, "parts": parts, "answer": answer}:
+        case {"kind": "scored", "value": int() | float() as value, "parts": parts, "answer": answer}:
             return Scored(value, parts, answer, fields.get("evidence"))
-        case {"kind": "failed", "cause": cause, "error": error, "detail": detail}:
+        case {"kind": "failed", "cause": cause, "error": error, "detail": detail} if cause in tuple(FailureCause):
             return Failed(FailureCause(cause), error, detail)
         case {"kind": "unscored"}:
             return Unscored()
@@ -229,7 +229,7 @@ def to_json(value: Any, what: str) -> str:
 def from_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise unreadable(what, text) from error
 
 

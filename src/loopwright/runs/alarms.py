@@ -69,6 +69,8 @@ class Vitals:
     """The step of each engine that was lost."""
     equal: Mapping[str, Series] = field(default_factory=dict)
     task_sets: tuple[str, ...] = ()
+    opened: float = 0.0
+    """When the process began that works on the run."""
 
     def of(self, name: str, task_set: str | None) -> Series:
         return self.series.get(name if task_set is None else f"{name}/{task_set}", {})
@@ -97,7 +99,8 @@ def _stall(vitals: Vitals) -> Iterator[Alarm]:
     if not vitals.alive or len(vitals.times) < 2:
         return
     usual = statistics.median(after - before for before, after in zip(vitals.times, vitals.times[1:], strict=False))
-    waited, most = vitals.now - vitals.times[-1], max(STALL_SECONDS, STALL_TIMES * usual)
+    # A run that is resumed stood still on purpose.
+    waited, most = vitals.now - max(vitals.times[-1], vitals.opened), max(STALL_SECONDS, STALL_TIMES * usual)
     if waited > most:
         yield Alarm(
             AlarmKind.STALL,

@@ -5,8 +5,7 @@ Events are never removed, so a step that was repeated has several of each.
 
 from __future__ import annotations
 
-import json
-import os
+import math
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import orjson
 
-MOST_BYTES = 8 << 20
+from loopwright.runs.appended_lines import AppendedLines
 
 
 class EventIndex:
@@ -22,18 +21,16 @@ class EventIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: tuple[int, int] | None = None
+        self._lines = AppendedLines(path, self._clear)
         self._clear()
 
     def _clear(self) -> None:
-        self._offset = 0
-        self._torn = b""
         self._places: dict[int, array[int]] = {}
         self._lost: list[dict[str, Any]] = []
 
     @property
     def rows(self) -> int:
-        return self._offset
+        return self._lines.offset
 
     @property
     def steps(self) -> list[int]:
@@ -46,30 +43,12 @@ class EventIndex:
 
     def refresh(self) -> None:
         """Read what was appended since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if self._file != (found.st_dev, found.st_ino) or found.st_size < self._offset:
-                    self._file = (found.st_dev, found.st_ino)
-                    self._clear()
-                file.seek(self._offset)
-                while piece := file.read(MOST_BYTES):
-                    self._take(piece)
-        except FileNotFoundError:
-            self._file = None
-            self._clear()
-
-    def _take(self, piece: bytes) -> None:
-        start = self._offset - len(self._torn)
-        self._offset += len(piece)
-        *lines, self._torn = (self._torn + piece).split(b"\n")
-        for line in lines:
+        for start, line in self._lines.read():
             record = _parsed(line)
             if record is not None:
                 self._places.setdefault(record["step"], array("q")).extend((start, len(line)))
-                if str(record.get("name", "")).startswith("engine"):
+                if str(record["name"]).startswith("engine"):
                     self._lost.append(record)
-            start += len(line) + 1
 
     def of(self, steps: Iterable[int]) -> list[dict[str, Any]]:
         """The events of these steps, in the order of their start."""
@@ -89,10 +68,13 @@ class EventIndex:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The event; None if the line is none, or an odd one."""
     try:
         record = orjson.loads(line)
-    except json.JSONDecodeError:
+    except orjson.JSONDecodeError:
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "name" not in record:
         return None
-    return record if {"name", "start", "end"} <= record.keys() else None
+    is_timed = all(isinstance(record.get(name), int | float) for name in ("start", "end"))
+    is_told = isinstance(record.get("facts"), dict | None)
+    return record if is_timed and is_told and math.isfinite(record["start"]) and math.isfinite(record["end"]) else None

@@ -1,6 +1,6 @@
 """The numbers of a run as columns, kept up to date while `metrics.jsonl` grows.
 
-Only new bytes are read. A file that was replaced or cut (a run that resumes rewrites it) is read again from its
+Only new lines are read. A file that was replaced or cut (a run that resumes rewrites it) is read again from its
 beginning, under a new `edition`: a reader that knows another edition has to start again. An edition names the file, so
 readers of another process, or of a later one, know it too.
 """
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 8 << 20
-"""How much is read at once."""
+from loopwright.runs.appended_lines import AppendedLines
+
 FIXED = frozenset({"step", "time"})
+LAST_STEP = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +41,19 @@ class MetricColumns:
     """The columns of one file. Not for several threads at once."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._cuts = 0
-        self._file: tuple[int, int] | None = None
+        self._lines = AppendedLines(path, self._clear)
         self._clear()
 
     def _clear(self) -> None:
-        self._offset = 0
-        self._torn = b""
         self._steps = array("q")
         self._times = array("d")
-        self._values: dict[str, array[float]] = {}
+        # The rows that have a number of that name, and the numbers: most lines of evaluations have few of them.
+        self._values: dict[str, tuple[array[int], array[float]]] = {}
 
     @property
     def edition(self) -> str:
         """Names what was read; empty without a file."""
-        return "" if self._file is None else "-".join(f"{part:x}" for part in (*self._file, self._cuts))
+        return self._lines.edition
 
     @property
     def rows(self) -> int:
@@ -73,8 +70,8 @@ class MetricColumns:
     @property
     def times(self) -> list[float]:
         """When each train step was written, without lines that belong to no step."""
-        column = self._values.get("time/train", self._values.get("reward/mean", array("d")))
-        return [time for time, value in zip(self._times, column, strict=False) if value == value and time == time]
+        rows, _ = self._values.get("time/train", self._values.get("reward/mean", _NOTHING))
+        return [self._times[row] for row in rows if math.isfinite(self._times[row])]
 
     @property
     def last_step(self) -> int:
@@ -82,47 +79,24 @@ class MetricColumns:
 
     def refresh(self) -> None:
         """Read what was appended since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if self._file != (found.st_dev, found.st_ino):
-                    self._file, self._cuts = (found.st_dev, found.st_ino), 0
-                    self._clear()
-                elif found.st_size < self._offset:
-                    self._cuts += 1
-                    self._clear()
-                file.seek(self._offset)
-                while piece := file.read(MOST_BYTES):
-                    self._offset += len(piece)
-                    self._take(piece)
-        except FileNotFoundError:
-            self._file = None
-            self._clear()
-
-    def _take(self, piece: bytes) -> None:
-        *lines, self._torn = (self._torn + piece).split(b"\n")
-        for line in lines:
+        for _, line in self._lines.read():
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
+            if isinstance(record, dict) and isinstance(record.get("step"), int) and abs(record["step"]) < LAST_STEP:
                 self._add(record)
 
     def _add(self, record: Mapping[str, Any]) -> None:
         row = len(self._steps)
         self._steps.append(record["step"])
-        time = record.get("time")
-        self._times.append(float(time) if isinstance(time, int | float) else math.nan)
+        self._times.append(_number(record.get("time")))
         for name, value in record.items():
-            if name in FIXED or not isinstance(value, int | float):
-                continue
-            column = self._values.get(name)
-            if column is None:
-                column = self._values[name] = array("d")
-            if len(column) < row:
-                column.extend([math.nan] * (row - len(column)))
-            column.append(float(value))
+            number = _number(value)
+            if name not in FIXED and number == number:
+                rows, values = self._values.setdefault(name, (array("q"), array("d")))
+                rows.append(row)
+                values.append(number)
 
     def read(self, names: Iterable[str], *, since: int = 0, most: int = 2000) -> MetricRows:
         """The rows from `since` on. More than `most` rows are averaged in buckets, which begin at the first row."""
@@ -138,12 +112,29 @@ class MetricColumns:
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """One metric as (step, value), over the steps that have it; the last line of a step counts."""
-        found = {step: value for step, value in zip(self._steps, self._column(name), strict=True) if value == value}
-        return sorted(found.items())
+        return sorted(
+            {self._steps[row]: value for row, value in zip(*self._values.get(name, _NOTHING), strict=True)}.items()
+        )
 
     def _column(self, name: str) -> array[float]:
-        column = self._values.get(name, array("d"))
-        return column + array("d", [math.nan] * (self.rows - len(column)))
+        column = array("d", [math.nan]) * self.rows
+        for row, value in zip(*self._values.get(name, _NOTHING), strict=True):
+            column[row] = value
+        return column
+
+
+_NOTHING: tuple[array[int], array[float]] = array("q"), array("d")
+
+
+def _number(value: Any) -> float:
+    """A finite number; NaN for all else."""
+    if not isinstance(value, int | float):
+        return math.nan
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def _means(values: Sequence[float], bucket: int) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -86,6 +86,19 @@ class RejudgedScores:
         """The latest judgement of each rollout."""
         read = map(Judgement.read, read_jsonl(self.path))
         return {(one.key, one.round): one for one in read}
+
+    def of(self, key: RolloutKey, round: int) -> Judgement | None:
+        """The latest judgement of one rollout. The other lines are not parsed: there may be one for each rollout of a
+        run."""
+        found, named = None, f'"draw": {key.draw}, "member": {key.member}, '.encode()
+        with self.path.open("rb") as file:
+            for line in file:
+                if named not in line:
+                    continue
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                    one = Judgement.read(json.loads(line))
+                    found = one if (one.key, one.round) == (key, round) else found
+        return found
 
 
 @contextmanager

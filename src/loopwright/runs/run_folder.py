@@ -27,6 +27,7 @@ from loopwright.track.tensorboard import FOLDER as TENSORBOARD
 HEADER = "# The config of this Loopwright run. Written by Loopwright; edit your own config file instead.\n"
 
 ID_BYTES = 8
+MOST_CONFIG_BYTES, MOST_SETTINGS = 4 << 20, 100_000
 
 # Use libyaml if PyYAML was built with it: it is ten times as fast as the Python code.
 _FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -210,8 +211,13 @@ class RunFolder:
         if not self.config.is_file():
             return None
         try:
-            config = yaml.safe_load(self.config.read_text("utf-8"))
-        except yaml.YAMLError as error:
+            with self.config.open("rb") as file:
+                text = file.read(MOST_CONFIG_BYTES + 1)
+            if len(text) > MOST_CONFIG_BYTES:
+                raise ValueError(f"it has more than {MOST_CONFIG_BYTES:,} bytes")
+            config = yaml.safe_load(text)
+            _require_small(config)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.config} cannot be read: {error}",
                 remedy="restore it from your config file, or start over with --fresh",
@@ -225,10 +231,23 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(yaml.load(text, Loader=_FastLoader))
 
 
+def _require_small(config: Any) -> None:
+    """Raise if it has too many settings: a file of a few lines may name its own parts again and again, or without
+    end."""
+    count, left = 0, [config]
+    while left:
+        value = left.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += len(inner)
+        if count > MOST_SETTINGS:
+            raise ValueError(f"it has more than {MOST_SETTINGS:,} settings")
+        left += inner
+
+
 def _require_run_or_empty(folder: RunFolder) -> None:
     if folder.path.exists() and not folder.path.is_dir():
         raise RunError(f"{folder.path} is not a folder", remedy="choose another trainer.run_dir")
-    if not folder.path.exists() or _is_run(folder):
+    if not folder.path.exists() or holds_run(folder):
         return
     # A run that died while it started leaves the first two. `loopwright eval` and `rollout` make the others.
     ours = {folder.lock, draft_of(folder.config), folder.evals, folder.samples}
@@ -240,7 +259,8 @@ def _require_run_or_empty(folder: RunFolder) -> None:
         )
 
 
-def _is_run(folder: RunFolder) -> bool:
+def holds_run(folder: RunFolder) -> bool:
+    """Whether it is the folder of a run, and not one with a config file of somebody else."""
     if not folder.config.is_file():
         return False
     with folder.config.open("rb") as file:

@@ -19,6 +19,7 @@ FORMAT = 1
 WRITTEN_EVERY_SECONDS = 2.0
 OLD_SECONDS = 30.0
 """A status that is older says nothing about the present."""
+LAST_TIME = 1e11
 MOST_BYTES = 4 << 20
 
 
@@ -52,7 +53,9 @@ def read_status(folder: RunFolder, now: float | None = None) -> StatusNow:
     """The status of the run in `folder`."""
     pid, told = lock_holder(folder.lock), _told(folder)
     at = told.get("at")
-    age = max(0.0, (time.time() if now is None else now) - at) if isinstance(at, int | float) else None
+    age = None
+    if isinstance(at, int | float) and 0 <= at < LAST_TIME:
+        age = max(0.0, (time.time() if now is None else now) - at)
     if pid is None:
         return StatusNow(RunState.NOT_RUNNING, None, age, told)
     is_fresh = age is not None and age < OLD_SECONDS
@@ -64,6 +67,6 @@ def _told(folder: RunFolder) -> dict[str, Any]:
     try:
         with folder.status.open("rb") as file:
             said = json.loads(file.read(MOST_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) and said.get("format") == FORMAT else {}

@@ -5,15 +5,16 @@ Filters and pages are SQL, so an answer is small however large the step is. Noth
 
 from __future__ import annotations
 
-import json
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from loopwright.buffer.codec import decode_reward
 from loopwright.buffer.storage.schema import snapshot
-from loopwright.types import FailureCause, GroupStatus
+from loopwright.types import Failed, FailureCause, GroupStatus, Scored
 
 LATEST = (
     "attempt = (SELECT max(attempt) FROM rollouts AS later WHERE (later.task_set, later.draw, later.round,"
@@ -169,14 +170,14 @@ def summaries_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -
         f" WHERE (task_set, draw, round) = (?, ?, ?) AND {LATEST} ORDER BY member",
         (task_set, draw, round),
     ):
-        said = json.loads(reward)
-        is_scored, has_failed = said["kind"] == "scored", said["kind"] == "failed"
+        said = decode_reward(reward)
+        failure = said if isinstance(said, Failed) else None
         yield GroupMember(
             member,
             attempt,
-            said["value"] if is_scored else None,
-            said["cause"] if has_failed else None,
-            f"{said['error']}: {said['detail']}"[:300] if has_failed else None,
+            said.value if isinstance(said, Scored) else None,
+            failure.cause.value if failure else None,
+            f"{failure.error}: {failure.detail}"[:300] if failure else None,
             *rest,
         )
 
@@ -232,11 +233,11 @@ _OF_STEP = (
 def _histogram(db: sqlite3.Connection, step: int) -> tuple[Bin, ...]:
     """The rewards in bins of equal width; if there are few different ones, a bin for each."""
     found = db.execute(f"SELECT {VALUE} AS value, count(*) {_OF_STEP} GROUP BY 1 ORDER BY 1", (step,)).fetchall()
-    counts = [(float(value), int(count)) for value, count in found if value is not None]
-    if len(counts) <= BINS:
-        return tuple(Bin(value, value, count) for value, count in counts)
-    low, high = counts[0][0], counts[-1][0]
+    counts = [(float(value), int(count)) for value, count in found if isinstance(value, int | float)]
+    low, high = (counts[0][0], counts[-1][0]) if counts else (0.0, 0.0)
     width = (high - low) / BINS
+    if len(counts) <= BINS or not 0 < width < math.inf:
+        return tuple(Bin(value, value, count) for value, count in counts)
     sums = [0] * BINS
     for value, count in counts:
         sums[min(BINS - 1, int((value - low) / width))] += count

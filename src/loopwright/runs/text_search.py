@@ -64,8 +64,19 @@ def _step_before(database: Path, step: int | None) -> int | None:
 
 def _in_step(database: Path, archive: Archive, step: int, needle: str) -> Iterator[Hit]:
     path = archive.path(Parcel(ParcelKind.TRAINED, step))
-    found = [*_in_file(path, needle)] if path.is_file() else []
+    in_file = _in_file(path, needle) if path.is_file() else []
     with snapshot(database) as db:
+        # A file that an undone lineage has left lies there until the step is archived again.
+        moved = set(
+            db.execute(
+                "SELECT task_set, draw, round, member, attempt FROM groups JOIN rollouts"
+                " USING (task_set, draw, round) WHERE step = ? AND messages IS NULL",
+                (step,),
+            )
+            if in_file
+            else ()
+        )
+        found = [row for row in in_file if row[:5] in moved]
         found += db.execute(
             "SELECT task_set, draw, round, member, attempt, messages FROM groups JOIN rollouts"
             " USING (task_set, draw, round) WHERE step = ? AND messages IS NOT NULL AND messages LIKE ? ESCAPE '~'",

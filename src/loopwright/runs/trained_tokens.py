@@ -65,14 +65,16 @@ def read_trained(
     """What train step `step` computed of a rollout. None if that was not stored."""
     place = (*group, key.member, key.attempt)
     found = db.execute(
-        "SELECT advantage, token_weight, loss_terms, numbers FROM trained"
+        "SELECT advantage, token_weight, loss_terms, numbers, chains IS NULL"
+        " FROM trained JOIN rollouts USING (task_set, draw, round, member, attempt)"
         " WHERE (task_set, draw, round, member, attempt) = (?, ?, ?, ?, ?)",
         place,
     ).fetchone()
     if found is None:
         return None
-    advantage, token_weight, loss_terms, numbers = found
-    if numbers is None:
+    advantage, token_weight, loss_terms, numbers, is_moved = found
+    # A file may be there that an undone training of this step has left: it counts if the rollout was moved to it.
+    if numbers is None and is_moved:
         numbers = archive.numbers(group, Parcel(ParcelKind.TRAINED, step), key.member, key.attempt)
     chains = decode_numbers(numbers) if numbers is not None else ()
     return TrainedTokens(

@@ -85,11 +85,12 @@ class SinceStart:
         return self._steps[-1]
 
     def since(self, is_far: Callable[[float], bool]) -> int:
-        """The first step behind the last one that was not far."""
-        place = len(self._steps)
-        while place > FIRST and is_far(self._values[place - 1]):
-            place -= 1
-        return self._steps[min(place, len(self._steps) - 1)]
+        """The first far step of the stretch that goes on now. A single step that is not far does not end it."""
+        end = len(self._steps)
+        while end > FIRST and is_far(statistics.median(self._values[end - 1 - RECENT : end - 1])):
+            end -= 1
+        places = range(max(FIRST, end - RECENT), len(self._steps))
+        return next((self._steps[place] for place in places if is_far(self._values[place])), self._steps[-1])
 
 
 def where_of(steps: Sequence[int]) -> str:

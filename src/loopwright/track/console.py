@@ -177,7 +177,8 @@ def _bars(out: rich.console.Console, numbers: LiveNumbers | None) -> Progress:
     return _Screen(
         numbers,
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        # It has names of task sets, which are text and no markup.
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         _Count(),
         TimeElapsedColumn(),

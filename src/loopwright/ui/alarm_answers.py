@@ -43,7 +43,8 @@ def _vitals(view: RunView, alive: bool) -> Vitals:
     step = view.progress()["step"]
     lost = [event["step"] for event in view.engine_events() if event["name"] == "engine_lost"]
     equal = _equal(view, step - SIGNAL_STEPS)
-    return Vitals(series, view.times(), time.time(), alive, step, lost, equal, tuple(task_sets))
+    opened = view.opened_at() if alive else 0.0
+    return Vitals(series, view.times(), time.time(), alive, step, lost, equal, tuple(task_sets), opened)
 
 
 def _equal(view: RunView, first: int) -> dict[str, Series]:

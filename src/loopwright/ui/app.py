@@ -69,9 +69,12 @@ def page_app(runs: ServedRuns, access: Access) -> Callable[[Scope, Receive, Send
     watcher = Watcher(runs)
 
     async def login(request: Request) -> Response:
-        body = await request.body()
-        if len(body) > MOST_LOGIN_BYTES:
-            raise RefusedError("this is no key", remedy="send the key and nothing else", status=413)
+        body = b""
+        # Whoever asks here has no key yet, so little of it is kept.
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_LOGIN_BYTES:
+                raise RefusedError("this is no key", remedy="send the key and nothing else", status=413)
         return access.trade(request, body.decode("ascii", "replace").strip())
 
     async def all_runs(request: Request) -> Response:
@@ -92,7 +95,11 @@ def page_app(runs: ServedRuns, access: Access) -> Callable[[Scope, Receive, Send
 
         def answered(request: Request) -> Response:
             view = runs.view(request.path_params["run"])
-            return json_answer(answer(view, Asked(request.query_params)))
+            try:
+                return json_answer(answer(view, Asked(request.query_params)))
+            except OSError as error:
+                remedy = "check its permissions, and try again"
+                raise RefusedError(f"a file of this run cannot be read: {error}", remedy=remedy, status=404) from error
 
         return endpoint
 

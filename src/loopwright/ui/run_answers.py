@@ -23,9 +23,11 @@ def list_runs(runs: ServedRuns) -> dict[str, Any]:
     rows = []
     for name in names[:MOST_RUNS]:
         try:
-            rows.append(_row(runs.view(name)))
+            rows.append(runs.told(name, _row) | {"alive": is_alive(runs.view(name))})
         except LoopwrightError as error:
             rows.append({"name": name, "problem": error.message})
+        except OSError as error:
+            rows.append({"name": name, "problem": str(error)})
     return {
         "root": runs.root.name,
         "single": runs.single,
@@ -36,7 +38,7 @@ def list_runs(runs: ServedRuns) -> dict[str, Any]:
 
 def _row(view: RunView) -> dict[str, Any]:
     config = _config(view)
-    row = {"name": view.name, **view.progress(), "steps": _at(config, "trainer", "steps"), "alive": is_alive(view)}
+    row = {"name": view.name, **view.progress(), "steps": _at(config, "trainer", "steps")}
     row["model"] = _at(config, "model", "path")
     for name in SHOWN:
         series = view.series(name)

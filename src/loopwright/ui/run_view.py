@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, TypeVar, cast
 
 from loopwright.buffer.archive import Archive, Parcel, Payload
-from loopwright.errors import RefusedError
+from loopwright.errors import RefusedError, RunError
 from loopwright.runs.event_index import EventIndex
 from loopwright.runs.metric_columns import MetricColumns, MetricRows
 from loopwright.runs.run_folder import RunFolder
@@ -132,6 +132,13 @@ class RunView:
         except FileNotFoundError:
             return None
 
+    def opened_at(self) -> float:
+        """When the last process that worked on the run took its lock."""
+        try:
+            return self.inside(self._folder.lock).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def progress(self) -> dict[str, Any]:
         """How far the metrics and the events are, cheap enough to ask every second."""
         self.inside(self._folder.metrics)
@@ -170,5 +177,8 @@ class RunView:
         file = self.inside(self._folder.tokenizer / "tokenizer.json")
         with self._lock:
             if self._texts is None or not self._texts.is_known:
-                self._texts = TokenText.read(file)
+                try:
+                    self._texts = TokenText.read(file)
+                except RunError as error:
+                    self._texts = TokenText(why_not=error.message)
             return self._texts

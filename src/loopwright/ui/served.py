@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from loopwright.errors import RefusedError, RunError
-from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.run_folder import RunFolder, holds_run
 from loopwright.ui.run_view import RunView
 
 MOST_OPEN = 8
@@ -25,6 +27,7 @@ class ServedRuns:
         self._root = root.resolve()
         self._is_run = is_run(self._root)
         self._open: OrderedDict[str, RunView] = OrderedDict()
+        self._told: dict[str, tuple[Hashable, dict[str, Any]]] = {}
         self._lock = Lock()
 
     @property
@@ -67,11 +70,40 @@ class ServedRuns:
                 self._open.popitem(last=False)
         return view
 
+    def told(self, name: str, make: Callable[[RunView], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` says of a run, made again when the run's files have changed. A folder may hold hundreds of runs,
+        and its list is asked for every few seconds."""
+        path = self._root if self._is_run else self._root / name
+        mark = _mark(path)
+        with self._lock:
+            known, told = self._told.get(name, (None, {}))
+        if known != mark:
+            told = make(self.view(name))
+            with self._lock:
+                self._told[name] = mark, told
+        return told
+
 
 def is_run(path: Path) -> bool:
-    """Whether the folder holds the config of a run, and no link in its place."""
-    config = path / "config.yaml"
-    return config.is_file() and not config.is_symlink()
+    """Whether the folder holds the config of a run, and no link in its place. One that must not be read is none."""
+    folder = RunFolder(path)
+    try:
+        return not folder.config.is_symlink() and holds_run(folder)
+    except OSError:
+        return False
+
+
+def _mark(path: Path) -> Hashable:
+    """Changes when a file changes that the list of runs is made of."""
+    marks: list[Hashable] = []
+    for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
+        try:
+            found = (path / name).stat()
+        except OSError:
+            marks.append(None)
+        else:
+            marks.append((found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(marks)
 
 
 def _changed(path: Path) -> float:

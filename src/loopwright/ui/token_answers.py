@@ -43,7 +43,8 @@ def show_tokens(view: RunView, asked: Asked) -> dict[str, Any]:
 def _trained(page: RolloutPage, chain: TokenChain, index: int, part: slice) -> dict[str, Any]:
     """What the train step did with these tokens. A run of an earlier version has stored nothing of it."""
     trained = page.trained
-    if trained is None and page.step is not None:
+    is_stored = trained is not None or any(one.advantage is not None for one in page.members)
+    if page.step is not None and not is_stored:
         return {"advantage": None, "token_weight": None, "mismatch": None, "push": None, "why_untrained": None}
     reasons = why_untrained(chain, index, trained)[part]
     found = trained.chains.get(index) if trained is not None else None

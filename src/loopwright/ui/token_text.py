@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+from loopwright.errors import RunError
 from loopwright.render.bytes import byte_level
 
 UNKNOWN = "\ufffd"
@@ -29,7 +30,13 @@ class TokenText:
             return cls(why_not="the package tokenizers is missing: pip install 'loopwright[ui]'")
         import tokenizers
 
-        return cls(tokenizers.Tokenizer.from_file(str(file)))
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(file)))
+        # The package raises nothing more special.
+        except Exception as error:
+            raise RunError(
+                f"{file.name} cannot be read: {error}", remedy="restore it from the model's folder"
+            ) from error
 
     @property
     def is_known(self) -> bool:

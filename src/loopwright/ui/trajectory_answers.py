@@ -11,13 +11,16 @@ from loopwright.runs.one_rollout import RolloutPage, read_rollout
 from loopwright.runs.rejudged_scores import RejudgedScores
 from loopwright.runs.trained_tokens import TrainedTokens
 from loopwright.types import Episode, Failed, Reward, Rollout, Scored, TokenChain
-from loopwright.ui.answers import cut, numbers
+from loopwright.ui.answers import cut, encoded, fitting, numbers
 from loopwright.ui.asked import Asked
 from loopwright.ui.run_view import RunView
 from loopwright.ui.step_answers import member_answer
 
 MOST_MESSAGES = 400
+MESSAGES_BYTES, OTHERS_BYTES = 800_000, 100_000
+"""How much of an answer the parts of a rollout may take that have no bounds of their own."""
 TEXT_PIECE = 400_000
+TEXT_BYTES = 1_500_000
 COPIED_TOKENS = 20_000
 
 
@@ -49,12 +52,12 @@ def show_rollout(view: RunView, asked: Asked) -> dict[str, Any]:
         "stop": episode.stop if episode else None,
         "task": {
             "id": cut(rollout.task.id, 300),
-            "truth": cut(rollout.task.truth),
-            "metadata": cut(dict(rollout.task.metadata)),
+            "truth": fitting(rollout.task.truth, OTHERS_BYTES),
+            "metadata": fitting(rollout.task.metadata, OTHERS_BYTES),
         },
-        "messages": [cut(dict(message)) for message in messages[:MOST_MESSAGES]],
+        "messages": fitting(messages[:MOST_MESSAGES], MESSAGES_BYTES),
         "messages_left_out": max(0, len(messages) - MOST_MESSAGES),
-        "tools": cut([dict(tool) for tool in episode.tools] if episode else []),
+        "tools": fitting(episode.tools if episode else (), OTHERS_BYTES),
         "output": _output(episode),
         "reward": _reward(rollout.reward),
         "timing": {
@@ -90,6 +93,9 @@ def show_text(view: RunView, asked: Asked) -> dict[str, Any]:
         raise RefusedError("there is no such text", remedy="name a text of this rollout", status=404)
     begin = asked.number("from", 0)
     piece = value[begin : begin + TEXT_PIECE]
+    # What is no text takes several bytes for each character.
+    while len(encoded(piece)) > TEXT_BYTES:
+        piece = piece[: len(piece) // 2]
     return {"text": cut(piece, TEXT_PIECE), "characters": len(value), "next": begin + len(piece)}
 
 
@@ -170,11 +176,10 @@ def _chains(chains: tuple[TokenChain, ...]) -> Iterator[dict[str, Any]]:
 def _rejudged(view: RunView, page: RolloutPage) -> Iterator[dict[str, Any]]:
     """What other judgers said of this rollout."""
     folder = view.inside(view.folder.rejudged)
-    place = (page.rollout.key, page.round)
     for one in sorted(folder.iterdir()) if folder.is_dir() else ():
         scores = view.inside(one / "scores.jsonl")
         if scores.is_file():
-            judgement = RejudgedScores(one).judgements().get(place)
+            judgement = RejudgedScores(one).of(page.rollout.key, page.round)
             if judgement is not None:
                 yield {"judger": cut(one.name), "score": judgement.after, "failure": cut(judgement.failure)}
 

@@ -113,7 +113,7 @@ export class TokenPane {
       ["mismatch", of(() => h("span", { "data-field": "mismatch" }, stored(data.mismatch)))],
       ["advantage", of(() => (data.advantage === null || data.advantage === undefined ? quiet("not stored") : number(data.advantage)))],
       ["push", of(() => [h("span", { "data-field": "push" }, stored(data.push)), push ? quiet(push < 0 ? " likelier" : " less likely") : null])],
-      ["trained", of(() => (why ? h("span", { class: "warn" }, `no: ${WHY[why] || why}`) : this.rollout.chains[this.chain].trained ? "yes" : "no: only recorded"))],
+      ["trained", of(() => (why ? h("span", { class: "warn" }, `no: ${WHY[why] || why}`) : !this.rollout.chains[this.chain].trained ? "no: only recorded" : data.why_untrained ? "yes" : quiet("not stored")))],
     ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
   }
 
