@@ -31,7 +31,7 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class RefusedValueError(ValueError):
+class RefusedSettingError(ValueError):
     """Why a validator of ours refuses a value, and what to do."""
 
     def __init__(self, why: str, remedy: str) -> None:
@@ -41,7 +41,7 @@ class RefusedValueError(ValueError):
 
 def known_device(value: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
-        raise RefusedValueError(
+        raise RefusedSettingError(
             "a device is auto, cpu, cuda, or cuda:N for the GPU with that number", "choose one of these"
         )
     return value

@@ -15,7 +15,7 @@ from loopwright.config.base import (
     NotNegative,
     OffIsAWord,
     Positive,
-    RefusedValueError,
+    RefusedSettingError,
     Section,
     Text,
 )
@@ -176,7 +176,7 @@ class LoraConfig(Section):
         for name in given if isinstance(given, dict) else ():
             short = str(name).removeprefix("lora_").removeprefix("use_")
             if short in REFUSED_OF_LORA:
-                raise RefusedValueError(f"there is no {name} here: {REFUSED_OF_LORA[short]}", f"remove {name}")
+                raise RefusedSettingError(f"there is no {name} here: {REFUSED_OF_LORA[short]}", f"remove {name}")
         return given
 
     def needs(self) -> Iterator[Need]:
