@@ -123,7 +123,8 @@ class JudgerContract:
 
     async def test_mathematics(self, place: Place) -> None:
         async with place("sums", {"sums": MathAnswerConfig(timeout_seconds=60.0)}) as sums:
-            assert await score_one(sums, TASK, said(r"\boxed{14/2}")) == Scored(1.0, answer="7")
+            evidence = "the answer was read as 7; the truth is 7"
+            assert await score_one(sums, TASK, said(r"\boxed{14/2}")) == Scored(1.0, {}, "7", evidence)
             error = await failure(score_one(sums, Task.ask("t", "?", truth="seven"), said("7")))
         assert "gives no score: the truth of task 't' is 'seven'" in error.message
 
