@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from loopwright.build.memory import plan_memory
 from loopwright.build.memory_parts import DeviceRoom, MemoryPart, ProcessMemory, When
 from loopwright.cli import main
 from loopwright.cli.memory import verdict
+from loopwright.config.loading import load
 
 CONFIG = """
 model: {{path: {model}}}
@@ -57,6 +59,22 @@ def test_ranks_hold_a_part_each(file: Path, capfd: pytest.CaptureFixture[str]) -
     assert code == 0
     assert "a rank (2 of them) on cpu" in out
     assert "its part of AdamW's moments" in out
+
+
+def test_ranks_with_adapters_keep_moments_of_these_only_and_no_second_model(
+    file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ("learner.ranks=2", "rollout.engine.num_engines=1", "learner.kl.kind=k3", "learner.kl.coefficient=0.1")
+    plans = []
+    for more in ((), ("learner.lora.rank=1", "learner.lora.targets=[q_proj]")):
+        plan = plan_memory(load(file, [*ranks, *more], env={}), file.parent, 40)
+        (rank,) = (one for one in plan.processes if one.name == "a rank")
+        plans.append({part.name: part.size for part in rank.parts})
+    whole, adapters = plans
+    name = "its part of AdamW's moments"
+    assert 0 < adapters[name] < whole[name] / 20
+    assert "its part of the reference model" in whole
+    assert "its part of the reference model" not in adapters
 
 
 def test_adapters_are_planned_too(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -143,6 +143,7 @@ def test_files_of_the_learner_are_looked_for(problems_of, minimal, tmp_path):
 def test_adapters_are_refused_what_would_make_them_more_than_that(problems_of, minimal, given, reason):
     (problem, *_) = problems_of(minimal, f"learner.lora={{{given}}}")
     assert reason in problem
+    assert "Value error" not in problem
 
 
 def test_targets_of_adapters_are_all_linear_layers_or_a_list(load_text, minimal):

@@ -70,3 +70,7 @@ def test_a_loss_that_ranks_cannot_import_is_refused(tmp_path: Path) -> None:
 
 def test_where_one_rank_is_has_no_effect(load_text: Callable[..., Loaded]) -> None:
     assert load_text(TEXT, "learner.ranks=1").warnings == ()
+    (warning,) = load_text(TEXT, "learner.ranks=1", "learner.max_restarts=5").warnings
+    assert "learner.max_restarts" in warning
+    assert "has no effect: one rank is in the driver" in warning
+    assert load_text(TEXT, APART, "learner.max_restarts=5").warnings == ()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from loopwright.errors import CheckpointError, LearnerError, LearnerLostError, LoopwrightError
+from loopwright.errors import CheckpointError, LearnerError, LearnerLostError, LoopwrightError, WeightsError
+from loopwright.learn.ranks.cut import RowCost
 from loopwright.learn.ranks.gang import Gang
+from loopwright.learn.ranks.learner import RankedLearner
 from loopwright.learn.ranks.messages import RankBeat, RankCall, RankDone, RankFailed, RankWork, WeightOffer
 from loopwright.learn.ranks.remote import RemoteRank
+from loopwright.models.compute import ComputeThread
+from loopwright.types import TensorSpec
 
 DEAD = ("it was killed by SIGKILL", "Killed")
 FAILED = ("it ended with exit code 1", "Traceback")
@@ -40,6 +46,8 @@ class ScriptedLine:
         if said in (DEAD, FAILED):
             self._end = said
             raise EOFError
+        if isinstance(said, OSError):
+            raise said
         return said
 
     async def ended(self) -> tuple[str, str]:
@@ -116,6 +124,12 @@ async def test_a_killed_rank_is_the_cause_whatever_the_others_make_of_it() -> No
                 await asked(gang)
 
 
+async def test_a_rank_whose_weights_cannot_be_received_is_lost_at_once() -> None:
+    async with gang_of(answers(OSError("No space left on device")), answers()) as gang:
+        with pytest.raises(LearnerLostError, match=r"rank 0 .* No space left on device"):
+            await asyncio.wait_for(asked(gang), 5)
+
+
 async def test_any_other_error_is_the_loss_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loopwright.learn.ranks.gang.SETTLE_SECONDS", 0.05)
     async with gang_of(answers(), answers(RankFailed("ZeroDivisionError: division by zero"))) as gang:
@@ -189,3 +203,37 @@ async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next() -> None:
             await left
         with pytest.raises(LearnerError, match="left in the middle of a call"):
             await asked(gang)
+
+
+async def test_ranks_outlive_weights_that_nobody_could_take(tmp_path: Path) -> None:
+    """The folder for weights may be full. What the ranks have learned can be saved then, as by one process."""
+
+    class FullSink:
+        def begin(self, tensors: Mapping[str, TensorSpec]) -> None:
+            raise WeightsError("No space left on device", remedy="free some space")
+
+        def take(self, bucket: Mapping[str, Any]) -> None:
+            raise AssertionError("nothing follows what was refused")
+
+    offers: list[Any] = [
+        WeightOffer(tensors={}),
+        WeightOffer(bucket=tmp_path / "bucket"),
+        RankDone(),
+    ]
+
+    def first(told: object) -> list[Any]:
+        match told:
+            case RankCall(RankWork.SAVE):
+                return [RankDone()]
+            case _:
+                return [offers.pop(0)]
+
+    with ComputeThread() as compute:
+        async with gang_of(first, answers(RankDone())) as gang:
+            tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
+            no_recipe: Any = None
+            learner = RankedLearner(gang, no_recipe, RowCost(1.0, 1.0), tokenizer, compute, "")
+            with pytest.raises(WeightsError, match="No space left"):
+                await asyncio.wait_for(learner.publish(FullSink()), 10)
+            assert not offers, "rank 0 has offered all of them"
+            await asyncio.wait_for(learner.save(tmp_path), 10)

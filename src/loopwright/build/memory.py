@@ -120,17 +120,12 @@ class _Planner:
         learner, ranks = self.loaded.config.learner, self.loaded.config.learner.ranks
         step, limit, checkpoints = self._step(ranks), learner.micro_batch_tokens, learner.checkpoint_activations
         with self._shape(META) as shape:
-            whole = TrainedState.of(WholeModel(shape.loaded).parameters, shape.size)
-            state, gathered = whole.on_each_of(ranks), gathered_memory(shape)
-            memory = step_memory(
-                shape,
-                WholeModel(shape.loaded),
-                step,
-                micro_batch_tokens=limit,
-                checkpointed=checkpoints,
-                sharded=True,
-            )
+            trained = self._trained(shape)
+            state = TrainedState.on_each_of(ranks, trained.parameters, shape)
+            gathered = gathered_memory(shape, with_gradients=learner.lora is None)
+            memory = step_memory(shape, trained, step, micro_batch_tokens=limit, checkpointed=checkpoints, sharded=True)
         more = f"set learner.ranks to {2 * ranks}"
+        gathers = "weights and gradients" if learner.lora is None else "weights"
         activations = MemoryPart(
             f"activations and logits of {memory.tokens:,} tokens",
             int(memory.peak * (KEPT_BY_THE_ALLOCATOR if self.device == CPU else 1)),
@@ -142,11 +137,13 @@ class _Planner:
             MemoryPart("its part of the weights", state.weights, more),
             MemoryPart("its part of the gradients", state.gradients, more),
             MemoryPart("its part of AdamW's moments", state.moments, more),
-            MemoryPart("weights and gradients that are whole", gathered, SMALLER_STATE, When.TRAINING),
+            MemoryPart(f"{gathers} that are whole", gathered, SMALLER_STATE, When.TRAINING),
             activations,
         ]
-        if learner.kl is not None:
-            own.append(MemoryPart("its part of the reference model", state.weights, "remove learner.kl"))
+        if learner.kl is not None and (learner.lora is None or learner.kl.reference is not None):
+            with self._shape(META, learner.kl.reference) as shape:
+                size = TrainedState.on_each_of(ranks, {}, shape).weights
+            own.append(MemoryPart("its part of the reference model", size, "remove learner.kl"))
         if self.device == CPU:
             yield ProcessMemory("a rank", CPU, tuple(own), count=ranks)
         else:

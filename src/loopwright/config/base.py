@@ -31,9 +31,19 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 
 
+class RefusedSettingError(ValueError):
+    """Why a validator of ours refuses a value, and what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
 def known_device(value: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
-        raise ValueError("a device is auto, cpu, cuda, or cuda:N for the GPU with that number")
+        raise RefusedSettingError(
+            "a device is auto, cpu, cuda, or cuda:N for the GPU with that number", "choose one of these"
+        )
     return value
 
 

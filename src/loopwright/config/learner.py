@@ -7,7 +7,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from loopwright.config.base import Count, CountOrZero, Decay, FromYaml, NotNegative, OffIsAWord, Positive, Section, Text
+from loopwright.config.base import (
+    Count,
+    CountOrZero,
+    Decay,
+    FromYaml,
+    NotNegative,
+    OffIsAWord,
+    Positive,
+    RefusedSettingError,
+    Section,
+    Text,
+)
 from loopwright.config.needs import Need, Outside
 from loopwright.types import Aggregate, ImportanceKind, KlKind, Level, Schedule
 
@@ -165,7 +176,7 @@ class LoraConfig(Section):
         for name in given if isinstance(given, dict) else ():
             short = str(name).removeprefix("lora_").removeprefix("use_")
             if short in REFUSED_OF_LORA:
-                raise ValueError(f"there is no {name} here: {REFUSED_OF_LORA[short]}")
+                raise RefusedSettingError(f"there is no {name} here: {REFUSED_OF_LORA[short]}", f"remove {name}")
         return given
 
     def needs(self) -> Iterator[Need]:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from loopwright.config.base import RefusedSettingError
 from loopwright.config.fields import locate
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
@@ -85,6 +86,8 @@ def _problem(path: KeyPath, errors: Sequence[ErrorDetails]) -> Problem:
         case "union_tag_invalid":
             tag, known = error["ctx"]["tag"], _unquoted(error["ctx"]["expected_tags"])
             return Problem((*path, "kind"), f"unknown kind {tag!r}", suggest(tag, known, "known kinds"))
+        case "value_error" if isinstance(refused := error["ctx"]["error"], RefusedSettingError):
+            return Problem(path, f"is {_shown(error['input'])}: {refused}", refused.remedy)
     expected = " or ".join(_expected(each) for each in errors)
     return Problem(path, f"is {_shown(error['input'])}, must be {expected}", _remedy(error, expected))
 

@@ -44,19 +44,28 @@ class TrainedState:
             moments=MOMENT_BYTES * numbers,
         )
 
-    def on_each_of(self, ranks: int) -> TrainedState:
-        """What each of so many ranks keeps. Their weights are float32, in which masters are too."""
-        weights = self.masters or self.weights
-        return TrainedState(-(-weights // ranks), 0, -(-self.gradients // ranks), -(-self.moments // ranks))
+    @classmethod
+    def on_each_of(cls, ranks: int, trained: Mapping[str, torch.Tensor], shape: ModelShape) -> TrainedState:
+        """What each of so many ranks keeps if it trains these parameters. All its weights are float32, in which masters
+        are too."""
+        numbers = sum(p.numel() for p in trained.values())
+        # Adapters are beside the model's own parameters.
+        inside = {id(p) for p in shape.parameters.values()}
+        beside = sum(p.numel() for p in trained.values() if id(p) not in inside)
+        weights = beside + sum(p.numel() for p in shape.parameters.values())
+        return cls(
+            -(-FLOAT32 * weights // ranks), 0, -(-FLOAT32 * numbers // ranks), -(-MOMENT_BYTES * numbers // ranks)
+        )
 
 
-def gathered_memory(shape: ModelShape) -> int:
+def gathered_memory(shape: ModelShape, *, with_gradients: bool) -> int:
     """What of a sharded model is whole at the same time: the parameters outside of its layers, and those of two layers,
-    one of which comes while the other computes; and their gradients."""
+    one of which comes while the other computes; and their gradients, if they have some. Adapters are small beside them.
+    """
     layers = layers_of(shape.loaded.model)
     largest = sum(sorted(sum(p.nbytes for p in layer.parameters()) for layer in layers)[-AT_ONCE:])
     inside = sum(p.nbytes for layer in layers for p in layer.parameters())
-    return 2 * (shape.size - inside + largest)
+    return (2 if with_gradients else 1) * (shape.size - inside + largest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,7 @@ class Room:
         """While the optimiser updates so many parameters."""
         size = MOMENT_BYTES * parameters / GIB
         what = f"in the update of {parameters:,} parameters, for which AdamW keeps two float32 numbers each"
-        remedy = f"{SMALLER_STATE}; `loopwright check --memory` says what each part takes"
-        with self._named(f"{what} ({size:.1f} GiB)", remedy):
+        with self._named(f"{what} ({size:.1f} GiB)", SMALLER_STATE):
             yield
 
     @contextmanager

@@ -27,6 +27,12 @@ def _is_off(config: RunConfig, importance: ImportanceConfig) -> bool:
 
 IDLE = (
     Idle("learner.placement", lambda _, learner: learner.ranks == 1, "the learner has one rank, in the driver"),
+    Idle(
+        "learner.max_restarts",
+        lambda _, learner: learner.ranks == 1,
+        "one rank is in the driver, and is lost with it",
+        "remove it; the same command goes on from the last checkpoint",
+    ),
     *(
         Idle(
             f"learner.loss.{name}",

@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import safe_open
 
 from loopwright.core.together import to_its_end
+from loopwright.errors import LoopwrightError
 from loopwright.learn.plan import StepPlan, plan_step
 from loopwright.learn.ranks.cut import RowCost, cut_plan
 from loopwright.learn.ranks.gang import Gang
@@ -85,11 +86,20 @@ class RankedLearner:
         return plan, cut_plan(plan, len(self._gang), self._cost, self._recipe.micro_batch_tokens)
 
     async def _publish(self, sink: WeightSink) -> None:
+        refused: list[LoopwrightError] = []
+
         async def pass_on(offer: WeightOffer) -> None:
-            await self._compute.run(_give, sink, offer)
+            if not refused:
+                try:
+                    await self._compute.run(_give, sink, offer)
+                except LoopwrightError as error:
+                    # The ranks go on to the end, which is the same for all: what they have learned can still be saved.
+                    refused.append(error)
             await self._gang.reply(0, WeightsTaken())
 
         await self._gang.ask(RankWork.PUBLISH, [()] * len(self._gang), pass_on)
+        if refused:
+            raise refused[0]
 
 
 def _give(sink: WeightSink, offer: WeightOffer) -> None:

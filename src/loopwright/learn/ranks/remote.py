@@ -81,3 +81,6 @@ class RemoteRank:
         except EOFError:
             how, words = await self._line.ended()
             self.lost.set_result(LearnerLostError.of_rank(self.number, how, words))
+        except OSError as error:
+            # Weights from another node had no room here. Nobody would read what else it says.
+            self.lost.set_result(self.lost_by(f"what it said could not be received: {error}"))
