@@ -199,8 +199,8 @@ class LearnerLostError(LearnerError):
         words = f"; its last words:\n{last_words}" if last_words else ""
         return cls(
             f"rank {rank} of the learner is lost: {cause}{words}",
-            remedy="the run goes on from its last checkpoint, up to learner.max_restarts times in a row; after that, mend "
-            "the cause, and the same command goes on",
+            remedy="the run goes on from its last checkpoint, up to learner.max_restarts times in a row; after that, "
+            "mend the cause, and the same command goes on",
             rank=rank,
             cause=cause,
             last_words=last_words,

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from loopwright.errors import CheckpointError
+from loopwright.learn.exporting import write_model
 from loopwright.learn.learner import TorchLearner
 from loopwright.models.compute import ComputeThread
 from loopwright.testing.tiny import tiny_llama, tiny_qwen3
@@ -144,3 +145,19 @@ async def test_export_and_checkpoint_load_in_transformers(
             assert torch.allclose(model(ids).logits, ours, atol=1e-5)
             assert AutoTokenizer.from_pretrained(folder).encode("12+7") == learner._loaded.tokenizer.encode("12+7")
             assert "loopwright" not in json.dumps(json.loads((folder / "config.json").read_text()))
+
+
+async def test_how_text_is_meant_to_be_generated_stays_with_the_model(
+    make_learner: MakeLearner, tmp_path: Path
+) -> None:
+    """A server that is given the export stops at these tokens."""
+    source, checkpoint, export = tiny_llama(tmp_path / "source"), tmp_path / "checkpoint", tmp_path / "export"
+    # Some models come with settings that transformers would refuse to write.
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2], "temperature": 0.6}))
+    checkpoint.mkdir()
+    await make_learner(source).save(checkpoint)
+    told = json.loads((checkpoint / "generation_config.json").read_text())
+    assert (told["eos_token_id"], told["temperature"]) == ([1, 2], 0.6)
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    write_model(checkpoint, export, "float32")
+    assert json.loads((export / "generation_config.json").read_text())["eos_token_id"] == [1, 2]

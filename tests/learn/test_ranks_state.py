@@ -89,7 +89,9 @@ async def test_what_ranks_publish_is_what_they_save_rounded_once(
 ) -> None:
     saved, sink, rounded = tmp_path / "saved", Collected(), getattr(torch, dtype)
     saved.mkdir()
-    async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, dtype=dtype), tmp_path) as learner:
+    source = shutil.copytree(llama_folder, tmp_path / "source")
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    async with several_ranks(config_of(source, tmp_path, ranks=2, dtype=dtype), tmp_path) as learner:
         await learner.step(simple_groups())
         await learner.save(saved)
         await learner.publish(sink)
@@ -101,6 +103,8 @@ async def test_what_ranks_publish_is_what_they_save_rounded_once(
         assert all(torch.equal(published[name], tensor.to(rounded)) for name, tensor in weights.items())
     assert all(sink.specs[name] == spec_of(tensor) for name, tensor in sink.tensors.items())
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").dtype == rounded
+    for folder in (saved, tmp_path / "export"):
+        assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [1, 2]
 
 
 async def test_a_damaged_checkpoint_of_ranks_is_refused(llama_folder: Path, tmp_path: Path) -> None:

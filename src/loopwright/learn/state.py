@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from loopwright.errors import CheckpointError
 
@@ -40,6 +41,14 @@ def save_state(
     }
     save_file({**moments, RANDOM: torch.get_rng_state()}, folder / OPTIMIZER)
     (folder / META).write_text(json.dumps({"version": version}))
+
+
+def describe_model(model: Any, folder: Path) -> None:
+    """Write what makes a folder with the weights of a model one that transformers can load."""
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        # Not by its own save_pretrained, which refuses what some models come with.
+        model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
 
 
 def load_state(

@@ -80,8 +80,8 @@ class WholeModel:
         refuse_adapters(folder)
 
     def describe(self, folder: Path) -> None:
-        # With these two files the checkpoint is also a model folder that transformers can load.
-        self._model.config.save_pretrained(folder)
+        # With the tokenizer the checkpoint is also a model folder that transformers can load.
+        state.describe_model(self._model, folder)
         self._loaded.tokenizer.save_pretrained(folder)
 
     def export(self, folder: Path) -> None:

@@ -23,7 +23,7 @@ from loopwright.learn.recipe import Recipe
 from loopwright.learn.room import Room
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
-from loopwright.learn.state import MODEL
+from loopwright.learn.state import MODEL, describe_model
 from loopwright.models.device import CUDA
 from loopwright.ports import WeightSink
 
@@ -90,11 +90,8 @@ class RankLearner:
     def export(self, folder: Path) -> None:
         write_stream(folder / MODEL, self._trained.stream)
         if self._is_first:
-            config = self._body.model.config
-            config.dtype = self._dtype
-            config.save_pretrained(folder)
-            if self._body.model.can_generate():
-                self._body.model.generation_config.save_pretrained(folder)
+            self._body.model.config.dtype = self._dtype
+            describe_model(self._body.model, folder)
 
     def _peak(self) -> int:
         """The most memory that it has had, in bytes."""

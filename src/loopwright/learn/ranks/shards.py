@@ -7,6 +7,7 @@ called on every one: on the root alone, the layers' gradients would be silently 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from transformers import GenerationConfig
 
 from loopwright.errors import ModelError
 from loopwright.learn.attention import SharedPrefixPlan
@@ -65,6 +67,9 @@ class Sharding:
         source = whole_source_of(path, cache)
         config = read_config(source)
         model = model_on_meta(config)
+        with suppress(OSError):
+            # Only weights come with it. A model may have none.
+            model.generation_config = GenerationConfig.from_pretrained(source)
         adapters = None if wanted is None else wanted.put_into(model, source)
         # Before it is sharded, so that what computes a layer again finds its parameters whole.
         why = f"sharded over {self.mesh.size()} ranks"

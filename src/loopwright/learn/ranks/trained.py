@@ -13,7 +13,7 @@ import torch.distributed as dist
 from loopwright.core.adapter_names import WEIGHT, A, B
 from loopwright.learn.ranks.parts import gathered_from
 from loopwright.learn.ranks.state import stream_gathered, stream_whole
-from loopwright.learn.state import MODEL
+from loopwright.learn.state import MODEL, describe_model
 from loopwright.learn.trained import refuse_adapters
 from loopwright.models.adapter_files import TENSORS
 from loopwright.models.adapters import merged
@@ -64,8 +64,8 @@ class ShardedModel:
         refuse_adapters(folder)
 
     def describe(self, folder: Path) -> None:
-        # With it and the tokenizer the checkpoint is also a model folder that transformers can load.
-        self._model.config.save_pretrained(folder)
+        # With the tokenizer the checkpoint is also a model folder that transformers can load.
+        describe_model(self._model, folder)
 
     def publish(self, sink: WeightSink) -> None:
         stream_whole(self.parameters, self._dtype, sink)
