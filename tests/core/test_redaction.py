@@ -73,7 +73,8 @@ def test_values_are_redacted_all_the_way_down() -> None:
     redact = Redactor(["secret-key"])
     value = {"a": ["x", {"b": "my secret-key"}], "c": ("secret-key", 1), "d": None}
     assert redact.value(value) == {"a": ["x", {"b": f"my {MARK}"}], "c": (MARK, 1), "d": None}
-    same = ({"role": "user", "content": ["hi", 1.5]},)
+    assert redact.value({"the secret-key": 1, "content": 2}) == {f"the {MARK}": 1, "content": 2}
+    same = ({"role": "user", "content": ["hi", 1.5], "tool_calls": []},)
     assert redact.value(same) is same
 
 

@@ -226,3 +226,13 @@ async def test_members_that_did_not_train_say_so(made_up_run: RunFolder) -> None
     assert set(filter(None, other["why_untrained"])) == {"not_trained"}
     assert set(own["why_untrained"]) == {None}
     assert unknown["why_untrained"] is None
+
+
+async def test_an_engine_that_was_lost_in_an_undone_step_is_no_alarm(planted_run: RunFolder, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(planted_run.path, tmp_path / "adding"))
+    lost = {"name": "engine_lost", "step": 22, "start": 1_760_000_000.0, "end": 1_760_000_000.0}
+    with (copy / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps({**lost, "step": step}) + "\n" for step in (22, 90))
+    async with PageClient(copy) as page:
+        alarms = {one["kind"]: one for one in (await page.json(f"{RUN}/alarms"))["alarms"]}
+    assert alarms["engines"]["numbers"].startswith("once in the last 10 steps, first in step 17")

@@ -61,9 +61,14 @@ class Redactor:
             return value if all(map(operator.is_, items, value)) else type(value)(items)
         # `dict` first: that test is much faster than the one of `Mapping`, and every message is one.
         if isinstance(value, dict | Mapping):
-            new = {name: self.value(inner) for name, inner in value.items()}
-            return value if all(map(operator.is_, new.values(), value.values())) else new
+            new = {self._name(name): self.value(inner) for name, inner in value.items()}
+            same = len(new) == len(value) and all(map(operator.is_, new, value))
+            return value if same and all(map(operator.is_, new.values(), value.values())) else new
         return value
+
+    def _name(self, name: Any) -> Any:
+        """A tool may answer with an object whose names are texts of its own."""
+        return self(name) if isinstance(name, str) and len(name) >= SHORTEST_SECRET else name
 
 
 def without_secrets(rollout: Rollout, redact: Redactor) -> Rollout:

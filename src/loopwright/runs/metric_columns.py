@@ -74,6 +74,11 @@ class MetricColumns:
         return [self._times[row] for row in rows if math.isfinite(self._times[row])]
 
     @property
+    def time_of(self) -> dict[int, float]:
+        """When each step was written last."""
+        return dict(zip(self._steps, self._times, strict=True))
+
+    @property
     def last_step(self) -> int:
         return max(self._steps, default=0)
 

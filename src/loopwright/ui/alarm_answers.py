@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from loopwright.errors import RunError
@@ -41,10 +41,20 @@ def _vitals(view: RunView, alive: bool) -> Vitals:
     names = [name + end for name in LOOKED_AT for end in ("", *(f"/{one}" for one in task_sets))]
     series = {name: dict(view.series(name)) for name in names if name in known}
     step = view.progress()["step"]
-    lost = [event["step"] for event in view.engine_events() if event["name"] == "engine_lost"]
+    lost = list(_lost(view, step))
     equal = _equal(view, step - SIGNAL_STEPS)
     opened = view.opened_at() if alive else 0.0
     return Vitals(series, view.times(), time.time(), alive, step, lost, equal, tuple(task_sets), opened)
+
+
+def _lost(view: RunView, last: int) -> Iterator[int]:
+    """The step of each engine that was lost, without those of undone steps: they were over before the step before them
+    was made again."""
+    time_of = view.time_of()
+    for event in view.engine_events():
+        step = event["step"]
+        if event["name"] == "engine_lost" and step <= last + 1 and not event["end"] < time_of.get(step - 1, 0.0):
+            yield step
 
 
 def _equal(view: RunView, first: int) -> dict[str, Series]:

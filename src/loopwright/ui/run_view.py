@@ -115,6 +115,11 @@ class RunView:
         with self._lock:
             return self._metrics.times
 
+    def time_of(self) -> dict[int, float]:
+        """When each step was written last."""
+        with self._lock:
+            return self._metrics.time_of
+
     def remembered(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
         """What `make` gives, or has given a moment ago. Several pages that ask at once cost one reading."""
         with self._lock:

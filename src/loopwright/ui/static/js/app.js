@@ -53,7 +53,7 @@ async function show() {
   const found = VIEWS.find(([pattern]) => pattern.test(location.pathname));
   if (!found) { frame({}); replace(main, h("h1", null, "There is no such view"), h("p", null, h("a", { href: "/" }, "All runs"))); return; }
   const [pattern, view, names] = found;
-  const parts = pattern.exec(location.pathname).slice(1).map((part) => decodeURIComponent(part));
+  const parts = pattern.exec(location.pathname).slice(1).map(decoded);
   const place = Object.fromEntries(names.map((name, at) => [name, parts[at]]));
   const query = new URLSearchParams(location.search);
   frame(place);
@@ -74,6 +74,11 @@ async function show() {
     if (!(error instanceof ApiError)) throw error;
     if (place.run) watch([place.run], (said) => { if (!said.gone) show(); });
   }
+}
+
+// An address that somebody cut may end in the middle of a character.
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
