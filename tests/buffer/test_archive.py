@@ -302,3 +302,20 @@ async def test_a_write_that_fails_leaves_the_database_as_it_was(path: Path, monk
         assert everything(path) == before
         await storage.archive(1)
         assert everything(path) == before
+
+
+async def test_of_large_files_only_the_one_read_last_stays_in_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with SqliteStorage(path) as storage:
+        for step in (1, 2, 3):
+            await train(storage, step, step)
+        await storage.archive(3)
+    archive = Archive.beside(path)
+    parcels = [Parcel(ParcelKind.TRAINED, step) for step in (1, 2, 3)]
+    for parcel in parcels:
+        assert archive.read(parcel)
+    assert list(archive._kept) == parcels
+    monkeypatch.setattr("loopwright.buffer.archive.MOST_KEPT_BYTES", 1000)
+    assert archive.read(parcels[0])
+    assert list(archive._kept) == parcels[:1]

@@ -101,10 +101,12 @@ async def test_a_text_is_found_in_the_latest_steps_first(made_up_run: RunFolder)
     async with PageClient(made_up_run.path) as page:
         found = await page.json(f"{RUN}/search", q="NO</B> IDEA")
         nothing = await page.json(f"{RUN}/search", q="%")
+        fields = [await page.json(f"{RUN}/search", q=text) for text in ("content", "assistant", '": "')]
     assert [hit["step"] for hit in found["hits"]] == [2, 2, 1, 1, 1, 1]
     assert "<b>no</b> idea" in found["hits"][0]["excerpt"]
     assert found["before"] is None
     assert nothing["hits"] == []
+    assert [one["hits"] for one in fields] == [[], [], []], "these are in no text, but in how texts are stored"
 
 
 async def test_the_timeline_has_the_latest_steps(made_up_run: RunFolder) -> None:

@@ -25,6 +25,8 @@ GroupKey = tuple[str, int, int]
 FILES_KEPT = 4
 """How many of the files that were read last stay in memory. Readers go through neighbouring groups, and these alternate
 between files of trained and of untrained groups."""
+MOST_KEPT_BYTES = 128 << 20
+"""Larger files are kept alone: one file of long rollouts may have a gigabyte."""
 
 
 class ParcelKind(StrEnum):
@@ -71,6 +73,7 @@ class Archive:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._kept: dict[Parcel, Mapping[tuple[Any, ...], Payload]] = {}
+        self._bytes: dict[Parcel, int] = {}
 
     @staticmethod
     def beside(database: Path) -> Archive:
@@ -124,10 +127,14 @@ class Archive:
         payloads = self._kept.pop(parcel, None)
         if payloads is None:
             payloads = self._load(self.path(parcel))
+            self._bytes[parcel] = sum(len(one.messages) + len(one.chains) for one in payloads.values())
         self._kept[parcel] = payloads
-        while len(self._kept) > FILES_KEPT:
+        while len(self._kept) > 1 and self._is_too_much():
             del self._kept[next(iter(self._kept))]
         return payloads
+
+    def _is_too_much(self) -> bool:
+        return len(self._kept) > FILES_KEPT or sum(self._bytes[kept] for kept in self._kept) > MOST_KEPT_BYTES
 
     def _load(self, path: Path) -> Mapping[tuple[Any, ...], Payload]:
         if not path.is_file():

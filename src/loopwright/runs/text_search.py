@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from loopwright.buffer.archive import Archive, Parcel, ParcelKind
 from loopwright.buffer.storage.schema import snapshot
+from loopwright.buffer.transcripts import decode_transcript
 from loopwright.types import RolloutKey
 
 AROUND = 60
@@ -49,7 +51,7 @@ def search(database: Path, text: str, *, before: int | None = None, most: int = 
         at = _step_before(database, at)
         if at is None:
             return Hits(tuple(hits), None, looked)
-        hits += _in_step(database, archive, at, needle)
+        hits += _in_step(database, archive, at, needle, text)
         looked += 1
         if len(hits) >= most or time.monotonic() > deadline:
             return Hits(tuple(hits[: 4 * most]), at, looked)
@@ -62,7 +64,8 @@ def _step_before(database: Path, step: int | None) -> int | None:
         return None if found is None else int(found)
 
 
-def _in_step(database: Path, archive: Archive, step: int, needle: str) -> Iterator[Hit]:
+def _in_step(database: Path, archive: Archive, step: int, needle: str, text: str) -> Iterator[Hit]:
+    """The hits of one step. `needle` finds candidates: it may also be in the name of a field, or in a tool's schema."""
     path = archive.path(Parcel(ParcelKind.TRAINED, step))
     in_file = _in_file(path, needle) if path.is_file() else []
     with snapshot(database) as db:
@@ -83,7 +86,9 @@ def _in_step(database: Path, archive: Archive, step: int, needle: str) -> Iterat
             (step, f"%{_escaped(needle)}%"),
         ).fetchall()
     for task_set, draw, round, member, attempt, messages in sorted(found):
-        yield Hit(RolloutKey(task_set, draw, member, attempt), round, step, _excerpt(messages, needle))
+        excerpt = next(_excerpts(messages, text), None)
+        if excerpt is not None:
+            yield Hit(RolloutKey(task_set, draw, member, attempt), round, step, excerpt)
 
 
 def _in_file(path: Path, needle: str) -> list[tuple[str, int, int, int, int, str]]:
@@ -101,11 +106,25 @@ def _escaped(text: str) -> str:
     return text.replace("~", "~~").replace("%", "~%").replace("_", "~_")
 
 
-def _excerpt(messages: str, needle: str) -> str:
-    """The text round the hit, as a person reads it."""
-    place = messages.lower().find(needle.lower())
-    begin, end = max(0, place - AROUND), place + len(needle) + AROUND
-    piece = messages[begin:end]
-    for escape, plain in (("\\n", " "), ("\\t", " "), ('\\"', '"'), ("\\\\", "\\")):
-        piece = piece.replace(escape, plain)
-    return f"{'…' if begin else ''}{piece}{'…' if end < len(messages) else ''}"
+def _excerpts(messages: str, text: str) -> Iterator[str]:
+    """Each text of the transcript that has it, cut to what is round the hit."""
+    wanted, transcript = text.lower(), decode_transcript(messages)
+    for said in (*_texts(transcript.messages), *_texts(transcript.output and asdict(transcript.output))):
+        place = said.lower().find(wanted)
+        if place >= 0:
+            begin, end = max(0, place - AROUND), place + len(text) + AROUND
+            piece = said[begin:end].replace("\n", " ").replace("\t", " ")
+            yield f"{'…' if begin else ''}{piece}{'…' if end < len(said) else ''}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in it, without names of fields and without who said them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name != "role":
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
