@@ -494,6 +494,13 @@ async def test_a_step_counts_the_restarts_since_the_one_before(tmp_path):
     assert [run.notes.logged[step]["engine/restarts"] for step in (1, 2, 3)] == [0.0, 2.0, 0.0]
 
 
+async def test_restarts_of_engines_before_a_lost_learner_are_not_counted_again(tmp_path):
+    run = Apart(tmp_path, steps=1)
+    run.restarts = 3
+    await run.trainer().train()
+    assert run.notes.logged[1]["engine/restarts"] == 0.0
+
+
 async def test_every_step_says_where_the_time_went(tmp_path):
     run = Apart(tmp_path, steps=3, sync=2)
     await run.trainer().train()

@@ -75,7 +75,8 @@ class DisaggregatedTrainer:
         self._owes_evaluation = owes_evaluation
         self._learner_restarts = restart_metrics(learner_restarts)
         self._restarts = restarts
-        self._restarts_before = 0
+        # Engines outlive a learner that is lost, and the trainer before this one has told of these.
+        self._restarts_before = restarts()
         self._sync_seconds = 0.0
         self._sync_metrics: Mapping[str, float] = {}
         self._production = AsyncExitStack()
