@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from page_client import KEY, PageClient
 
-from loopwright.cli.ui import opening
+from loopwright.cli.server_key import own_key
+from loopwright.cli.ui import KEY_VARIABLE, kept_key, opening
 from loopwright.errors import RunError
 from loopwright.runs.run_folder import RunFolder
 from loopwright.ui.app import OF_A_RUN
@@ -168,3 +169,12 @@ def test_the_link_has_the_key_only_for_a_person(tmp_path: Path) -> None:
     told = opening("http://127.0.0.1:1/", KEY, file, to_a_person=False)
     assert KEY not in told
     assert str(file) in told
+
+
+def test_each_place_has_a_key_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    places = [tmp_path / name for name in ("lr-1e-3.seed1", "lr-1e-3.seed2", "v1.5/run", "v1.6/other")]
+    keys = [own_key(None, KEY_VARIABLE, kept_key(place)) for place in places]
+    assert len({key for key, _ in keys}) == len(places)
+    assert own_key(None, KEY_VARIABLE, kept_key(places[0])) == keys[0], "a page that comes back has the same key"

@@ -8,6 +8,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from made_up_run import CONFIG
 from page_client import PageClient
@@ -236,3 +238,19 @@ async def test_an_engine_that_was_lost_in_an_undone_step_is_no_alarm(planted_run
     async with PageClient(copy) as page:
         alarms = {one["kind"]: one for one in (await page.json(f"{RUN}/alarms"))["alarms"]}
     assert alarms["engines"]["numbers"].startswith("once in the last 10 steps, first in step 17")
+
+
+@pytest.mark.parametrize("columns", [None, {"odd": [1]}, {"messages": [7], "task_set": [None]}])
+async def test_a_damaged_archive_is_named(made_up_run: RunFolder, columns: dict[str, list[Any]] | None) -> None:
+    async with SqliteStorage(made_up_run.rollouts) as storage:
+        await storage.archive(3)
+    path = made_up_run.path / "archive" / "step-000003.parquet"
+    if columns is None:
+        path.write_bytes(b"no parquet")
+    else:
+        pq.write_table(pa.table(columns), path)
+    async with PageClient(made_up_run.path) as page:
+        for end in ("/search?q=idea", "/rollout?key=train/4/0/0", "/tokens?key=train/4/0/0"):
+            refused = await page.get(RUN + end)
+            assert (refused.status_code, "step-000003.parquet" in refused.text) == (404, True)
+        await page.json(f"{RUN}/step", step=3)

@@ -150,6 +150,8 @@ class Archive:
             raise RunError(f"{path} cannot be read: {error}", remedy="restore it from a copy") from error
         names = [name for name in Payload._fields if name in columns]
         rows = zip(*(columns[name] for name in names), strict=True)
+        if not set(Payload._fields[:7]) <= set(names):
+            raise RunError(f"{path} is no file of rollouts", remedy="restore it from a copy")
         payloads = (Payload(**dict(zip(names, row, strict=True))) for row in rows)
         return {payload[:5]: payload for payload in payloads}
 

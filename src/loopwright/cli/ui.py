@@ -35,9 +35,15 @@ def ui(
     Prints the link that opens the page. The key is in the link only if a person reads it on a terminal.
     """
     require("ui", "ui")
-    key, made = own_key(key_file, KEY_VARIABLE, state_folder("ui") / file_name(str(place.absolute())))
+    key, made = own_key(key_file, KEY_VARIABLE, kept_key(place))
     told = made or key_file
     run_async(_serve(place, key, told, host, port, tuple(name or ())))
+
+
+def kept_key(place: Path) -> Path:
+    """Where the key of this place is kept. It has an ending, because `own_key` replaces one: places whose names differ
+    behind a dot would have one key."""
+    return state_folder("ui") / f"{file_name(str(place.absolute()))}.key"
 
 
 async def _serve(place: Path, key: str, key_file: Path | None, host: str, port: int, names: tuple[str, ...]) -> None:

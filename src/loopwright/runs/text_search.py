@@ -16,6 +16,7 @@ from typing import Any
 from loopwright.buffer.archive import Archive, Parcel, ParcelKind
 from loopwright.buffer.storage.schema import snapshot
 from loopwright.buffer.transcripts import decode_transcript
+from loopwright.errors import RunError
 from loopwright.types import RolloutKey
 
 AROUND = 60
@@ -92,13 +93,17 @@ def _in_step(database: Path, archive: Archive, step: int, needle: str, text: str
 
 
 def _in_file(path: Path, needle: str) -> list[tuple[str, int, int, int, int, str]]:
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     names = ["task_set", "draw", "round", "member", "attempt", "messages"]
-    table = pq.read_table(path, columns=names)
-    matching = table.filter(pc.match_substring(table["messages"], needle, ignore_case=True))
-    columns = [matching[name].to_pylist() for name in names]
+    try:
+        table = pq.read_table(path, columns=names)
+        matching = table.filter(pc.match_substring(table["messages"], needle, ignore_case=True))
+        columns = [matching[name].to_pylist() for name in names]
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise RunError(f"{path} cannot be read: {error}", remedy="restore it from a copy") from error
     return list(zip(*columns, strict=True))
 
 
