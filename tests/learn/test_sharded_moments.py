@@ -51,3 +51,17 @@ def test_moments_of_other_weights_are_refused(
     others = {**WEIGHTS, "head.weight": torch.empty(3, 3)}
     with pytest.raises(CheckpointError, match=r"the optimiser's numbers of other weights, such as head\.weight"):
         read_moments(tmp_path / "saved", others, alone=True)
+
+
+@pytest.mark.parametrize(("alone", "error"), [(True, CheckpointError), (False, RuntimeError)])
+def test_a_rank_whose_peer_is_lost_does_not_blame_the_checkpoint(
+    group_of_one: None, moments: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    alone: bool, error: type[Exception],
+) -> None:  # fmt: skip
+    def load(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    write_moments(tmp_path / "saved", moments)
+    monkeypatch.setattr(sharded_moments, "load", load)
+    with pytest.raises(error, match="Connection closed by peer"):
+        read_moments(tmp_path / "saved", WEIGHTS, alone=alone)

@@ -112,14 +112,14 @@ class Gang:
         return self._ranks[number].lost_by(f"it raised {failed.words}")
 
     async def _cause(self, asked: Sequence[_Asked]) -> LoopwrightError:
-        """What came first. A rank that was killed takes the others along. One that says what went wrong ends then, and
-        so do those that waited for it. Of the rest, one that ended is named."""
+        """What came first. A rank that says what went wrong ends then, in whatever way, and so do those that waited for
+        it. Else one that was killed has taken the others along."""
         await asyncio.wait([rank.lost for rank in self._ranks], timeout=SETTLE_SECONDS / 10)
         gone = [rank.lost.result() for rank in self._ranks if rank.lost.done()]
         killed = [error for error in gone if "killed" in str(error.facts["cause"])]
         answers = [one.result() for one in asked if one.done() and one.exception() is None]
         told = [one.error for one in answers if isinstance(one, RankFailed) and one.error is not None]
-        return (killed or told or gone)[0]
+        return (told or killed or gone)[0]
 
 
 def _require_beats(waited_for: Sequence[RemoteRank], most: float) -> None:
