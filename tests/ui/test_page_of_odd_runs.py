@@ -17,7 +17,9 @@ from made_up_run import CONFIG
 from page_client import PageClient
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.runs.rejudged_scores import Judgement, RejudgedScores
 from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.stored_run import StoredRun
 from loopwright.types import Episode, Group, GroupStatus, Rollout, RolloutKey, Scored, Task, Timing
 from loopwright.ui.run_view import RunView
 
@@ -288,3 +290,31 @@ async def test_nobody_says_since_when_who_did_not_look_there(made_up_run: RunFol
         (alarm,) = (await page.json(f"{RUN}/alarms"))["alarms"]
     assert (alarm["kind"], alarm["since"]) == ("no_signal", None)
     assert alarm["numbers"].endswith("since step 70 or earlier")
+
+
+async def test_the_score_of_another_judger_is_that_of_its_latest_line(made_up_run: RunFolder) -> None:
+    keys = [RolloutKey("train", draw, member, attempt) for draw in (4, 40) for member in (0, 1) for attempt in (0, 1)]
+    with RejudgedScores.open(made_up_run.rejudged / "strict", {}) as scores:
+        for number, key in enumerate([*keys, *keys]):
+            scores.add(Judgement(key, 0, "t", 1.0, float(number)))
+    found = RejudgedScores(made_up_run.rejudged / "strict")
+    assert all(found.of(key, 0) == found.judgements()[key, 0] for key in keys)
+    assert found.of(keys[0], 1) is None
+    async with PageClient(made_up_run.path) as page:
+        shown = await page.json(f"{RUN}/rollout", key="train/4/1/0")
+    assert shown["rejudged"] == [{"judger": "strict", "score": 10.0, "failure": None}]
+
+
+async def test_a_run_that_was_started_over_is_read_with_its_new_tokenizer(made_up_run: RunFolder) -> None:
+    stored = StoredRun(made_up_run.rollouts).find(RolloutKey("train", 4, 0))
+    assert stored is not None
+    assert stored.episode is not None
+    first = int(stored.episode.chains[0].ids[0])
+    made_up_run.tokenizer.mkdir(exist_ok=True)
+    async with PageClient(made_up_run.path) as page:
+        for word in ("old", "new"):
+            model = {"type": "WordLevel", "vocab": {word: first, "?": first + 1}, "unk_token": "?"}
+            text = json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+            (made_up_run.tokenizer / "tokenizer.json").write_text(text)
+            told = await page.json(f"{RUN}/tokens", key="train/4/0/0")
+            assert told["texts"][0] == word

@@ -47,7 +47,7 @@ class RunView:
         self._metrics = MetricColumns(folder.metrics)
         self._events = EventIndex(folder.events)
         self._archive: tuple[int, Archive] | None = None
-        self._texts: TokenText | None = None
+        self._texts: tuple[Hashable, TokenText] | None = None
         self._remembered: dict[Hashable, tuple[float, Any]] = {}
 
     @property
@@ -181,12 +181,14 @@ class RunView:
             return list(self._events.of_engines)
 
     def texts(self) -> TokenText:
-        """The texts of token ids."""
+        """The texts of token ids. A run that was started over may have another tokenizer."""
         file = self.inside(self._folder.tokenizer / "tokenizer.json")
+        found = file.stat() if file.is_file() else None
+        mark = None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
         with self._lock:
-            if self._texts is None or not self._texts.is_known:
+            if self._texts is None or self._texts[0] != mark:
                 try:
-                    self._texts = TokenText.read(file)
+                    self._texts = mark, TokenText.read(file)
                 except RunError as error:
-                    self._texts = TokenText(why_not=error.message)
-            return self._texts
+                    self._texts = mark, TokenText(why_not=error.message)
+            return self._texts[1]
