@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -254,3 +256,35 @@ async def test_a_damaged_archive_is_named(made_up_run: RunFolder, columns: dict[
             refused = await page.get(RUN + end)
             assert (refused.status_code, "step-000003.parquet" in refused.text) == (404, True)
         await page.json(f"{RUN}/step", step=3)
+
+
+@pytest.mark.parametrize("name", ["status.json", "metrics.jsonl", "events.jsonl"])
+async def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(made_up_run: RunFolder, name: str) -> None:
+    path = made_up_run.path / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    async with PageClient(made_up_run.path) as page:
+        refused = await asyncio.wait_for(page.get(f"{RUN}"), 20)
+        assert (await page.get("/api/runs")).status_code == 200
+    assert (refused.status_code, name in refused.text) == (403, True)
+
+
+async def test_nobody_says_since_when_who_did_not_look_there(made_up_run: RunFolder) -> None:
+    """All groups of 100 steps have equal rewards; only the latest steps are searched for such groups."""
+    lines = [{"step": step, "time": 60.0 * step, "reward/mean": 1.0, "groups/trained": 1.0} for step in range(1, 101)]
+    made_up_run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with sqlite3.connect(made_up_run.rollouts) as db:
+        for step in range(4, 101):
+            row = f"'train', {step + 10}, 0, '{{}}', 0, 0, 'consumed', {step}, 0, NULL, NULL"
+            db.execute(f"INSERT INTO groups VALUES ({row})")
+            for member in (0, 1):
+                db.execute(
+                    "INSERT INTO rollouts (task_set, draw, round, expiries, member, attempt, reward, started,"
+                    " agent_seconds, judge_seconds) VALUES ('train', ?, 0, 0, ?, 0, ?, 0, 0, 0)",
+                    (step + 10, member, '{"kind": "scored", "value": 1.0, "parts": {}, "answer": null}'),
+                )
+    db.close()
+    async with PageClient(made_up_run.path) as page:
+        (alarm,) = (await page.json(f"{RUN}/alarms"))["alarms"]
+    assert (alarm["kind"], alarm["since"]) == ("no_signal", None)
+    assert alarm["numbers"].endswith("since step 70 or earlier")

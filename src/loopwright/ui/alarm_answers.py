@@ -64,13 +64,16 @@ def _equal(view: RunView, first: int) -> dict[str, Series]:
 
 
 def _told(view: RunView, alarm: Alarm) -> dict[str, Any]:
+    searched = max(1, view.progress()["step"] - SIGNAL_STEPS)
+    # Where the search for equal rewards began, nobody looked at the steps before.
+    is_vague = alarm.kind is AlarmKind.NO_SIGNAL and 1 < searched == alarm.since
     return {
         "kind": alarm.kind,
         "severe": alarm.severe,
         "title": cut(alarm.title),
-        "numbers": alarm.numbers,
+        "numbers": alarm.numbers + (f", since step {alarm.since} or earlier" if is_vague else ""),
         "rule": alarm.rule,
-        "since": alarm.since,
+        "since": None if is_vague else alarm.since,
         "task_set": cut(alarm.task_set),
         "links": list(_links(view, alarm)),
     }

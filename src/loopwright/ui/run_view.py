@@ -59,11 +59,14 @@ class RunView:
         return self._folder
 
     def inside(self, path: Path) -> Path:
-        """The path, if no link on it leads out of the run's folder."""
-        if not path.resolve().is_relative_to(self._root):
+        """The path, if no link on it leads out of the run's folder. Who opens a pipe there would wait for ever."""
+        real = path.resolve()
+        if not real.is_relative_to(self._root):
             raise RefusedError(
                 f"{path.name} of this run leads out of its folder", remedy="replace the link by the file", status=403
             )
+        if real.exists() and not (real.is_file() or real.is_dir()):
+            raise RefusedError(f"{path.name} of this run is no file", remedy="remove it", status=403)
         return path
 
     @property
