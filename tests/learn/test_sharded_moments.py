@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import StackSummary
 
 import pytest
 import torch
 from torch import distributed
+from torch.distributed.checkpoint.api import CheckpointException
 
 from loopwright.errors import CheckpointError
 from loopwright.learn import sharded_moments
@@ -65,3 +67,18 @@ def test_a_rank_whose_peer_is_lost_does_not_blame_the_checkpoint(
     monkeypatch.setattr(sharded_moments, "load", load)
     with pytest.raises(error, match="Connection closed by peer"):
         read_moments(tmp_path / "saved", WEIGHTS, alone=alone)
+
+
+def test_what_is_wrong_with_a_checkpoint_is_told_in_one_line_that_names_all_of_it(
+    group_of_one: None, moments: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy is to delete that folder, and nobody could go on from it without its numbers."""
+
+    def load(*_: object, **__: object) -> None:
+        raise CheckpointException("read", {1: (ValueError("half of layer.1 is missing"), StackSummary())})
+
+    write_moments(tmp_path / "step-000001" / "optimizer", moments)
+    monkeypatch.setattr(sharded_moments, "load", load)
+    with pytest.raises(CheckpointError) as caught:
+        read_moments(tmp_path / "step-000001" / "optimizer", WEIGHTS, alone=False)
+    assert caught.value.message == f"checkpoint {tmp_path}/step-000001 cannot be read: half of layer.1 is missing"

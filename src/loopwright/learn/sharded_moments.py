@@ -31,9 +31,16 @@ def write_moments(folder: Path, moments: Mapping[str, torch.Tensor]) -> None:
     # It is a BaseException, which nobody else would notice.
     except CheckpointException as error:
         raise CheckpointError(
-            f"the optimiser's numbers could not be written to {folder}: {error}",
+            f"the optimiser's numbers could not be written to {folder}: {_words(error)}",
             remedy="free some disk space; earlier checkpoints are intact, and the same command goes on from the newest",
         ) from error
+
+
+def _words(error: BaseException) -> str:
+    """Why it failed in the first rank that it failed in, without the way through torch."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return str(error) or type(error).__name__
 
 
 def _file_numbers(moments: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -50,7 +57,7 @@ def read_moments(folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bo
         stored = reader.read_metadata().state_dict_metadata.keys()
         if stored != moments.keys():
             raise CheckpointError(
-                f"checkpoint {folder} has the optimiser's numbers of other weights, such as "
+                f"checkpoint {folder.parent} has the optimiser's numbers of other weights, such as "
                 f"{min(stored ^ moments.keys())}",
                 remedy="resume with the model that the run was started with, or start over with --fresh",
             )
@@ -63,7 +70,7 @@ def read_moments(folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bo
             # Another rank has gone. The checkpoint may be sound, and nobody must be told to delete it.
             raise
         raise CheckpointError(
-            f"checkpoint {folder} cannot be read: {error}",
+            f"checkpoint {folder.parent} cannot be read: {_words(error)}",
             remedy="delete that folder to continue from the one before it, or start over with --fresh",
         ) from error
     return moments
