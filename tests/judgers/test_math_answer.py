@@ -112,7 +112,8 @@ async def test_it_runs_in_a_worker_with_a_deadline_past_which_there_is_no_score(
         with pytest.raises(JudgeError, match=r"judger 'sums'.*no score within 2 s") as caught:
             await score_one(sums, Task.ask("t", "?", truth=7), said(r"\boxed{9^{9^{9^{9}}}}"))
         assert caught.value.facts["error"] == "Timeout"
-        assert await score_one(sums, Task.ask("t", "?", truth=7), said("7")) == Scored(1.0, answer="7")
+        evidence = "the answer was read as 7; the truth is 7"
+        assert await score_one(sums, Task.ask("t", "?", truth=7), said("7")) == Scored(1.0, {}, "7", evidence)
         with pytest.raises(JudgeError, match=r"judger 'sums'.*gives no score: the truth of task 't' is 'seven'"):
             await score_one(sums, Task.ask("t", "?", truth="seven"), said("7"))
 
