@@ -167,8 +167,8 @@ def settings(sides: Sides, **more: Any) -> dict[str, Any]:
 
 
 def check_run(folder: Path, lineages: int, fresh_steps: int) -> list[TokenChain]:
-    """Every step is there, no program was blamed, and the engine's logprobs are those of the learner in at least so many
-    steps that train tokens of the newest version. Gives the trained chains."""
+    """Every step is there, no program was blamed, and the engine's logprobs are those of the learner in at least
+    so many steps that train tokens of the newest version. Gives the trained chains."""
     database = folder / "run" / "rollouts.sqlite"
     audited = audit(database)
     assert (audited.findings, audited.lineages) == ((), lineages)
