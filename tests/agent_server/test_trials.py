@@ -79,7 +79,11 @@ async def test_results_survive_a_restart_and_what_was_not_finished_is_lost(tmp_p
         await here.client.result("trial-01", seconds=60)
         await here.submit("trial-02", RAN.replace("$1", "trial-02") + "sleep 1000")
         await here.submit("trial-03", RAN.replace("$1", "trial-03"))
-        await here.until("trial-02", TrialState.RUN)
+        # Its stage begins before its program does.
+        async with asyncio.timeout(60):
+            while not here.ran("trial-02"):
+                await asyncio.sleep(0.01)
+        assert (await here.client.status("trial-02")).state is TrialState.RUN
     assert left(tmp_path) == []
     async with house(tmp_path) as here:
         assert (await here.client.status("trial-01")).reward == Scored(1.0)
