@@ -1,8 +1,9 @@
 """A cluster of several nodes on this machine, and actors that are started on a certain one of them.
 
 As a program it starts such a cluster for a run that joins it: a process that has started a cluster cannot do so. Its
-argument says how many CPUs each node has. It prints the cluster's address and token. Lines of its standard input tell
-it to `add` a node, and to `lose` the one that was added last; it ends with its standard input."""
+arguments say how many CPUs the nodes have that it starts with, the driver's first. It prints the cluster's address and
+token. Lines of its standard input tell it to `add` a node like the last one, and to `lose` the one that was added last;
+it ends with its standard input."""
 
 from __future__ import annotations
 
@@ -136,13 +137,13 @@ def _end_agents(temporary: str) -> None:
 
 
 if __name__ == "__main__":
-    cpus = int(sys.argv[1])
-    with simulated_nodes(cpus) as nodes:
-        added = [nodes.add(cpus)]
+    first, *others = (int(argument) for argument in sys.argv[1:])
+    with simulated_nodes(first) as nodes:
+        added = [nodes.add(cpus) for cpus in others]
         print(nodes.address, os.environ["RAY_AUTH_TOKEN"], flush=True)
         for line in sys.stdin:
             if line.strip() == "add":
-                added.append(nodes.add(cpus))
+                added.append(nodes.add(others[-1]))
             else:
                 nodes.remove(added.pop())
             print("done", flush=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joined_cluster import joined_cluster
 
 from loopwright.build import open_run
 from loopwright.config import load
@@ -76,15 +77,10 @@ async def test_a_run_trains_with_engines_on_actors_and_survives_the_death_of_one
 
 
 @pytest.fixture
-def joined() -> Iterator[dict[str, str]]:
+def joined(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a run that joins a cluster of two nodes."""
-    command = [sys.executable, str(Path(__file__).parents[1] / "ray_nodes.py"), "4"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nodes:
-        assert nodes.stdout is not None
-        address, token = nodes.stdout.readline().split()
-        ours = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-        yield {**os.environ, **ours, "LOOPWRIGHT_CLUSTER__ADDRESS": address}
-        nodes.communicate(timeout=DEADLINE)
+    with joined_cluster(tmp_path, 4, 4) as cluster:
+        yield {**cluster.environment, "LOOPWRIGHT_CLUSTER__ADDRESS": cluster.address}
 
 
 def test_a_run_trains_with_engines_on_another_node(write_config: WriteConfig, joined: dict[str, str]) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from loopwright.errors import ConfigError
 
-SECONDS = 60.0
-"""How long it may take to join a cluster and to leave it. Importing Ray takes several seconds of it."""
+SECONDS = 180.0
+"""How long it may take to join a cluster and to leave it: several seconds on an idle machine, most of them to import
+Ray, and more than a minute on a busy one."""
 CONNECT_SECONDS = 10.0
 TRIES = 3
 """How often Ray tries to get an answer, once a second. It also tries again if its token is refused."""
