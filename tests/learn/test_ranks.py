@@ -149,6 +149,22 @@ async def test_two_ranks_in_bfloat16_equal_one_process_within_its_rounding(llama
     assert np.allclose(mine.after_all, other.after_all, atol=HALF_TOLERANCE)
 
 
+async def test_two_ranks_in_bfloat16_stay_near_full_precision_over_twenty_steps(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process does too (tests/testing/test_device_check.py)."""
+    # The ranks have processes of their own: a CPU may trap instructions that it advertises, and kill whoever uses them.
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    said = {}
+    for dtype in ("float32", "bfloat16"):
+        async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, dtype=dtype), tmp_path) as learner:
+            for seed in range(20):
+                await learner.step(simple_groups(seed))
+            said[dtype] = np.asarray(await learner.logprobs(PROBE))
+    apart_by = np.abs(said["bfloat16"] - said["float32"])
+    assert 0 < apart_by.max() < HALF_TOLERANCE, apart_by
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 async def test_two_ranks_equal_one_process_with_smollm2(tmp_path: Path) -> None:

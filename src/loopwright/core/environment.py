@@ -13,7 +13,8 @@ PASSED_ON = frozenset(
 )
 PASSED_ON_PREFIXES = (
     *("LC_", "XDG_", "PYTHON", "HF_", "TOKENIZERS_", "TORCH", "CUDA_", "NVIDIA_"),
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "NUMEXPR_"),
+    *("NCCL_", "GLOO_", "HIP_", "ROCR_"),
 )
 
 
