@@ -101,6 +101,7 @@ def test_programs_on_actors_train_and_leave_nothing_behind(write_config: WriteCo
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_the_example_of_programs_completes_three_steps_on_two_actors(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "agent_program.yaml"
     changes = {
@@ -113,6 +114,6 @@ def test_the_example_of_programs_completes_three_steps_on_two_actors(tmp_path: P
     }
     assigned = [f"{name}={value}" for name, value in changes.items()]
     command = [sys.executable, "-m", "loopwright.cli", "train", str(example), *assigned]
-    subprocess.run(command, cwd=tmp_path, timeout=280, check=True)
+    subprocess.run(command, cwd=tmp_path, timeout=1100, check=True)
     assert audit(tmp_path / "run" / "rollouts.sqlite").is_clean
     assert "loops 'train'  2" in (tmp_path / "run" / "actors" / "plan.log").read_text()
