@@ -6,12 +6,15 @@ import json
 import shutil
 import sqlite3
 import tarfile
+import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import PHONE, run_path, visiting
-from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, STEPS
+from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
 from playwright.async_api import Browser, expect
 
 from loopwright.buffer.token_numbers import decode_numbers
@@ -94,6 +97,45 @@ async def test_a_point_of_a_token_is_what_the_database_has(browser: Browser, pla
         await visit.page.goto("about:blank")
         await visit.page.goto(here)
         await expect(visit.page.locator(".tokens span")).to_have_count(len(stored.episode.chains[-1]))
+
+
+STATUS: Mapping[str, Any] = {
+    "format": 1,
+    "ranks": [
+        {"rank": 0, "alive": True, "heard": 1.0, "tokens_per_second": 1234.5},
+        {"rank": 1, "alive": False, "heard": None, "tokens_per_second": None},
+    ],
+    "sessions": {"open": 5, "waiting": 3, "completed": 40, "heard": 1.0, "restarts": 1, "lost": HOSTILE},
+    "crews": [{"role": HOSTILE, "actors": 3, "alive": 2, "calls": 7, "restarts": 4, "given_up": HOSTILE}],
+}
+RANKS = [
+    {"name": "compute", "who": f"rank {rank}", "step": STEPS + 1, "start": 1e9 + rank, "end": 1e9 + 5}
+    for rank in (0, 1)
+]
+
+
+async def test_health_names_ranks_sessions_and_actors(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(planted_run.path, tmp_path / "live")
+    live = RunFolder(tmp_path / "live")
+    with live.events.open("a") as events:
+        events.writelines(json.dumps(one) + "\n" for one in RANKS)
+    with RunFolder.open(live.path, SETTINGS):
+        async with visiting(browser, live.path) as visit:
+            live.status.write_text(json.dumps({**STATUS, "at": time.time()}))
+            await visit.go(run_path("live", "/health"))
+            shown = visit.page.locator("main")
+            await expect(shown.get_by_label("Ranks now")).to_contain_text("alive")
+            await expect(shown.get_by_label("Ranks now")).to_contain_text("1,235")
+            await expect(shown.get_by_label("Ranks now").locator(".bad")).to_have_text("lost")
+            await expect(shown).to_contain_text("Sessions at the gateway now")
+            await expect(shown.locator("dl", has_text="wait for the model")).to_contain_text("3")
+            await expect(shown.get_by_label("Actors now")).to_contain_text("2 of 3")
+            await expect(shown.get_by_label("Actors now")).to_contain_text(HOSTILE)
+            assert not await visit.is_wider_than_the_window()
+            await visit.go(run_path("live", "/timeline?count=1"))
+            await expect(shown.locator(".lanes")).to_contain_text("rank 0")
+            await expect(shown.locator(".lanes")).to_contain_text("rank 1")
+            await expect(visit.page.get_by_role("button", name=f"compute, step {STEPS + 1}")).to_have_count(2)
 
 
 async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:

@@ -4,7 +4,7 @@ import { askRun } from "../api.js";
 import { facts, h, replace } from "../dom.js";
 import { ago, clock, plain, whole } from "../format.js";
 import { alarmCards } from "./alarms.js";
-import { doing, engineTable, flightTable, followed, productionTable, stateOf } from "./now.js";
+import { crewTable, doing, engineTable, flightTable, followed, productionTable, rankTable, sessionFacts, stateOf } from "./now.js";
 
 const STATUSES = ["pending", "aborted", "completed", "expired", "consumed", "filtered", "failed", "discarded", "rolled_back"];
 
@@ -12,7 +12,7 @@ export async function show({ run, signal, watch }) {
   const box = h("div"), rest = h("div");
   const now = followed(run, null, (status) => {
     const told = status?.told || {};
-    const parts = [["What goes on", facts(doing(status))], ["Engines now", engineTable(told)], ["In flight now", flightTable(told)], ["Production", productionTable(told)]];
+    const parts = [["What goes on", facts(doing(status))], ["Engines now", engineTable(told)], ["Ranks of the learner now", rankTable(told)], ["Sessions at the gateway now", sessionFacts(told)], ["Actors now", crewTable(told)], ["In flight now", flightTable(told)], ["Production", productionTable(told)]];
     return status && status.state !== "not running" ? parts.filter(([, part]) => part).map(([title, part]) => h("section", { class: "card" }, h("h2", null, title), part)) : null;
   }, signal);
   const load = async () => draw(await askRun(run, "/health", {}, signal));
