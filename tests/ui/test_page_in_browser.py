@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import tarfile
@@ -21,6 +22,7 @@ from loopwright.buffer.token_numbers import decode_numbers
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
+from loopwright.ui import run_view
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -136,6 +138,20 @@ async def test_health_names_ranks_sessions_and_actors(browser: Browser, planted_
             await expect(shown.locator(".lanes")).to_contain_text("rank 0")
             await expect(shown.locator(".lanes")).to_contain_text("rank 1")
             await expect(visit.page.get_by_role("button", name=f"compute, step {STEPS + 1}")).to_have_count(2)
+
+
+async def test_an_open_page_notices_that_a_run_stands_still(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_view, "KEPT_SECONDS", 0.0)
+    with RunFolder.open(tmp_path / "young", SETTINGS) as young:
+        async with visiting(browser, young.path) as visit:
+            await visit.page.clock.install()
+            await visit.go(run_path("young", "/health"))
+            await expect(visit.page.locator("main")).to_contain_text("No alarm.")
+            os.utime(young.lock, (time.time() - 3600,) * 2)
+            await visit.page.clock.fast_forward(61_000)
+            await expect(visit.page.locator(".alarm")).to_contain_text("The run stands still")
 
 
 async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:

@@ -140,6 +140,13 @@ class RunView:
         except FileNotFoundError:
             return None
 
+    def event_written_at(self) -> float:
+        """When the latest event was written: work is told of when it ends."""
+        try:
+            return self.inside(self._folder.events).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def opened_at(self) -> float:
         """When the last process that worked on the run took its lock."""
         try:

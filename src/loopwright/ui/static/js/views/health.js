@@ -3,6 +3,7 @@
 import { askRun } from "../api.js";
 import { facts, h, replace } from "../dom.js";
 import { ago, clock, plain, whole } from "../format.js";
+import { everyMinute } from "../live.js";
 import { alarmCards } from "./alarms.js";
 import { crewTable, doing, engineTable, flightTable, followed, productionTable, rankTable, sessionFacts, stateOf } from "./now.js";
 
@@ -31,5 +32,6 @@ export async function show({ run, signal, watch }) {
         h("tbody", null, [...data.engine_events].reverse().map((event) => h("tr", null, h("td", null, clock(event.at)), h("td", null, event.step), h("td", null, plain(event.name).replace("_", " ")), h("td", null, h("pre", null, Object.entries(event.facts).map(([name, value]) => `${name}: ${plain(value)}`).join("\n"))))))) : h("p", { class: "quiet" }, "No engine was lost.")));
   };
   await load();
+  everyMinute(signal, load);
   return { node: h("div", null, h("div", { class: "head" }, h("h1", null, "Health")), box, now.box, rest), title: `Health of ${run}`, shown: () => watch([run], (said, old) => { now.news(said, old); if (old && (said.rows !== old.rows || said.events !== old.events || said.alive !== old.alive)) load().catch(() => {}); }) };
 }
