@@ -144,6 +144,7 @@ async def test_an_open_page_notices_that_a_run_stands_still(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_view, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(run_view, "KEPT_TIMES", 0)
     with RunFolder.open(tmp_path / "young", SETTINGS) as young:
         async with visiting(browser, young.path) as visit:
             await visit.page.clock.install()
@@ -152,6 +153,24 @@ async def test_an_open_page_notices_that_a_run_stands_still(
             os.utime(young.lock, (time.time() - 3600,) * 2)
             await visit.page.clock.fast_forward(61_000)
             await expect(visit.page.locator(".alarm")).to_contain_text("The run stands still")
+
+
+async def test_what_was_drawn_stands_beside_where_it_stands(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path
+) -> None:
+    shutil.copytree(planted_run.path, tmp_path / "torn")
+    with closing(sqlite3.connect(tmp_path / "torn" / "rollouts.sqlite")) as db, db:
+        (drawn,) = db.execute("SELECT count(*) FROM groups WHERE task_set = 'facts'").fetchone()
+        for table in ("rollouts", "groups"):
+            db.execute(f"DELETE FROM {table} WHERE (task_set, draw) = ('facts', {drawn - 1})")
+    async with visiting(browser, planted_run.path) as visit:
+        await visit.go(run_path(planted_run.path.name, "/health"))
+        await expect(visit.page.locator("main")).to_contain_text("stands somewhere, once")
+    async with visiting(browser, tmp_path / "torn") as visit:
+        await visit.go(run_path("torn", "/health"))
+        row = visit.page.get_by_label("Where every group stands").get_by_role("row", name="facts")
+        await expect(row).to_contain_text(f"{drawn - 1}, not {drawn}")
+        await expect(visit.page.locator("main")).to_contain_text("`loopwright audit` says which groups")
 
 
 async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:

@@ -22,7 +22,9 @@ from loopwright.ui.token_text import TokenText
 
 Kept = TypeVar("Kept")
 KEPT_SECONDS = 3.0
-"""How long an answer that needs much reading is given again."""
+"""How long an answer that needs much reading is given again, at least."""
+KEPT_TIMES = 30
+"""It is kept for so many times the seconds that it took, so that an open page of a huge run costs little."""
 
 
 class SharedArchive(Archive):
@@ -126,11 +128,13 @@ class RunView:
     def remembered(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
         """What `make` gives, or has given a moment ago. Several pages that ask at once cost one reading."""
         with self._lock:
-            at, found = self._remembered.get(name, (0.0, None))
-        if time.monotonic() - at > KEPT_SECONDS:
+            until, found = self._remembered.get(name, (0.0, None))
+        begun = time.monotonic()
+        if begun > until:
             found = make()
+            now = time.monotonic()
             with self._lock:
-                self._remembered[name] = time.monotonic(), found
+                self._remembered[name] = now + max(KEPT_SECONDS, KEPT_TIMES * (now - begun)), found
         return cast(Kept, found)
 
     def told_at(self) -> float | None:
