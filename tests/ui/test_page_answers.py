@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from page_client import PageClient
 
-from loopwright.buffer.archive import Archive
+from loopwright.buffer.payload_file import read_piece
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
@@ -85,14 +85,14 @@ async def test_members_side_by_side_cost_one_reading_of_the_archive(
 ) -> None:
     async with SqliteStorage(made_up_run.rollouts) as storage:
         await storage.archive(3)
-    loads, load = list[str](), Archive._load
+    loads = list[str]()
 
-    def counted(archive: Archive, path: Path) -> Any:
+    def counted(path: Path, piece: int) -> Any:
         loads.append(path.name)
         time.sleep(0.05)
-        return load(archive, path)
+        return read_piece(path, piece)
 
-    monkeypatch.setattr(Archive, "_load", counted)
+    monkeypatch.setattr("loopwright.buffer.archive.read_piece", counted)
     async with PageClient(made_up_run.path) as page:
         asked = [page.json(f"{RUN}/rollout", key=f"train/{draw}/{member}/0") for draw in (2, 3) for member in (0, 1)]
         shown = await asyncio.gather(*asked)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from loopwright.buffer.archive import Archive, Parcel, Payload
+from loopwright.buffer.archive import Archive, Parcel
+from loopwright.buffer.payload_file import Payload, PayloadKey
 from loopwright.errors import RefusedError, RunError
 from loopwright.runs.event_index import EventIndex
 from loopwright.runs.metric_columns import MetricColumns, MetricRows
@@ -34,9 +35,9 @@ class SharedArchive(Archive):
         super().__init__(folder)
         self._reading = Lock()
 
-    def read(self, parcel: Parcel) -> Mapping[tuple[Any, ...], Payload]:
+    def payload(self, parcel: Parcel, key: PayloadKey) -> Payload | None:
         with self._reading:
-            return super().read(parcel)
+            return super().payload(parcel, key)
 
 
 class RunView:
