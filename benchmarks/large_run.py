@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loopwright.buffer.archive import Archive, Parcel, ParcelKind, Payload
+from loopwright.buffer.archive import Archive, Parcel, ParcelKind
 from loopwright.buffer.codec import encode_chains, encode_task
+from loopwright.buffer.payload_file import Payload
 from loopwright.buffer.rows import RolloutRow, to_row
 from loopwright.buffer.storage.schema import writing
 from loopwright.buffer.token_numbers import encode_numbers
@@ -34,7 +35,7 @@ from loopwright.types import (
     TrainedRollout,
 )
 
-EDITION = 1
+EDITION = 2
 """Goes up when what is made changes."""
 GROUP, TOKENS, LONG_TOKENS = 8, 300, 100_000
 KEPT_STEPS = 5

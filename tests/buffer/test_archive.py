@@ -7,15 +7,19 @@ import logging
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from stored_values import ON_POLICY, TASK, facts_of, group_of, make_failure, make_rollout
 
 from loopwright.buffer.archive import Archive, Parcel, ParcelKind
+from loopwright.buffer.payload_file import Payload, piece_of_each, read_piece
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.errors import RunError
 from loopwright.runs.stored_run import StoredRun
@@ -135,13 +139,12 @@ async def test_neighbours_are_read_from_a_file_that_is_open_already(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[str] = []
-    load = Archive._load
 
-    def noted(self: Archive, file: Path) -> Any:
+    def noted(file: Path, piece: int) -> Any:
         loaded.append(file.name)
-        return load(self, file)
+        return read_piece(file, piece)
 
-    monkeypatch.setattr(Archive, "_load", noted)
+    monkeypatch.setattr("loopwright.buffer.archive.read_piece", noted)
     async with SqliteStorage(path) as storage:
         for step in range(1, 7):
             await give_up(storage, 2 * step, GroupStatus.FILTERED)
@@ -304,7 +307,7 @@ async def test_a_write_that_fails_leaves_the_database_as_it_was(path: Path, monk
         assert everything(path) == before
 
 
-async def test_of_large_files_only_the_one_read_last_stays_in_memory(
+async def test_of_large_files_only_the_piece_read_last_stays_in_memory(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with SqliteStorage(path) as storage:
@@ -314,8 +317,56 @@ async def test_of_large_files_only_the_one_read_last_stays_in_memory(
     archive = Archive.beside(path)
     parcels = [Parcel(ParcelKind.TRAINED, step) for step in (1, 2, 3)]
     for parcel in parcels:
-        assert archive.read(parcel)
-    assert list(archive._kept) == parcels
+        assert list(archive.read(parcel))
+    assert list(archive._kept) == [(parcel, 0) for parcel in parcels]
     monkeypatch.setattr("loopwright.buffer.archive.MOST_KEPT_BYTES", 1000)
-    assert archive.read(parcels[0])
-    assert list(archive._kept) == parcels[:1]
+    assert list(archive.read(parcels[0]))
+    assert list(archive._kept) == [(parcels[0], 0)]
+
+
+def payloads_of(*sizes: int) -> list[Payload]:
+    return [Payload("train", 7, 0, member, 0, "[]", bytes([member]) * size) for member, size in enumerate(sizes)]
+
+
+def test_one_rollout_is_read_without_the_others_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.buffer.payload_file.PIECE_BYTES", 1000)
+    archive, parcel, made = Archive(tmp_path), Parcel(ParcelKind.TRAINED, 1), payloads_of(300, 400, 5000, 900, 10)
+    archive.write(parcel, made)
+    assert piece_of_each(archive.path(parcel)) == dict(zip((one.key for one in made), (0, 0, 1, 2, 2), strict=True))
+    assert archive.payload(parcel, made[3].key) == made[3]
+    assert list(archive._kept) == [(parcel, 2)], "neither the long one nor those before it"
+    assert list(Archive(tmp_path).read(parcel)) == made
+    assert archive.payload(parcel, ("train", 8, 0, 0, 0)) is None
+
+
+def test_a_file_of_an_earlier_version_is_one_piece(tmp_path: Path) -> None:
+    made = payloads_of(300, 5000)
+    columns = {name: [getattr(one, name) for one in made] for name in Payload._fields if name != "numbers"}
+    archive, parcel = Archive(tmp_path), Parcel(ParcelKind.TRAINED, 1)
+    pq.write_table(pa.table(columns), archive.path(parcel))
+    assert [archive.payload(parcel, one.key) for one in made] == made
+    assert list(archive.read(parcel)) == made
+
+
+def test_a_file_that_was_replaced_with_a_smaller_one_gives_nothing_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loopwright.buffer.payload_file.PIECE_BYTES", 1)
+    archive, parcel, made = Archive(tmp_path), Parcel(ParcelKind.TRAINED, 1), payloads_of(5, 5, 5)
+    archive.write(parcel, made)
+    assert archive.payload(parcel, made[0].key) == made[0]
+    Archive(tmp_path).write(parcel, made[:1])
+    assert archive.payload(parcel, made[2].key) is None
+
+
+def test_pandas_is_not_imported_to_read_a_rollout(tmp_path: Path) -> None:
+    """It takes a second to import, and the first trajectory that somebody opens would wait for it."""
+    parcel, made = Parcel(ParcelKind.TRAINED, 1), payloads_of(5)
+    Archive(tmp_path).write(parcel, made)
+    program = (
+        "import sys; from pathlib import Path; from loopwright.buffer.archive import Archive, Parcel, ParcelKind\n"
+        f"found = Archive(Path({str(tmp_path)!r})).payload(Parcel(ParcelKind.TRAINED, 1), {made[0].key!r})\n"
+        "print(found.messages, 'pandas' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["[]", "False"]

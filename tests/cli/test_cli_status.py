@@ -20,6 +20,12 @@ TOLD: dict[str, Any] = {
         {"name": "1", "serves": False, "away_since": 0.0, "last_words": "out of \x1b[31mmemory", "proof": None},
     ],
     "proof": "on",
+    "ranks": [
+        {"rank": 0, "alive": True, "heard": 0.0, "tokens_per_second": 1234.5},
+        {"rank": 1, "alive": False, "heard": None, "tokens_per_second": None},
+    ],
+    "sessions": {"open": 5, "waiting": 3, "completed": 40, "heard": 0.0, "restarts": 1, "lost": None},
+    "crews": [{"role": "agents", "actors": 3, "alive": 2, "calls": 7, "restarts": 4, "given_up": "no \x1b[31mroom"}],
     "in_flight": {
         "agents": 2,
         "judged": 1,
@@ -57,7 +63,7 @@ def test_a_live_run_says_who_waits_for_whom(
 
     def moved(value: Any) -> Any:
         if isinstance(value, dict):
-            times = ("since", "at", "away_since")
+            times = ("since", "at", "away_since", "heard")
             return {key: now - 90 if key in times and one == 0.0 else moved(one) for key, one in value.items()}
         return [moved(one) for one in value] if isinstance(value, list) else value
 
@@ -67,6 +73,10 @@ def test_a_live_run_says_who_waits_for_whom(
     assert "the trainer waits for a batch for step 4, for 1 min 30 s" in out
     assert "0: weights 3, proven 1 min 30 s ago, 7 calls" in out
     assert "1: serves nothing for 1 min 30 s; its last words: out of ␛[31mmemory" in out
+    assert "0: alive, heard 1 min 30 s ago, 1,234 tokens/s in the last step" in out
+    assert "rank        1: lost\n" in out
+    assert "5 open, 3 wait for the model, 40 completed, heard 1 min 30 s ago, started again 1 times" in out
+    assert "agents: 2 of 3 alive, 7 calls, started again 4 times; given up: no ␛[31mroom" in out
     assert "2 rollouts, 1 being judged" in out
     assert "train/000007/01/0: turn 3, 512 tokens, for 1 min 30 s" in out
     assert "train/000006/00/0: is judged" in out

@@ -170,6 +170,27 @@ async def test_a_session_stays_with_its_actor_until_that_is_lost() -> None:
         assert "a6" in other.host.asked, "it does not go back and forth"
 
 
+@virtually
+async def test_a_crew_counts_its_actors_their_calls_and_their_restarts_without_asking_anybody() -> None:
+    members = places(slow, slow)
+    async with crew_of(*members) as crew:
+        begun = crew.standing()
+        calls = [asyncio.create_task(crew.work("do", i)) for i in range(3)]
+        await asyncio.sleep(0.01)
+        busy = crew.standing()
+        await asyncio.gather(*calls)
+        members[0].host.die()
+        await until(lambda: len(crew.running) == 1)
+        lost = crew.standing()
+        await until(lambda: len(crew.running) == 2)
+        again = crew.standing()
+    assert begun == {"role": "things", "actors": 2, "alive": 2, "calls": 0, "restarts": 0, "given_up": None}
+    assert busy == {**begun, "calls": 3}
+    assert lost == {**begun, "alive": 1}
+    assert again == {**begun, "restarts": 1}
+    assert sum(len(host.asked) for member in members for host in member.hosts) == 3
+
+
 async def raises(host: FakeHost, work: Any) -> Any:
     raise ValueError(work)
 

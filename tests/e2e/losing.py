@@ -75,6 +75,9 @@ class LosableLearner:
     def describes(self) -> str:
         return self._learner.describes
 
+    def standing(self) -> Sequence[Mapping[str, Any]]:
+        return self._learner.standing()
+
     async def lose(self) -> None:
         self._is_lost = True
         await self._losses.before_losing()

@@ -29,6 +29,16 @@ async def judge(task, episode):
 """
 
 
+AGENT = """
+import httpx
+
+async def asks(task, base_url, api_key):
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=60) as http:
+        body = {"model": "m", "messages": list(task.messages)}
+        (await http.post(f"{base_url}/chat/completions", json=body)).raise_for_status()
+"""
+
+
 @pytest.fixture
 def told_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loopwright.build.status, "WRITTEN_EVERY_SECONDS", 0.01)
@@ -71,6 +81,29 @@ async def test_a_run_says_what_it_does_while_it_does_it(write_config: WriteConfi
     assert screen.conservation == {"train": {"consumed": 6}}
     assert screen.seconds_per_step is not None
     assert 0.3 <= screen.seconds_per_step < 30
+
+
+@pytest.mark.usefixtures("told_often")
+async def test_a_run_counts_the_sessions_of_its_agents(write_config: WriteConfig, tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(AGENT)
+    agent = {"kind": "callable", "path": "agents.py:asks", "judger": "vowels"}
+    file = write_config(agent=agent, eval=None, trainer__steps=1, trainer__export=False)
+    folder, seen = RunFolder(tmp_path / "run"), list[dict[str, Any]]()
+
+    async def look() -> None:
+        while True:
+            seen.append(read_status(folder).present.get("sessions") or {})
+            await asyncio.sleep(0.01)
+
+    looking = asyncio.create_task(look())
+    async with open_run(load(file), cache=tmp_path, stop=asyncio.Event()) as run:
+        await run.train()
+    looking.cancel()
+    assert any(one.get("open") for one in seen)
+    told = read_status(folder).told
+    expected = {"open": 0, "waiting": 0, "completed": 12, "heard": None, "restarts": 0, "lost": None}
+    assert told["sessions"] == expected
+    assert (told["ranks"], told["crews"]) == ([], [])
 
 
 async def test_each_rollout_says_who_made_it_and_when_it_was_judged(write_config: WriteConfig, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -112,6 +113,24 @@ async def test_a_session_is_deleted_when_its_rollout_is_stored_and_not_before(tm
         await until(lambda: len(list(opened.sessions)) == 1)
         (left,) = opened.sessions
         assert "-t2-" in left.id
+
+
+async def test_a_run_knows_its_sessions_from_what_the_gateway_answers_anyway(tmp_path: Path) -> None:
+    door = Door()
+    async with gateway(tmp_path, door) as opened, policies(opened.base_url) as made:
+        assert (made.standing()["open"], made.standing()["completed"]) == (0, 0)
+        run = worker(made, asks_twice)
+        await door.engine.pause()
+        rollouts = [asyncio.create_task(run.run(request(draw=draw))) for draw in (1, 2)]
+        await until(lambda: (made.standing()["open"], made.standing()["waiting"]) == (2, 2))
+        assert opened.sessions.standing() == {"open": 2, "waiting": 2, "completed": 0}
+        await door.engine.resume()
+        await asyncio.gather(*rollouts)
+        await until(lambda: (made.standing()["open"], made.standing()["waiting"]) == (0, 0))
+        told = made.standing()
+        assert opened.sessions.standing()["completed"] == 2
+    assert (told["completed"], told["restarts"], told["lost"]) == (2, 0, None)
+    assert 0 <= time.time() - told["heard"] < 10
 
 
 async def test_a_session_that_was_lost_is_infrastructure(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from loopwright.learn.sharded_moments import read_moments
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import load_model
 from loopwright.runs.run_folder import RunFolder
+from loopwright.track.jsonl import JsonlTracker
 
 PROBE = (5, 9, 17, 33, 2, 250, 7)
 
@@ -57,7 +58,15 @@ async def several_ranks(loaded: Loaded, cache: Path) -> AsyncIterator[RankedLear
         recipe = make_driver_recipe(loaded, load_ingredients(loaded), outline)
         folder = RunFolder(Path(loaded.config.trainer.run_dir))
         opening = open_ranked_learner(
-            loaded, outline, recipe, compute, cache=cache, folder=folder, env=os.environ, cluster=None
+            loaded,
+            outline,
+            recipe,
+            compute,
+            cache=cache,
+            folder=folder,
+            env=os.environ,
+            cluster=None,
+            journal=JsonlTracker(folder.path),
         )
         async with opening as learner:
             yield learner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,6 +84,18 @@ async def test_each_rank_gets_its_own_arguments_and_answers_come_in_order() -> N
     async with gang_of(echo, echo, echo) as gang:
         assert await asked(gang) == [(0,), (1,), (2,)]
         assert await asked(gang) == [(0,), (1,), (2,)]
+
+
+async def test_what_is_known_of_ranks_is_what_they_have_said() -> None:
+    begun = time.time()
+    async with gang_of(answers(RankDone()), answers(RankDone()), answers(DEAD)) as gang:
+        assert gang.standing() == [{"rank": rank, "alive": True, "heard": None} for rank in range(3)]
+        with pytest.raises(LearnerLostError):
+            await asked(gang)
+        told = gang.standing()
+    assert [one["alive"] for one in told] == [True, True, False]
+    assert told[0]["heard"] >= begun
+    assert told[2]["heard"] is None, "that it is asked is nothing that it says"
 
 
 async def test_the_rank_that_was_killed_is_named_and_not_the_one_that_failed_of_it() -> None:

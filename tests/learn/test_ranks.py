@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from loopwright.config import Loaded
 from loopwright.models.smollm2 import smollm2_folder
 from loopwright.ports.learner import StepReport
 from loopwright.testing.tiny import tiny_qwen3
+from loopwright.track.jsonl import read_jsonl
 from loopwright.types import Group
 
 CACHE = Path.home() / ".cache/loopwright/models"
@@ -54,16 +56,34 @@ def batch(seed: int) -> list[Group]:
     return [*simple_groups(seed, count=3), *simple_groups(seed, count=4, rewards=(1.0, 0.0, 0.5, 0.2, 0.9))[3:]]
 
 
+def require_told(learner: Any, run: Path, begun: float) -> None:
+    """Each rank says when it computed its part of each step, and how fast. The driver says so of the latest step."""
+    spans = [one for one in read_jsonl(run / "events.jsonl") if one["name"] == "compute"]
+    assert sorted((one["step"], one["who"]) for one in spans) == [(s, f"rank {r}") for s in range(1, 6) for r in (0, 1)]
+    for span in spans:
+        assert begun <= span["start"] <= span["end"] <= time.time()
+        assert 0 <= span["facts"]["communication_seconds"] <= span["end"] - span["start"] + 0.001
+    for told in learner.standing():
+        span = next(one for one in spans if (one["step"], one["who"]) == (5, f"rank {told['rank']}"))
+        assert told["alive"]
+        pace = span["facts"]["tokens"] / (span["end"] - span["start"])
+        assert told["heard"] >= span["end"] - 0.5
+        assert math.isclose(told["tokens_per_second"], pace, rel_tol=1e-3)
+
+
 async def learned(
     loaded: Loaded, tmp_path: Path, opened: Callable[[Loaded, Path], AbstractAsyncContextManager[Any]]
 ) -> Learned:
     checkpoint = tmp_path / opened.__name__
     checkpoint.mkdir()
+    begun = time.time()
     async with opened(loaded, tmp_path) as learner:
         reports = [await learner.step(batch(0))]
         after_one = await learner.logprobs(PROBE)
         await learner.save(checkpoint)
         reports += [await learner.step(batch(seed)) for seed in range(1, 5)]
+        if loaded.config.learner.ranks > 1:
+            require_told(learner, Path(loaded.config.trainer.run_dir), begun)
         return Learned(reports, after_one, await learner.logprobs(PROBE), checkpoint)
 
 

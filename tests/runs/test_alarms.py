@@ -93,6 +93,16 @@ def test_a_stall_of_a_slow_run_is_six_steps_of_its_own() -> None:
     assert only(replace(slow, now=slow.times[-1] + 7 * 3600)).kind is AlarmKind.STALL
 
 
+@pytest.mark.parametrize("times", [[], [1000.0]])
+def test_a_run_without_a_usual_step_stands_still_if_nothing_ends(times: list[float]) -> None:
+    young = Vitals({}, times, now=10_000.0, alive=True, step=len(times))
+    assert only(replace(young, opened=10_000 - 1801)).kind is AlarmKind.STALL
+    assert f"step {len(times) + 1}" in only(young).numbers
+    assert alarms(replace(young, opened=10_000 - 1799)) == (), "it was opened a moment ago"
+    assert alarms(replace(young, ended=10_000 - 1799)) == (), "a rollout has ended a moment ago"
+    assert alarms(replace(young, alive=False)) == ()
+
+
 def test_engines_that_were_lost_lately() -> None:
     assert alarms(replace(WELL, lost=[3, 20])) == ()
     once, often = only(replace(WELL, lost=[3, 25])), only(replace(WELL, lost=[24, 25, 26]))

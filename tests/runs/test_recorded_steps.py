@@ -27,6 +27,9 @@ class Listener:
 
     describes = "nothing"
 
+    def standing(self) -> tuple[()]:
+        return ()
+
     def __init__(self) -> None:
         self.version = 0
         self.told: list[Told] = []

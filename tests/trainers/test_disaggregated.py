@@ -128,6 +128,9 @@ class Pupil:
 
     describes = "nothing"
 
+    def standing(self) -> tuple[()]:
+        return ()
+
     def __init__(self, log: list[str], version: int = 0) -> None:
         self.log = log
         self.version = version

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 import tarfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from page_client import PageClient
 
-from loopwright.buffer.archive import Archive
+from loopwright.buffer.payload_file import read_piece
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
@@ -82,14 +85,14 @@ async def test_members_side_by_side_cost_one_reading_of_the_archive(
 ) -> None:
     async with SqliteStorage(made_up_run.rollouts) as storage:
         await storage.archive(3)
-    loads, load = list[str](), Archive._load
+    loads = list[str]()
 
-    def counted(archive: Archive, path: Path) -> Any:
+    def counted(path: Path, piece: int) -> Any:
         loads.append(path.name)
         time.sleep(0.05)
-        return load(archive, path)
+        return read_piece(path, piece)
 
-    monkeypatch.setattr(Archive, "_load", counted)
+    monkeypatch.setattr("loopwright.buffer.archive.read_piece", counted)
     async with PageClient(made_up_run.path) as page:
         asked = [page.json(f"{RUN}/rollout", key=f"train/{draw}/{member}/0") for draw in (2, 3) for member in (0, 1)]
         shown = await asyncio.gather(*asked)
@@ -119,7 +122,22 @@ async def test_the_timeline_has_the_latest_steps(made_up_run: RunFolder) -> None
 async def test_every_group_stands_somewhere(made_up_run: RunFolder) -> None:
     async with PageClient(made_up_run.path) as page:
         told = await page.json(f"{RUN}/health")
-    assert told["conservation"] == {"train": {"consumed": {"groups": 6, "members": 12}}}
+    both = {"groups": 6, "members": 12}
+    assert told["conservation"] == {"train": {"sampled": both, "total": both, "standing": {"consumed": both}}}
+
+
+async def test_a_group_that_is_gone_is_missing_on_one_side(made_up_run: RunFolder) -> None:
+    with closing(sqlite3.connect(made_up_run.rollouts)) as db, db:
+        db.execute("DELETE FROM rollouts WHERE draw = 3 AND member = 1")
+        db.execute("DELETE FROM trained WHERE draw = 4")
+        db.execute("DELETE FROM rollouts WHERE draw = 4")
+        db.execute("DELETE FROM groups WHERE draw = 4")
+    async with PageClient(made_up_run.path) as page:
+        told = (await page.json(f"{RUN}/health"))["conservation"]["train"]
+    assert told["sampled"] == {"groups": 6, "members": 12}
+    assert told["total"] == {"groups": 5, "members": 9}
+    audited = audit(made_up_run.rollouts).task_sets["train"]
+    assert (audited.sampled._asdict(), audited.total._asdict()) == (told["sampled"], told["total"])
 
 
 @pytest.mark.parametrize(

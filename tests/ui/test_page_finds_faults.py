@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from urllib.parse import quote
 
 from page_client import PageClient
-from planted_run import DRIFTS, ENGINE_DIES, JUDGE_FAILS, NO_SIGNAL, STEPS
+from planted_run import DRIFTS, ENGINE_DIES, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
 
+from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.runs.run_folder import RunFolder
+from loopwright.types import Rollout, RolloutKey, Scored, Task, Timing
 
 
 async def test_each_planted_fault_has_an_alarm(planted_run: RunFolder) -> None:
@@ -38,3 +43,24 @@ async def test_each_planted_fault_has_an_alarm(planted_run: RunFolder) -> None:
             (step,) = (link for link in alarm["links"] if "step" in link)
             asked = {name: step[name] for name in ("step", "status", "cause", "task_set") if step[name] is not None}
             assert (await page.json(f"{run}/step", **asked))["total"] > 0
+
+
+async def test_a_run_that_stands_still_in_its_first_step_says_so(tmp_path: Path) -> None:
+    task, hour = Task.ask("a", "What is 1+1?"), 3600
+
+    async def kinds() -> list[str]:
+        async with PageClient(tmp_path / "young") as page:
+            return [alarm["kind"] for alarm in (await page.json("/api/runs/young/health"))["alarms"]]
+
+    with RunFolder.open(tmp_path / "young", SETTINGS) as folder:
+        assert await kinds() == [], "it was opened a moment ago"
+        os.utime(folder.lock, (time.time() - hour,) * 2)
+        assert await kinds() == ["stall"]
+        async with SqliteStorage(folder.rollouts) as storage:
+            row = await storage.draw("sums", 0, task, 0)
+            assert await kinds() == ["stall"], "what was begun has not ended"
+            await storage.put(row, Rollout(RolloutKey("sums", 0, 0), task, None, Scored(1.0), Timing(time.time(), 1.0)))
+            assert await kinds() == []
+        folder.rollouts.unlink()
+        folder.events.write_text('{"step": 1, "name": "evaluate", "start": 1, "end": 2}\n')
+        assert await kinds() == [], "an evaluation has ended"

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import tarfile
+import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import PHONE, run_path, visiting
-from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, STEPS
+from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
 from playwright.async_api import Browser, expect
 
 from loopwright.buffer.token_numbers import decode_numbers
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
+from loopwright.ui import run_view
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -94,6 +99,78 @@ async def test_a_point_of_a_token_is_what_the_database_has(browser: Browser, pla
         await visit.page.goto("about:blank")
         await visit.page.goto(here)
         await expect(visit.page.locator(".tokens span")).to_have_count(len(stored.episode.chains[-1]))
+
+
+STATUS: Mapping[str, Any] = {
+    "format": 1,
+    "ranks": [
+        {"rank": 0, "alive": True, "heard": 1.0, "tokens_per_second": 1234.5},
+        {"rank": 1, "alive": False, "heard": None, "tokens_per_second": None},
+    ],
+    "sessions": {"open": 5, "waiting": 3, "completed": 40, "heard": 1.0, "restarts": 1, "lost": HOSTILE},
+    "crews": [{"role": HOSTILE, "actors": 3, "alive": 2, "calls": 7, "restarts": 4, "given_up": HOSTILE}],
+}
+RANKS = [
+    {"name": "compute", "who": f"rank {rank}", "step": STEPS + 1, "start": 1e9 + rank, "end": 1e9 + 5}
+    for rank in (0, 1)
+]
+
+
+async def test_health_names_ranks_sessions_and_actors(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(planted_run.path, tmp_path / "live")
+    live = RunFolder(tmp_path / "live")
+    with live.events.open("a") as events:
+        events.writelines(json.dumps(one) + "\n" for one in RANKS)
+    with RunFolder.open(live.path, SETTINGS):
+        async with visiting(browser, live.path) as visit:
+            live.status.write_text(json.dumps({**STATUS, "at": time.time()}))
+            await visit.go(run_path("live", "/health"))
+            shown = visit.page.locator("main")
+            await expect(shown.get_by_label("Ranks now")).to_contain_text("alive")
+            await expect(shown.get_by_label("Ranks now")).to_contain_text("1,235")
+            await expect(shown.get_by_label("Ranks now").locator(".bad")).to_have_text("lost")
+            await expect(shown).to_contain_text("Sessions at the gateway now")
+            await expect(shown.locator("dl", has_text="wait for the model")).to_contain_text("3")
+            await expect(shown.get_by_label("Actors now")).to_contain_text("2 of 3")
+            await expect(shown.get_by_label("Actors now")).to_contain_text(HOSTILE)
+            assert not await visit.is_wider_than_the_window()
+            await visit.go(run_path("live", "/timeline?count=1"))
+            await expect(shown.locator(".lanes")).to_contain_text("rank 0")
+            await expect(shown.locator(".lanes")).to_contain_text("rank 1")
+            await expect(visit.page.get_by_role("button", name=f"compute, step {STEPS + 1}")).to_have_count(2)
+
+
+async def test_an_open_page_notices_that_a_run_stands_still(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_view, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(run_view, "KEPT_TIMES", 0)
+    with RunFolder.open(tmp_path / "young", SETTINGS) as young:
+        async with visiting(browser, young.path) as visit:
+            await visit.page.clock.install()
+            await visit.go(run_path("young", "/health"))
+            await expect(visit.page.locator("main")).to_contain_text("No alarm.")
+            os.utime(young.lock, (time.time() - 3600,) * 2)
+            await visit.page.clock.fast_forward(61_000)
+            await expect(visit.page.locator(".alarm")).to_contain_text("The run stands still")
+
+
+async def test_what_was_drawn_stands_beside_where_it_stands(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path
+) -> None:
+    shutil.copytree(planted_run.path, tmp_path / "torn")
+    with closing(sqlite3.connect(tmp_path / "torn" / "rollouts.sqlite")) as db, db:
+        (drawn,) = db.execute("SELECT count(*) FROM groups WHERE task_set = 'facts'").fetchone()
+        for table in ("rollouts", "groups"):
+            db.execute(f"DELETE FROM {table} WHERE (task_set, draw) = ('facts', {drawn - 1})")
+    async with visiting(browser, planted_run.path) as visit:
+        await visit.go(run_path(planted_run.path.name, "/health"))
+        await expect(visit.page.locator("main")).to_contain_text("stands somewhere, once")
+    async with visiting(browser, tmp_path / "torn") as visit:
+        await visit.go(run_path("torn", "/health"))
+        row = visit.page.get_by_label("Where every group stands").get_by_role("row", name="facts")
+        await expect(row).to_contain_text(f"{drawn - 1}, not {drawn}")
+        await expect(visit.page.locator("main")).to_contain_text("`loopwright audit` says which groups")
 
 
 async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:

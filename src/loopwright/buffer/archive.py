@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from loopwright.buffer.payload_file import Payload, PayloadKey, piece_of_each, read_piece, write_payloads
 from loopwright.buffer.rows import RolloutRow
 from loopwright.errors import RunError
 
@@ -23,10 +24,10 @@ GroupKey = tuple[str, int, int]
 """Task set, draw and round."""
 
 FILES_KEPT = 4
-"""How many of the files that were read last stay in memory. Readers go through neighbouring groups, and these alternate
-between files of trained and of untrained groups."""
+"""Of how many files it is remembered in which piece a payload is. Readers go through neighbouring groups, and these
+alternate between files of trained and of untrained groups."""
 MOST_KEPT_BYTES = 128 << 20
-"""Larger files are kept alone: one file of long rollouts may have a gigabyte."""
+"""So much of what was read last stays in memory, and always the last piece."""
 
 
 class ParcelKind(StrEnum):
@@ -53,27 +54,14 @@ class Parcel(NamedTuple):
         return None if archived is None else Parcel(ParcelKind.UNTRAINED, archived)
 
 
-class Payload(NamedTuple):
-    """The part of one rollout that is moved, and the rollout's key."""
-
-    task_set: str
-    draw: int
-    round: int
-    member: int
-    attempt: int
-    messages: str
-    chains: bytes
-    numbers: bytes | None = None
-    """Those of the trained tokens. Files of earlier versions have none."""
-
-
 class Archive:
     """The files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[Parcel, Mapping[tuple[Any, ...], Payload]] = {}
-        self._bytes: dict[Parcel, int] = {}
+        self._pieces: dict[Parcel, Mapping[PayloadKey, int]] = {}
+        self._kept: dict[tuple[Parcel, int], Mapping[PayloadKey, Payload]] = {}
+        self._bytes: dict[tuple[Parcel, int], int] = {}
 
     @staticmethod
     def beside(database: Path) -> Archive:
@@ -92,7 +80,7 @@ class Archive:
         draft = path.with_name(f".{path.name}.tmp")
         try:
             self._folder.mkdir(exist_ok=True)
-            _write_table(draft, payloads)
+            write_payloads(draft, payloads)
             draft.replace(path)
             self._flush_names()
         except OSError as error:
@@ -101,14 +89,15 @@ class Archive:
                 remedy="free some disk space, or set buffer.archive to false; nothing is lost, and the same command "
                 "goes on",
             ) from error
-        self._kept.pop(parcel, None)
+        self._pieces.pop(parcel, None)
+        for place in [place for place in self._kept if place[0] == parcel]:
+            self._forget(place)
 
     def restored(self, group: GroupKey, parcel: Parcel | None, row: RolloutRow) -> RolloutRow:
         """The row with its payload, from the database or from the archive. `parcel` is the file of its group."""
         if row.stop is None or row.chains is not None:
             return row
-        key = (*group, row.member, row.attempt)
-        payload = self.read(parcel).get(key) if parcel is not None else None
+        payload = self.payload(parcel, (*group, row.member, row.attempt)) if parcel is not None else None
         if payload is None:
             raise RunError(
                 f"the tokens of {group[0]}/{group[1]:06d}/{row.member:02d}/{row.attempt} are neither in the database "
@@ -119,41 +108,48 @@ class Archive:
 
     def numbers(self, group: GroupKey, parcel: Parcel, member: int, attempt: int) -> bytes | None:
         """The numbers of the rollout's trained tokens, if its file has them."""
-        payload = self.read(parcel).get((*group, member, attempt))
+        payload = self.payload(parcel, (*group, member, attempt))
         return None if payload is None else payload.numbers
 
-    def read(self, parcel: Parcel) -> Mapping[tuple[Any, ...], Payload]:
-        """The payloads of one file, by group, member and attempt. Empty if there is no file."""
-        payloads = self._kept.pop(parcel, None)
+    def payload(self, parcel: Parcel, key: PayloadKey) -> Payload | None:
+        """The payload of one rollout. Only its piece of the file is read. None if it is not there."""
+        piece = self._pieces_of(parcel).get(key)
+        return None if piece is None else self._piece(parcel, piece).get(key)
+
+    def read(self, parcel: Parcel) -> Iterator[Payload]:
+        """The payloads of one file, piece by piece; none if there is no file."""
+        for piece in sorted(set(self._pieces_of(parcel).values())):
+            yield from self._piece(parcel, piece).values()
+
+    def _pieces_of(self, parcel: Parcel) -> Mapping[PayloadKey, int]:
+        pieces = self._pieces.pop(parcel, None)
+        if pieces is None:
+            pieces = self._looked_at(self.path(parcel))
+        self._pieces[parcel] = pieces
+        while len(self._pieces) > FILES_KEPT:
+            del self._pieces[next(iter(self._pieces))]
+        return pieces
+
+    def _piece(self, parcel: Parcel, piece: int) -> Mapping[PayloadKey, Payload]:
+        place = parcel, piece
+        payloads = self._kept.pop(place, None)
         if payloads is None:
-            payloads = self._load(self.path(parcel))
-            self._bytes[parcel] = sum(len(one.messages) + len(one.chains) for one in payloads.values())
-        self._kept[parcel] = payloads
-        while len(self._kept) > 1 and self._is_too_much():
-            del self._kept[next(iter(self._kept))]
+            payloads = read_piece(self.path(parcel), piece)
+            self._bytes[place] = sum(payload.size for payload in payloads.values())
+        self._kept[place] = payloads
+        while len(self._kept) > 1 and sum(self._bytes.values()) > MOST_KEPT_BYTES:
+            self._forget(next(iter(self._kept)))
         return payloads
 
-    def _is_too_much(self) -> bool:
-        return len(self._kept) > FILES_KEPT or sum(self._bytes[kept] for kept in self._kept) > MOST_KEPT_BYTES
+    def _forget(self, place: tuple[Parcel, int]) -> None:
+        del self._kept[place], self._bytes[place]
 
-    def _load(self, path: Path) -> Mapping[tuple[Any, ...], Payload]:
+    def _looked_at(self, path: Path) -> Mapping[PayloadKey, int]:
         if not path.is_file():
             return {}
         if not self.is_possible():
             raise RunError(f"{path} cannot be read without the package pyarrow", remedy=REMEDY)
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            columns = pq.read_table(path).to_pydict()
-        except (OSError, pa.ArrowException) as error:
-            raise RunError(f"{path} cannot be read: {error}", remedy="restore it from a copy") from error
-        names = [name for name in Payload._fields if name in columns]
-        rows = zip(*(columns[name] for name in names), strict=True)
-        if not set(Payload._fields[:7]) <= set(names):
-            raise RunError(f"{path} is no file of rollouts", remedy="restore it from a copy")
-        payloads = (Payload(**dict(zip(names, row, strict=True))) for row in rows)
-        return {payload[:5]: payload for payload in payloads}
+        return piece_of_each(path)
 
     def _flush_names(self) -> None:
         """Flush the folder's entries to disk, because a file is found only by its name."""
@@ -163,14 +159,3 @@ class Archive:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-
-
-def _write_table(path: Path, payloads: Sequence[Payload]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = dict(zip(Payload._fields, zip(*payloads, strict=True), strict=True))
-    with path.open("wb") as file:
-        pq.write_table(pa.table(columns), file, compression="zstd")
-        file.flush()
-        os.fsync(file.fileno())

@@ -20,7 +20,7 @@ from loopwright.core.redaction import Redactor
 from loopwright.engines.restartable import FIRST_PAUSE_SECONDS, WAIT_SECONDS, RestartableEngine
 from loopwright.errors import ConfigError, EngineLostError
 from loopwright.models.tokenizer import ModelSpec, TokenizerSource, load_tokenizer
-from loopwright.ports import PolicyMaker, StreamingEngine
+from loopwright.ports import StreamingEngine
 from loopwright.render.choose import make_renderer
 from loopwright.serve.lease import LeaseHolder
 from loopwright.track.redacting import redacting
@@ -29,6 +29,7 @@ from loopwright.types import Thinking
 if TYPE_CHECKING:
     from loopwright.engines.http.client import HttpEngine
     from loopwright.gateway.offer import Served
+    from loopwright.gateway.policy import SessionPolicies
     from loopwright.gateway.registration import DoorAddress, RelayedDoor, RunModel
     from loopwright.gateway.relay.workers import RelayedWorkers
     from loopwright.gateway.remote_policy import RemoteSessionPolicies
@@ -44,7 +45,7 @@ HEARING_SECONDS = 1.0
 @asynccontextmanager
 async def served_policies(
     config: RunConfig, engine: StreamingEngine, model: ModelSpec, held: Callable[[], float]
-) -> AsyncIterator[PolicyMaker]:
+) -> AsyncIterator[SessionPolicies]:
     """Open the run's own gateway, and give policies that are its sessions.
 
     Its sessions end with the process. What they record is stored as rollouts, like all others.

@@ -42,4 +42,5 @@ def _ranks(standing: Standing, sampling: RankedSamplingParts) -> AbstractAsyncCo
         folder=standing.folder,
         env=standing.settings.env,
         cluster=sampling.cluster,
+        journal=standing.journal,
     )

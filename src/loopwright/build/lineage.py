@@ -19,6 +19,7 @@ from loopwright.build.followers import open_followers
 from loopwright.build.gateway import RunSessions
 from loopwright.build.learner import open_learner
 from loopwright.build.lease_holder import lease_holder, unfinished_groups
+from loopwright.build.sampling import OnSessions, SessionCounts
 from loopwright.build.standing import Standing, checkpoints_of, forgets
 from loopwright.build.status import RunStatus, told_status
 from loopwright.build.training import ResumeState, RunParts, Trainer, make_trainer
@@ -60,7 +61,8 @@ async def open_lineage(standing: Standing, *, restarts: int) -> AsyncIterator[Li
         following = open_followers(settings.loaded, folder, standing.storage.lineage, settings.env)
         await stack.enter_async_context(following)
         weights = await _followed(standing, learner)
-        runner = await stack.enter_async_context(_runner(standing, resume_state))
+        counts: list[SessionCounts] = []
+        runner = await stack.enter_async_context(_runner(standing, resume_state, counts.append))
         run_parts = RunParts(
             sampling, folder, standing.storage, resume_state, learner, weights, tracker, standing.engines, runner
         )
@@ -69,7 +71,7 @@ async def open_lineage(standing: Standing, *, restarts: int) -> AsyncIterator[Li
             run_parts, stop=settings.stop, restarts=restarts, on_rollout=on_rollout
         )
         stack.push_async_callback(manager.shutdown)
-        status = RunStatus(standing, learner, manager, watchdog, phases)
+        status = RunStatus(standing, learner, manager, watchdog, phases, counts[0] if counts else None)
         await stack.enter_async_context(told_status(status))
         stack.enter_context(_out_of_the_collectors_way())
         yield Lineage(learner, tracker, runner, trainer)
@@ -117,7 +119,9 @@ async def _followed(standing: Standing, learner: Learner) -> WeightPublisher:
 
 
 @asynccontextmanager
-async def _runner(standing: Standing, resume_state: ResumeState) -> AsyncIterator[RolloutRunner]:
+async def _runner(
+    standing: Standing, resume_state: ResumeState, on_sessions: OnSessions
+) -> AsyncIterator[RolloutRunner]:
     """Runs rollouts. Sessions at a gateway elsewhere belong to the lineage, so it is registered there."""
     sampling, engines, console = standing.sampling, standing.engines, standing.settings.console
     elsewhere = None
@@ -138,6 +142,7 @@ async def _runner(standing: Standing, resume_state: ResumeState) -> AsyncIterato
         elsewhere=elsewhere,
         reached=standing.reached,
         in_flight=engines.engine.in_flight,
+        on_sessions=on_sessions,
     ) as runner:
         yield runner
 

@@ -17,7 +17,7 @@ from loopwright.errors import EngineLostError, LearnerLostError
 from loopwright.learn.ranks.cut import RowCost
 from loopwright.learn.ranks.gang import Gang
 from loopwright.learn.ranks.learner import RankedLearner
-from loopwright.learn.ranks.messages import RankPlace
+from loopwright.learn.ranks.messages import RankPlace, RankReport
 from loopwright.learn.ranks.remote import RemoteRank
 from loopwright.learn.recipe import Recipe
 from loopwright.models.compute import ComputeThread
@@ -25,6 +25,7 @@ from loopwright.models.outline import ModelOutline
 from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.child import Child, child_process
 from loopwright.serve.frames import frame, receive_frame
+from loopwright.track.jsonl import JsonlTracker
 from loopwright.weights.folder import weights_folder
 
 if TYPE_CHECKING:
@@ -69,9 +70,11 @@ async def open_ranked_learner(
     folder: RunFolder,
     env: Mapping[str, str],
     cluster: Cluster | None,
+    journal: JsonlTracker,
 ) -> AsyncIterator[RankedLearner]:
     """Start the ranks, and wait until they have loaded the model. They end with the context, and with this process.
-    `recipe` is the driver's. If the config has them on actors, these are on `cluster`."""
+    `recipe` is the driver's. If the config has them on actors, these are on `cluster`. What each rank did in a step is
+    written to `journal`."""
     count, silence = loaded.config.learner.ranks, loaded.config.trainer.stall_seconds
     threads = await compute.run(rank_threads, loaded.config)
     setup = RankSetup(replace(loaded, secrets={}, objects={}, environment={}), cache, threads)
@@ -91,7 +94,19 @@ async def open_ranked_learner(
         describes = (await gang.open(places))[0]
         # Products of the forward pass: two for each parameter and token, and two for each layer, feature and pair.
         cost = RowCost(2.0 * model.parameters, 2.0 * model.attention)
-        yield RankedLearner(gang, recipe, cost, model.tokenizer, compute, describes)
+
+        def on_part(rank: int, step: int, report: RankReport) -> None:
+            journal.note(
+                "compute",
+                step=step,
+                start=report.started,
+                seconds=report.seconds,
+                who=f"rank {rank}",
+                tokens=report.tokens,
+                communication_seconds=round(report.communication_seconds, 3),
+            )
+
+        yield RankedLearner(gang, recipe, cost, model.tokenizer, compute, describes, on_part)
 
 
 async def _started(number: int, log: Path, env: Mapping[str, str], stack: AsyncExitStack) -> RemoteRank:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopwright.build import parts
 from loopwright.build.agents import Agents, TaskSetPlace, make_agents, open_agents
@@ -27,7 +27,7 @@ from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.models.outline import ModelOutline
 from loopwright.models.tokenizer import ModelSpec
-from loopwright.ports import Lockstep, PolicyMaker, RolloutWorker, StreamingEngine
+from loopwright.ports import Lockstep, RolloutWorker, StreamingEngine
 from loopwright.produce import RolloutRunner, TaskSetRuntime
 from loopwright.trainers.evaluator import EvalPlan
 from loopwright.types import UNKNOWN_CAPACITY, EngineCapacity
@@ -35,8 +35,13 @@ from loopwright.types import UNKNOWN_CAPACITY, EngineCapacity
 if TYPE_CHECKING:
     from loopwright.cluster.cluster import Cluster
     from loopwright.cluster.worker import LoopCrew
+    from loopwright.gateway.policy import SessionPolicies
     from loopwright.gateway.registration import RunModel
     from loopwright.gateway.remote_policy import RemoteSessionPolicies
+
+SessionCounts = Callable[[], dict[str, Any]]
+"""What is known of the sessions of a gateway. Nobody is asked for it."""
+OnSessions = Callable[[SessionCounts], object]
 
 UserCode = tuple[
     Agents, Sequence[TaskSetRuntime], Sequence[TaskSetRuntime], Sequence[EvalPlan], Mapping[TaskSetPlace, "LoopCrew"]
@@ -87,12 +92,14 @@ class SamplingParts:
         elsewhere: AbstractAsyncContextManager[RemoteSessionPolicies] | None = None,
         reached: RunModel | None = None,
         in_flight: RolloutsInFlight | None = None,
+        on_sessions: OnSessions = lambda sessions: None,
     ) -> AsyncIterator[RolloutRunner]:
         """`lockstep` makes a deterministic run repeatable. `held` says for how many seconds in total the engine has
         answered nobody. `redact` removes secrets from rollouts. `concurrency` rollouts run at a time. `in_flight` is
-        told which ones run. For `elsewhere` and `reached` see `worker`."""
+        told which ones run. For the others see `worker`."""
         lockstep = lockstep if self.config.trainer.deterministic else None
-        async with self.worker(engine, held, elsewhere=elsewhere, reached=reached) as worker:
+        opening = self.worker(engine, held, elsewhere=elsewhere, reached=reached, on_sessions=on_sessions)
+        async with opening as worker:
             yield parts.make_runner(self.config, worker, lockstep, redact, concurrency, in_flight)
 
     @asynccontextmanager
@@ -103,16 +110,20 @@ class SamplingParts:
         *,
         elsewhere: AbstractAsyncContextManager[RemoteSessionPolicies] | None = None,
         reached: RunModel | None = None,
+        on_sessions: OnSessions = lambda sessions: None,
     ) -> AsyncIterator[RolloutWorker]:
         """If agents talk to a gateway, one is opened, or `elsewhere` gives sessions of one that is reached over HTTP.
-        Agents on actors reach the model as `reached` says."""
+        Agents on actors reach the model as `reached` says. `on_sessions` gets what counts the sessions of
+        the gateway."""
         async with AsyncExitStack() as stack:
-            served: PolicyMaker | None = None
+            served: SessionPolicies | RemoteSessionPolicies | None = None
             sessions: RemoteSessionPolicies | None = None
             if elsewhere is not None:
                 served = sessions = await stack.enter_async_context(elsewhere)
             elif self.is_served:
                 served = await stack.enter_async_context(served_policies(self.config, engine, self.model, held))
+            if served is not None:
+                on_sessions(served.standing)
             worker: RolloutWorker = parts.make_worker(self.config, self.agents, engine, self.model, held, served)
             if self.crews and reached is not None:
                 from loopwright.cluster.worker import PlacedWorker

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from loopwright.build.sampling import SessionCounts
 from loopwright.build.standing import Standing
 from loopwright.core.in_flight import RolloutInFlight, Stage
 from loopwright.ports import Learner
@@ -40,12 +41,14 @@ class RunStatus:
     manager: AgentLoopManager
     watchdog: Watchdog
     phases: Phases
+    sessions: SessionCounts | None = None
+    """Counts the sessions of agents at a gateway, if there is one."""
     opened: float = field(default_factory=time.time)
 
     def now(self) -> dict[str, Any]:
         """The status as JSON values."""
         config, controller = self.standing.config, self.standing.engines.engine
-        flying = controller.in_flight
+        flying, cluster = controller.in_flight, self.standing.sampling.cluster
         told = {
             "format": FORMAT,
             "run": self.standing.folder.path.name,
@@ -66,6 +69,9 @@ class RunStatus:
             "engines": controller.standing(),
             "engines_paused": controller.is_paused,
             "proof": "on" if config.rollout.engine.is_proven else "off",
+            "ranks": list(self.learner.standing()),
+            "sessions": None if self.sessions is None else self.sessions(),
+            "crews": [] if cluster is None else cluster.standing(),
             "in_flight": {
                 "agents": flying.count(Stage.AGENT),
                 "judged": flying.count(Stage.JUDGE),

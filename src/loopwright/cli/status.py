@@ -68,6 +68,12 @@ def _lines(screen: FirstScreen) -> Iterator[tuple[str, str, str]]:
         yield "evaluation", f"{name}: {after:.3f}{change}", ""
     for engine in told.get("engines", ()):
         yield "engine", _engine(engine, told), "" if engine["serves"] else "red"
+    for rank in told.get("ranks", ()):
+        yield "rank", _rank(rank), "" if rank["alive"] else "red"
+    if sessions := told.get("sessions"):
+        yield "sessions", _sessions(sessions), "red" if sessions["lost"] else ""
+    for crew in told.get("crews", ()):
+        yield "actors", _crew(crew), "" if crew["alive"] == crew["actors"] else "red"
     yield from _in_flight(told)
     for name, counts in screen.conservation.items():
         yield "groups", f"{name}: " + ", ".join(f"{count} {status}" for status, count in counts.items()), ""
@@ -104,6 +110,27 @@ def _engine(engine: dict[str, Any], told: dict[str, Any]) -> str:
     else:
         proven = f"proven {_for(proof['at'])} ago" if proof else "not proven yet"
     return f"{name}weights {engine['version']}, {proven}, {engine['calls']} calls"
+
+
+def _rank(rank: dict[str, Any]) -> str:
+    pace, heard = rank["tokens_per_second"], rank["heard"]
+    state = "alive" if rank["alive"] else "lost"
+    spoke = f", heard {_for(heard)} ago" if heard else ""
+    return f"{rank['rank']}: {state}{spoke}" + (f", {pace:,.0f} tokens/s in the last step" if pace else "")
+
+
+def _sessions(sessions: dict[str, Any]) -> str:
+    waiting = "" if sessions["waiting"] is None else f", {sessions['waiting']} wait for the model"
+    heard = f", heard {_for(sessions['heard'])} ago" if sessions["heard"] else ""
+    restarts = f", started again {sessions['restarts']} times" if sessions["restarts"] else ""
+    lost = f"; the gateway cannot be used: {sessions['lost']}" if sessions["lost"] else ""
+    return f"{sessions['open']} open{waiting}, {sessions['completed']} completed{heard}{restarts}{lost}"
+
+
+def _crew(crew: dict[str, Any]) -> str:
+    given_up = f"; given up: {crew['given_up']}" if crew["given_up"] else ""
+    alive = f"{crew['role']}: {crew['alive']} of {crew['actors']} alive, {crew['calls']} calls"
+    return f"{alive}, started again {crew['restarts']} times{given_up}"
 
 
 def _in_flight(told: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -52,6 +52,11 @@ class Cluster:
         self._room_seconds = room_seconds
         self._have_run: set[str] = set()
         self._groups: Mapping[str, ReservedRoom] = {}
+        self._crews: list[Crew] = []
+
+    def standing(self) -> list[dict[str, Any]]:
+        """Each crew that is open, in the order of opening."""
+        return [crew.standing() for crew in self._crews]
 
     @asynccontextmanager
     async def reserved(self, roles: Sequence[Role]) -> AsyncIterator[None]:
@@ -85,7 +90,11 @@ class Cluster:
             (role.actor_name(number), partial(self.launch, role, number, opening, what)) for number in range(role.count)
         ]
         async with Crew.open(role.name, launches, on_death=self._on_death, max_silence=max_silence) as crew:
-            yield crew
+            self._crews.append(crew)
+            try:
+                yield crew
+            finally:
+                self._crews.remove(crew)
 
     def launch(self, role: Role, number: int, opening: Opening, what: str) -> AbstractAsyncContextManager[RemoteHost]:
         """One actor of a role, while the context is open. One whose node was lost waits there for another one."""

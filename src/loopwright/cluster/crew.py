@@ -62,6 +62,8 @@ class Member:
         self.host: WorkingHost | None = None
         self.busy = 0
         self.deaths = 0
+        self.starts = 0
+        """How often an actor has begun to work here."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The last words of `host`, once a caller has learned that it is lost."""
         self._launch = launch
@@ -84,6 +86,7 @@ class Member:
 
     def takes_work(self, host: WorkingHost) -> None:
         self.host = host
+        self.starts += 1
         self.lost = asyncio.get_running_loop().create_future()
 
     def is_lost(self, host: WorkingHost, words: str) -> None:
@@ -145,6 +148,18 @@ class Crew:
     def running(self) -> list[Member]:
         """The members that can work now."""
         return [member for member in self._members if member.host is not None]
+
+    def standing(self) -> dict[str, Any]:
+        """How many of its actors work, their calls, and how often one was started again. Nobody is asked for it."""
+        error = self._first_error()
+        return {
+            "role": self._role,
+            "actors": len(self._members),
+            "alive": len(self.running),
+            "calls": sum(member.busy for member in self._members),
+            "restarts": sum(max(0, member.starts - 1) for member in self._members),
+            "given_up": None if error is None else str(error).splitlines()[0],
+        }
 
     async def work(
         self, method: str, *args: Any, session: str = "", succeeded: Callable[[Any], bool] = lambda result: True

@@ -166,8 +166,13 @@ class Management:
 
     def _open_sessions(self, runs: Runs) -> dict[str, Any]:
         """What the run that holds the gateway is told of its open sessions."""
-        times = {session.id: _times(session) for session in runs.open_sessions()}
-        return {"advertise_url": self._base_url, "now": time.time(), "sessions": times}
+        sessions = runs.open_sessions()
+        return {
+            "advertise_url": self._base_url,
+            "now": time.time(),
+            "sessions": {session.id: _times(session) for session in sessions},
+            "waiting": sum(bool(session.running) for session in sessions),
+        }
 
     def _check_run(self, request: Request) -> None:
         """Sessions of a run are managed by that run alone, while it holds the gateway."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from loopwright.core.in_flight import session_name
 from loopwright.core.timeouts import ClockTimeout
@@ -61,6 +62,9 @@ class SessionPolicies:
 
     def stored(self, split: Split, key: RolloutKey) -> None:
         """A session of this process has handed over its record when it ended."""
+
+    def standing(self) -> dict[str, Any]:
+        return {**self.sessions.standing(), "heard": None, "restarts": 0, "lost": None}
 
 
 class SessionPolicy:

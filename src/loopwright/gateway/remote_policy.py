@@ -17,6 +17,7 @@ import asyncio
 import logging
 import math
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -113,6 +114,9 @@ class RemoteSessionPolicies:
         self._now = asyncio.get_running_loop().time
         self._heard_at = self._now()
         self._heard: Mapping[str, HeardTimes] = {}
+        self._waiting: int | None = None
+        self._heard_time: float | None = None
+        self._completed = 0
         self._unstored: dict[tuple[Split, RolloutKey], list[tuple[str, str]]] = {}
         self._unneeded: asyncio.Queue[UnneededSession] = asyncio.Queue()
         self.starts = 0
@@ -131,6 +135,16 @@ class RemoteSessionPolicies:
         """Why sessions were given up, each time that this happened. All sessions that were open then are over."""
         self.looks: set[Callable[[], None]] = set()
         """Called when the time of all agents is over."""
+
+    def standing(self) -> dict[str, Any]:
+        return {
+            "open": len(self._heard),
+            "waiting": self._waiting,
+            "completed": self._completed,
+            "heard": self._heard_time,
+            "restarts": self.starts,
+            "lost": None if self.lost is None else self.lost.message,
+        }
 
     def policy(self, request: RolloutRequest, *, resumable: bool) -> RemoteSessionPolicy:
         return RemoteSessionPolicy(self, request)
@@ -160,6 +174,7 @@ class RemoteSessionPolicies:
     def read(self, request: RolloutRequest, session_id: str, version: str) -> None:
         """The record of a session was read at this version. It is kept until the rollout is stored."""
         self._unstored.setdefault((request.split, request.key), []).append((session_id, version))
+        self._completed += 1
 
     def hand_over(self, request: RolloutRequest) -> SessionsLeft:
         """The sessions that the holder of the lease is to delete: at once, or when the rollout is stored."""
@@ -216,7 +231,9 @@ class RemoteSessionPolicies:
             ) from error
         self.clock, self._heard_at = self.clock_now(), self._now()
         self.base_url = said.get("advertise_url") or self.client.url
-        self._heard = heard
+        self._heard, self._heard_time = heard, time.time()
+        # An older gateway does not say how many wait.
+        self._waiting = said.get("waiting")
 
     async def keep_beating(self) -> None:
         """Beat until another run has the gateway."""

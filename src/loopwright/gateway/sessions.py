@@ -42,6 +42,7 @@ class Sessions:
         """Reads the clock of held seconds: for how many seconds in total the engines have answered nobody."""
         self._sessions: dict[str, Session] = {}
         self._owners: dict[str, str] = {}
+        self._completed = 0
 
     @classmethod
     def restored(cls, store: SessionStore, held: Callable[[], float] = never_held) -> Sessions:
@@ -66,6 +67,11 @@ class Sessions:
 
     def counts(self) -> Counter[SessionState]:
         return Counter(session.state for session in self._sessions.values())
+
+    def standing(self) -> dict[str, Any]:
+        """How many sessions are open, how many of these wait for the model, and how many were completed so far."""
+        own = [one for one in self._sessions.values() if one.state is SessionState.OPEN]
+        return {"open": len(own), "waiting": sum(bool(one.running) for one in own), "completed": self._completed}
 
     def owner_of(self, key: str) -> str | None:
         """The id of the session that a key opens."""
@@ -132,6 +138,7 @@ class Sessions:
             # A restarted gateway would find it open, so it must not be shown as ended.
             session.state, session.version = SessionState.OPEN, None
             raise
+        self._completed += state is SessionState.COMPLETED
         session.used = time.time()
         session.stop_held_clock()
         for task in session.running:

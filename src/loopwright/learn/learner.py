@@ -77,6 +77,9 @@ class TorchLearner:
         dtype = str(self._model.dtype).removeprefix("torch.")
         return f"{dtype} on {self._model.device}, by {self._executor.body.name}"
 
+    def standing(self) -> tuple[()]:
+        return ()
+
     async def step(self, groups: Sequence[Group]) -> StepReport:
         return await self._compute.run(self._step, groups)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from loopwright.ports.weights import WeightSink
 from loopwright.types import Group, TrainedRollout
@@ -30,6 +30,10 @@ class Learner(Protocol):
     @property
     def describes(self) -> str:
         """Where and how it computes, for people."""
+        ...
+
+    def standing(self) -> Sequence[Mapping[str, Any]]:
+        """Each of its ranks, by what they have said. Empty if it computes in this process."""
         ...
 
     async def step(self, groups: Sequence[Group]) -> StepReport:

@@ -38,6 +38,13 @@ def equal_groups(database: Path, first: int) -> dict[str, dict[int, float]]:
     return found
 
 
+def latest_end(database: Path) -> float:
+    """When an attempt or a group ended last: 0 if none has. That one was begun does not count."""
+    with snapshot(database) as db:
+        (at,) = db.execute("SELECT max(at) FROM trail WHERE event NOT IN ('drawn', 'taken_up')").fetchone()
+        return float(at or 0.0)
+
+
 def examples(database: Path, alarm: Alarm, most: int = 3) -> tuple[AlarmExample, ...]:
     """Rollouts that show the alarm, the clearest or the latest first. Empty if none does alone."""
     with snapshot(database) as db:

@@ -71,6 +71,8 @@ class Vitals:
     task_sets: tuple[str, ...] = ()
     opened: float = 0.0
     """When the process began that works on the run."""
+    ended: float = 0.0
+    """When a piece of work or a rollout ended last, if there is no usual step yet."""
 
     def of(self, name: str, task_set: str | None) -> Series:
         return self.series.get(name if task_set is None else f"{name}/{task_set}", {})
@@ -96,7 +98,10 @@ def _where(rule: Rule, vitals: Vitals) -> list[Alarm]:
 
 
 def _stall(vitals: Vitals) -> Iterator[Alarm]:
-    if not vitals.alive or len(vitals.times) < 2:
+    if not vitals.alive:
+        return
+    if len(vitals.times) < 2:
+        yield from _stall_without_steps(vitals)
         return
     usual = statistics.median(after - before for before, after in zip(vitals.times, vitals.times[1:], strict=False))
     # A run that is resumed stood still on purpose.
@@ -107,6 +112,19 @@ def _stall(vitals: Vitals) -> Iterator[Alarm]:
             "The run stands still",
             f"no step for {waited / 60:.0f} minutes; a step usually takes {usual:.0f} s",
             f"no step for {STALL_TIMES} times the usual, and at least {STALL_SECONDS / 60:.0f} minutes",
+            severe=True,
+        )
+
+
+def _stall_without_steps(vitals: Vitals) -> Iterator[Alarm]:
+    """There is no usual step yet to compare with, so whatever ends counts."""
+    waited = vitals.now - max(vitals.ended, vitals.opened)
+    if waited > STALL_SECONDS:
+        yield Alarm(
+            AlarmKind.STALL,
+            "The run stands still",
+            f"nothing has ended for {waited / 60:.0f} minutes, no rollout and no other work, in step {vitals.step + 1}",
+            f"in the first two steps, nothing has ended for {STALL_SECONDS / 60:.0f} minutes",
             severe=True,
         )
 

@@ -99,7 +99,9 @@ def _in_file(path: Path, needle: str) -> list[tuple[str, int, int, int, int, str
 
     names = ["task_set", "draw", "round", "member", "attempt", "messages"]
     try:
-        table = pq.read_table(path, columns=names)
+        # Not `read_table`, whose first call takes long: it imports pandas, if that is installed.
+        with pq.ParquetFile(path) as file:
+            table = file.read(columns=names)
         matching = table.filter(pc.match_substring(table["messages"], needle, ignore_case=True))
         columns = [matching[name].to_pylist() for name in names]
     except (OSError, KeyError, pa.ArrowException) as error:

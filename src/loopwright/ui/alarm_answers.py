@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from loopwright.errors import RunError
-from loopwright.runs.alarm_facts import equal_groups, examples
+from loopwright.errors import RefusedError, RunError
+from loopwright.runs.alarm_facts import equal_groups, examples, latest_end
 from loopwright.runs.alarms import Alarm, AlarmKind, Vitals, alarms
 from loopwright.runs.trends import Series
 from loopwright.types import FailureCause, GroupStatus
@@ -43,8 +43,15 @@ def _vitals(view: RunView, alive: bool) -> Vitals:
     step = view.progress()["step"]
     lost = list(_lost(view, step))
     equal = _equal(view, step - SIGNAL_STEPS)
-    opened = view.opened_at() if alive else 0.0
-    return Vitals(series, view.times(), time.time(), alive, step, lost, equal, tuple(task_sets), opened)
+    opened, times = view.opened_at() if alive else 0.0, view.times()
+    ended = _ended(view) if len(times) < 2 else 0.0
+    return Vitals(series, times, time.time(), alive, step, lost, equal, tuple(task_sets), opened, ended)
+
+
+def _ended(view: RunView) -> float:
+    """When a rollout or another piece of work ended last."""
+    has_rollouts = view.inside(view.folder.rollouts).is_file()
+    return max(view.event_written_at(), latest_end(view.database) if has_rollouts else 0.0)
 
 
 def _lost(view: RunView, last: int) -> Iterator[int]:
@@ -83,7 +90,8 @@ def _links(view: RunView, alarm: Alarm) -> Iterable[dict[str, Any]]:
     """Where to look: rollouts that show it, and the step with the filter that leaves them."""
     try:
         found = examples(view.database, alarm)
-    except RunError:
+    # A run may stand still before it has stored anything.
+    except (RunError, RefusedError):
         found = ()
     for one in found:
         yield {"key": str(one.key), "round": one.round}

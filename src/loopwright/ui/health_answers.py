@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loopwright.runs.auditing.audit import standing
+from loopwright.runs.auditing.audit import Conservation, conservation
 from loopwright.ui.alarm_answers import alarms_of
 from loopwright.ui.answers import cut
 from loopwright.ui.asked import Asked
@@ -41,7 +41,13 @@ def status_alone(view: RunView, asked: Asked) -> dict[str, Any]:
 def _conservation(view: RunView) -> dict[str, Any]:
     if not view.inside(view.folder.rollouts).is_file():
         return {}
+    return {cut(name): _sides(conserved) for name, conserved in conservation(view.database).items()}
+
+
+def _sides(conserved: Conservation) -> dict[str, Any]:
+    """Both sides of R3, as `loopwright audit --json` has them."""
     return {
-        cut(name): {status.value: count._asdict() for status, count in counts.items() if count.groups}
-        for name, counts in standing(view.database).items()
+        "sampled": conserved.sampled._asdict(),
+        "total": conserved.total._asdict(),
+        "standing": {status.value: count._asdict() for status, count in conserved.standing.items() if count.groups},
     }

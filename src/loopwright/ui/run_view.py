@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from loopwright.buffer.archive import Archive, Parcel, Payload
+from loopwright.buffer.archive import Archive, Parcel
+from loopwright.buffer.payload_file import Payload, PayloadKey
 from loopwright.errors import RefusedError, RunError
 from loopwright.runs.event_index import EventIndex
 from loopwright.runs.metric_columns import MetricColumns, MetricRows
@@ -22,7 +23,9 @@ from loopwright.ui.token_text import TokenText
 
 Kept = TypeVar("Kept")
 KEPT_SECONDS = 3.0
-"""How long an answer that needs much reading is given again."""
+"""How long an answer that needs much reading is given again, at least."""
+KEPT_TIMES = 30
+"""It is kept for so many times the seconds that it took, so that an open page of a huge run costs little."""
 
 
 class SharedArchive(Archive):
@@ -32,9 +35,9 @@ class SharedArchive(Archive):
         super().__init__(folder)
         self._reading = Lock()
 
-    def read(self, parcel: Parcel) -> Mapping[tuple[Any, ...], Payload]:
+    def payload(self, parcel: Parcel, key: PayloadKey) -> Payload | None:
         with self._reading:
-            return super().read(parcel)
+            return super().payload(parcel, key)
 
 
 class RunView:
@@ -126,11 +129,13 @@ class RunView:
     def remembered(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
         """What `make` gives, or has given a moment ago. Several pages that ask at once cost one reading."""
         with self._lock:
-            at, found = self._remembered.get(name, (0.0, None))
-        if time.monotonic() - at > KEPT_SECONDS:
+            until, found = self._remembered.get(name, (0.0, None))
+        begun = time.monotonic()
+        if begun > until:
             found = make()
+            now = time.monotonic()
             with self._lock:
-                self._remembered[name] = time.monotonic(), found
+                self._remembered[name] = now + max(KEPT_SECONDS, KEPT_TIMES * (now - begun)), found
         return cast(Kept, found)
 
     def told_at(self) -> float | None:
@@ -139,6 +144,13 @@ class RunView:
             return self.inside(self._folder.status).stat().st_mtime
         except FileNotFoundError:
             return None
+
+    def event_written_at(self) -> float:
+        """When the latest event was written: work is told of when it ends."""
+        try:
+            return self.inside(self._folder.events).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def opened_at(self) -> float:
         """When the last process that worked on the run took its lock."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from loopwright.buffer.archive import Archive, Parcel, ParcelKind, Payload
+from loopwright.buffer.archive import Archive, Parcel, ParcelKind
+from loopwright.buffer.payload_file import Payload
 from loopwright.errors import RunError
 
 _COLUMN = {ParcelKind.TRAINED: "step", ParcelKind.UNTRAINED: "archived"}
@@ -49,7 +50,9 @@ def copy_out(db: sqlite3.Connection, parcel: Parcel, archive: Archive) -> None:
     """Write the payloads of one file to the archive."""
     found = db.execute(
         f"SELECT {', '.join(Payload._fields)} FROM rollouts LEFT JOIN trained USING"
-        f" (task_set, draw, round, member, attempt) WHERE {_is_of(parcel)} AND {_IS_IN_DATABASE}",
+        f" (task_set, draw, round, member, attempt) WHERE {_is_of(parcel)} AND {_IS_IN_DATABASE}"
+        # Members of a group are looked at together, so they lie together.
+        " ORDER BY task_set, draw, round, member, attempt",
         (parcel.step,),
     )
     archive.write(parcel, [Payload._make(row) for row in found])
@@ -66,11 +69,11 @@ def bring_back(db: sqlite3.Connection, after: int, archive: Archive) -> None:
     maybe at another step, and these files will be written again. The numbers of their tokens are not wanted: that
     training is undone."""
     for parcel in _parcels(db, after, _IS_IN_ARCHIVE):
-        payloads = archive.read(parcel).values()
+        payloads = archive.read(parcel)
         db.executemany(
             "UPDATE rollouts SET messages = ?, chains = ?"
             " WHERE (task_set, draw, round, member, attempt) = (?, ?, ?, ?, ?) AND chains IS NULL",
-            [(payload.messages, payload.chains, *payload[:5]) for payload in payloads],
+            ((payload.messages, payload.chains, *payload.key) for payload in payloads),
         )
         (missing,) = db.execute(
             f"SELECT count(*) FROM rollouts WHERE {_is_of(parcel)} AND {_IS_IN_ARCHIVE}", (parcel.step,)

@@ -42,6 +42,10 @@ class Gang:
     def __len__(self) -> int:
         return len(self._ranks)
 
+    def standing(self) -> list[dict[str, Any]]:
+        """Each rank: whether it is alive, and when it was last heard of. Nobody is asked for it."""
+        return [{"rank": one.number, "alive": not one.lost.done(), "heard": one.heard_at} for one in self._ranks]
+
     async def ask(self, work: RankWork, args: Sequence[tuple[Any, ...]], on_offer: OnOffer = _no_offer) -> list[Any]:
         """Let all ranks do this, each with its own arguments, and return their answers in order."""
         return await self._tell([RankCall(work, own) for own in args], on_offer, self._silence_seconds)

@@ -6,7 +6,7 @@ gets its own part only. The driver holds no weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,41 @@ from loopwright.ports import WeightSink
 from loopwright.ports.learner import StepReport
 from loopwright.types import Group
 
+OnPart = Callable[[int, int, RankReport], object]
+"""Gets the number of a rank, the step, and what the rank says of its part of it."""
+
 
 class RankedLearner:
-    """Trains on the ranks of `gang`. `describes` is for people: where and how they compute."""
+    """Trains on the ranks of `gang`. `describes` is for people: where and how they compute. `on_part` is told what each
+    rank did in a step."""
 
     def __init__(
-        self, gang: Gang, recipe: Recipe, cost: RowCost, tokenizer: Any, compute: ComputeThread, describes: str
+        self,
+        gang: Gang,
+        recipe: Recipe,
+        cost: RowCost,
+        tokenizer: Any,
+        compute: ComputeThread,
+        describes: str,
+        on_part: OnPart = lambda rank, step, report: None,
     ) -> None:
         self._gang = gang
         self._recipe = recipe
         self._cost = cost
         self._tokenizer = tokenizer
         self._compute = compute
+        self._on_part = on_part
+        self._pace: list[float | None] = [None] * len(gang)
         self._version = 0
         self.describes = f"{len(gang)} ranks: {describes}"
 
     @property
     def version(self) -> int:
         return self._version
+
+    def standing(self) -> list[dict[str, Any]]:
+        """Each rank, with its tokens per second in the last step."""
+        return [{**one, "tokens_per_second": pace} for one, pace in zip(self._gang.standing(), self._pace, strict=True)]
 
     async def step(self, groups: Sequence[Group]) -> StepReport:
         # A caller that is cancelled leaves no answers behind: the step is made, as in one process.
@@ -78,6 +95,9 @@ class RankedLearner:
         for report in reports[1:]:
             numbers.add(report.numbers)
         self._version = plan.step
+        for rank, report in enumerate(reports):
+            self._pace[rank] = report.tokens / report.seconds
+            self._on_part(rank, plan.step, report)
         metrics = {"lr": plan.lr, **numbers.meter.metrics(), **_of_ranks(reports)}
         return StepReport(plan.step, metrics, with_chains(plan.rollouts, numbers.chains))
 

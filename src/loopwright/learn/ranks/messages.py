@@ -74,6 +74,8 @@ class RankReport:
     """What a rank has found out in its part of a step, and what that took."""
 
     numbers: StepNumbers
+    started: float
+    """Unix time, by the clock of its machine."""
     seconds: float
     communication_seconds: float
     tokens: int

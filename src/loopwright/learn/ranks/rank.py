@@ -55,11 +55,12 @@ class RankLearner:
 
     def step(self, part: StepPlan) -> RankReport:
         """Do this rank's part of a step."""
-        start, waited = time.perf_counter(), self._communication.seconds
+        started, start, waited = time.time(), time.perf_counter(), self._communication.seconds
         numbers = self._executor.run(part)
         self._version = part.step
         return RankReport(
             numbers,
+            started=started,
             seconds=time.perf_counter() - start,
             communication_seconds=self._communication.seconds - waited,
             tokens=sum(map(_tokens, part.mini_batches)),

@@ -37,6 +37,8 @@ class RemoteRank:
         self._line = line
         self.heard = self.moved = time.monotonic()
         """When it last said anything, and when it last had done something."""
+        self.heard_at: float | None = None
+        """The Unix time at which it said something last."""
         self._done = 0
         self._answers: asyncio.Queue[RankDone | RankFailed | WeightOffer] = asyncio.Queue()
         self.lost: asyncio.Future[LearnerLostError] = asyncio.get_running_loop().create_future()
@@ -72,7 +74,7 @@ class RemoteRank:
         try:
             while True:
                 said = await self._line.receive()
-                self.heard = time.monotonic()
+                self.heard, self.heard_at = time.monotonic(), time.time()
                 if not isinstance(said, RankBeat):
                     self.moved = self.heard
                     self._answers.put_nowait(said)

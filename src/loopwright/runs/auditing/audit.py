@@ -20,7 +20,7 @@ from loopwright.runs.auditing.comparing import (
 )
 from loopwright.runs.auditing.computed import check_computed
 from loopwright.runs.auditing.findings import Finding
-from loopwright.runs.auditing.lives import Life, Lives, TrailRow
+from loopwright.runs.auditing.lives import Lives, TrailRow
 from loopwright.types import GroupStatus
 
 
@@ -34,7 +34,8 @@ NOWHERE = dict.fromkeys(GroupStatus, Count(0, 0))
 
 @dataclass(frozen=True, slots=True)
 class Conservation:
-    """One task set: how many groups were drawn according to the trail, and their statuses according to the ledger."""
+    """One task set: how many groups were drawn according to the trail, and their statuses according to the ledger. The
+    two sides of R3 are equal unless something is lost, doubled or damaged."""
 
     sampled: Count
     standing: Mapping[GroupStatus, Count]
@@ -74,13 +75,19 @@ def audit(path: Path) -> Audit:
             *check_untrained(db, archive),
             *check_computed(db, archive),
         ]
-        return Audit(_conservation(db, lives.groups), len(opened_at), tuple(findings))
+        return Audit(_conservation(db), len(opened_at), tuple(findings))
 
 
 def standing(path: Path) -> dict[str, dict[GroupStatus, Count]]:
     """Where the groups of each task set stand, without checking anything."""
     with snapshot(path) as db:
         return _standing(db)
+
+
+def conservation(path: Path) -> dict[str, Conservation]:
+    """Both sides of R3 for each task set, without checking anything else."""
+    with snapshot(path) as db:
+        return _conservation(db)
 
 
 def _trail(db: sqlite3.Connection) -> Iterator[TrailRow]:
@@ -95,15 +102,24 @@ def _groups(db: sqlite3.Connection) -> dict[GroupKey, LedgerRow]:
     }
 
 
-def _conservation(db: sqlite3.Connection, lives: Mapping[GroupKey, Life]) -> dict[str, Conservation]:
-    standing = _standing(db)
-    names = sorted(standing.keys() | {task_set for task_set, _, _ in lives})
-    return {name: Conservation(_sampled(name, lives), standing.get(name, dict(NOWHERE))) for name in names}
+def _conservation(db: sqlite3.Connection) -> dict[str, Conservation]:
+    sampled, standing = _sampled(db), _standing(db)
+    return {
+        name: Conservation(sampled.get(name, Count(0, 0)), standing.get(name, dict(NOWHERE)))
+        for name in sorted(sampled.keys() | standing.keys())
+    }
 
 
-def _sampled(name: str, lives: Mapping[GroupKey, Life]) -> Count:
-    own = [life for (task_set, _, _), life in lives.items() if task_set == name]
-    return Count(len(own), sum(len({member for member, _ in life.whole}) for life in own))
+def _sampled(db: sqlite3.Connection) -> dict[str, Count]:
+    """What was drawn, and the members of which something was stored, by the trail alone."""
+    groups = dict(db.execute("SELECT task_set, count(*) FROM trail WHERE event = 'drawn' GROUP BY 1").fetchall())
+    members = dict(
+        db.execute(
+            "SELECT task_set, count(*) FROM (SELECT DISTINCT task_set, draw, round, member FROM trail"
+            " WHERE event IN ('stored', 'interrupted')) GROUP BY 1"
+        ).fetchall()
+    )
+    return {name: Count(groups.get(name, 0), members.get(name, 0)) for name in groups.keys() | members.keys()}
 
 
 def _standing(db: sqlite3.Connection) -> dict[str, dict[GroupStatus, Count]]:

@@ -21,6 +21,12 @@ export function listen(runs, listener) {
 
 export const onLine = (listener) => lines.add(listener);
 
+// For what time alone changes, such as a run that stands still. It ends with the view.
+export function everyMinute(signal, act) {
+  const timer = setInterval(() => act().catch(() => {}), 60_000);
+  signal.addEventListener("abort", () => clearInterval(timer));
+}
+
 export function forget() { listeners.clear(); }
 
 export function stop() {

@@ -35,6 +35,33 @@ export function engineTable(told) {
       h("td", { class: "right" }, one.losses ? h("span", { class: "warn" }, one.losses === 1 ? "once" : `${one.losses} times`) : "never"))))));
 }
 
+// The ranks of the learner, by what they say in beats and answers.
+export function rankTable(told) {
+  if (!told.ranks?.length) return null;
+  return table("Ranks now", [["rank"], ["state"], ["last heard"], ["tokens/s", "right"]], told.ranks.map((one) => [
+    plain(one.rank), one.alive ? h("span", { class: "good" }, "alive") : h("span", { class: "bad" }, "lost"), one.heard ? ago(one.heard) : "not yet", one.tokens_per_second === null ? "–" : whole(one.tokens_per_second)]));
+}
+
+// Sessions of agents at the gateway, as the driver or the gateway's last answer counts them.
+export function sessionFacts(told) {
+  const found = told.sessions;
+  if (!found) return null;
+  return facts([["open", whole(found.open)], ["wait for the model", found.waiting === null ? "not told" : whole(found.waiting)], ["completed", whole(found.completed)], ["last heard", found.heard ? ago(found.heard) : null], ["started again", found.restarts ? h("span", { class: "warn" }, times(found.restarts)) : null], ["lost", found.lost ? h("span", { class: "bad" }, plain(found.lost)) : null]]);
+}
+
+// Actors of a cluster that do the same work.
+export function crewTable(told) {
+  if (!told.crews?.length) return null;
+  return table("Actors now", [["actors"], ["alive", "right"], ["calls", "right"], ["started again", "right"]], told.crews.map((one) => [
+    [plain(one.role), one.given_up ? h("pre", { class: "small" }, plain(one.given_up)) : null], h("span", { class: one.alive < one.actors ? "bad" : "good" }, `${one.alive} of ${one.actors}`), whole(one.calls), one.restarts ? h("span", { class: "warn" }, times(one.restarts)) : "never"]));
+}
+
+const times = (count) => (count === 1 ? "once" : `${count} times`);
+
+const table = (label, heads, rows) => h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", null,
+  h("thead", null, h("tr", null, heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
+  h("tbody", null, rows.map(([first, ...rest]) => h("tr", null, h("th", { scope: "row" }, first), rest.map((cell, at) => h("td", { class: heads[at + 1][1] }, cell)))))));
+
 export function flightTable(told) {
   const flying = told.in_flight;
   if (!flying) return null;

@@ -4,6 +4,7 @@ import { ApiError, askRun } from "../api.js";
 import { Chart, ChartGroup } from "../chart.js";
 import { facts, h, pick, replace } from "../dom.js";
 import { ago, duration, number, plain } from "../format.js";
+import { everyMinute } from "../live.js";
 import { Metrics } from "../metrics.js";
 import { alarmLine } from "./alarms.js";
 import { charts, controls } from "./curves.js";
@@ -49,6 +50,7 @@ export async function show({ run, query, signal, go, watch }) {
   if (choice) bar.prepend(choice);
   const empty = h("p", { class: "quiet", hidden: store.rows > 0 }, "No step has been trained yet. The curves begin with the first one.");
   const node = h("div", null, h("h1", { class: "hidden" }, `Curves of ${run}`), warned, progress, bar, empty, grid);
+  everyMinute(signal, warn);
   const news = async (said, old) => {
     if (said.gone) return;
     if (said.told !== old?.told) ({ status } = await askRun(run, "/status", {}, signal));

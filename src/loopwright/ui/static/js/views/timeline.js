@@ -5,7 +5,7 @@ import { facts, h, pick, replace } from "../dom.js";
 import { duration, number, percent, plain } from "../format.js";
 import { doing, flightTable, followed } from "./now.js";
 
-const TONES = { rollout: 1, wait: 5, train: 2, sync: 4, evaluate: 3, checkpoint: 6, export: 6, generate: 1, judge: 3, load: 4, engine_lost: 7, engine_back: 3, learner_lost: 7 };
+const TONES = { rollout: 1, wait: 5, train: 2, compute: 2, sync: 4, evaluate: 3, checkpoint: 6, export: 6, generate: 1, judge: 3, load: 4, engine_lost: 7, engine_back: 3, learner_lost: 7 };
 const COUNTS = ["1", "3", "10", "20"];
 
 export async function show({ run, query, signal, go, watch }) {
