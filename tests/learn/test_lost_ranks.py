@@ -89,6 +89,61 @@ async def test_an_error_of_a_rank_arrives_as_it_is(llama_folder: Path, tmp_path:
             await learner.step(simple_groups(count=4))
 
 
+SLOW_DISK = """
+import sys, time
+
+def mine(batch):
+    return -batch.advantages * batch.logprobs
+
+def slowed(owner, name, seconds):
+    plain = getattr(owner, name)
+    def slow(*args, **kwargs):
+        time.sleep(seconds)
+        return plain(*args, **kwargs)
+    setattr(owner, name, slow)
+
+if "learner-rank" in sys.argv:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+    from torch.distributed.tensor import DTensor
+    from loopwright.learn.ranks import reading
+    slowed(DTensor, "full_tensor", {gather})
+    slowed(DefaultSavePlanner, "lookup_object", 0.15)
+    slowed(DefaultLoadPlanner, "resolve_tensor", 0.15)
+    slowed(reading, "part_here", 0.3)
+"""
+"""Work on files takes longer in a rank: so much more for each tensor."""
+
+
+def slow_loss(folder: Path, gather: float) -> dict[str, str]:
+    """A loss whose module makes the ranks slow that import it."""
+    (folder / "slow.py").write_text(SLOW_DISK.replace("{gather}", str(gather)))
+    return {"kind": "python", "path": str(folder / "slow.py") + ":mine"}
+
+
+async def test_ranks_that_save_load_and_export_for_long_are_not_lost(llama_folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    loaded = config_of(llama_folder, tmp_path, ranks=2, stall_seconds=SILENCE, loss=slow_loss(tmp_path, 0.3))
+    async with several_ranks(loaded, tmp_path) as learner:
+        await learner.step(simple_groups())
+        calls = {"save": learner.save, "load": learner.load, "export": learner.export}
+        for name, call in calls.items():
+            start = time.monotonic()
+            await call(saved if name != "export" else tmp_path / "export")
+            assert time.monotonic() - start > SILENCE, name
+    assert learner.version == 1
+
+
+async def test_ranks_that_hang_while_they_save_are_lost(llama_folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    loaded = config_of(llama_folder, tmp_path, ranks=2, stall_seconds=SILENCE, loss=slow_loss(tmp_path, 600))
+    async with several_ranks(loaded, tmp_path) as learner:
+        await learner.step(simple_groups())
+        with pytest.raises(LearnerLostError, match="it has done nothing for 4 s"):
+            await asyncio.wait_for(learner.save(saved), 60)
+
+
 async def test_a_model_that_ranks_cannot_load_is_named(llama_folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(llama_folder, broken)

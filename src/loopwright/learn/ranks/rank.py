@@ -42,6 +42,7 @@ class RankLearner:
         self._is_first = sharding.mesh.get_local_rank() == 0
         self._communication: Communication = sharding.communication
         self._version = 0
+        self._beat = beat
         self._trained = body.trained
         self._weights = MasterWeights(self._trained.parameters)
         self._optimizer = optimizer_of(self._weights, recipe, self._device)
@@ -74,13 +75,13 @@ class RankLearner:
         return tuple(packed_logprobs(self._body, rows, tensors, temperature)[0].tolist())
 
     def save(self, folder: Path) -> None:
-        save_ranks(folder, self._weights.named, self._optimizer, self._version, self._trained.file)
+        save_ranks(folder, self._weights.named, self._optimizer, self._version, self._trained.file, self._beat)
         if self._is_first:
             self._trained.describe(folder)
 
     def load(self, folder: Path) -> int:
         self._trained.check(folder)
-        self._version = load_ranks(folder, self._weights.named, self._optimizer, self._trained.file)
+        self._version = load_ranks(folder, self._weights.named, self._optimizer, self._trained.file, self._beat)
         return self._version
 
     def publish(self, sink: WeightSink) -> None:
