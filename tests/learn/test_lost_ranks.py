@@ -16,7 +16,7 @@ import pytest
 from made_groups import simple_groups
 from ranked import PROBE, config_of, several_ranks
 
-from loopwright.errors import LearnerError, LearnerLostError, ModelError
+from loopwright.errors import CheckpointError, LearnerError, LearnerLostError, ModelError, RemoteError
 from loopwright.learn.ranks.learner import RankedLearner
 
 pytestmark = pytest.mark.real
@@ -142,6 +142,47 @@ async def test_ranks_that_hang_while_they_save_are_lost(llama_folder: Path, tmp_
         await learner.step(simple_groups())
         with pytest.raises(LearnerLostError, match="it has done nothing for 4 s"):
             await asyncio.wait_for(learner.save(saved), 60)
+
+
+async def test_what_the_disk_refuses_a_rank_is_told_and_is_no_loss(llama_folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    (saved / "random-1.safetensors").mkdir(parents=True)
+    async with several_ranks(config_of(llama_folder, tmp_path, ranks=2), tmp_path) as learner:
+        with pytest.raises(CheckpointError, match=r"saved could not be written: .*Is a directory") as caught:
+            await learner.save(saved)
+    assert "free some disk space" in caught.value.remedy
+
+
+RAISING = """
+import sys
+
+def mine(batch):
+    return -batch.advantages * batch.logprobs
+
+if "learner-rank" in sys.argv:
+    import torch
+    from loopwright.learn.ranks.rank import RankLearner
+    plain = RankLearner.logprobs
+
+    def logprobs(self, ids, temperature):
+        if torch.distributed.get_rank() == 1:
+            raise ZeroDivisionError("division by zero")
+        return plain(self, ids, temperature)
+
+    RankLearner.logprobs = logprobs
+"""
+
+
+async def test_what_nobody_has_foreseen_is_told_and_is_no_loss(llama_folder: Path, tmp_path: Path) -> None:
+    """The other rank is in a collective meanwhile, and loses its peer."""
+    (tmp_path / "raising.py").write_text(RAISING)
+    loss = {"kind": "python", "path": str(tmp_path / "raising.py") + ":mine"}
+    async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, loss=loss), tmp_path) as learner:
+        with pytest.raises(
+            RemoteError, match="rank 1 of the learner raised ZeroDivisionError: division by zero"
+        ) as caught:
+            await asyncio.wait_for(learner.logprobs(PROBE), 60)
+    assert "in logprobs" in caught.value.facts["trace"]
 
 
 async def test_a_model_that_ranks_cannot_load_is_named(llama_folder: Path, tmp_path: Path) -> None:

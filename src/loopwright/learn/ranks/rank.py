@@ -23,7 +23,7 @@ from loopwright.learn.recipe import Recipe
 from loopwright.learn.room import Room
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
-from loopwright.learn.state import MODEL, describe_model
+from loopwright.learn.state import MODEL, describe_model, while_written
 from loopwright.models.device import CUDA
 from loopwright.ports import WeightSink
 
@@ -77,7 +77,8 @@ class RankLearner:
     def save(self, folder: Path) -> None:
         save_ranks(folder, self._weights.named, self._optimizer, self._version, self._trained.file, self._beat)
         if self._is_first:
-            self._trained.describe(folder)
+            with while_written(folder):
+                self._trained.describe(folder)
 
     def load(self, folder: Path) -> int:
         self._trained.check(folder)
@@ -92,7 +93,8 @@ class RankLearner:
         write_stream(folder / MODEL, self._trained.stream)
         if self._is_first:
             self._body.model.config.dtype = self._dtype
-            describe_model(self._body.model, folder)
+            with while_written(folder):
+                describe_model(self._body.model, folder)
 
     def _peak(self) -> int:
         """The most memory that it has had, in bytes."""

@@ -96,11 +96,12 @@ def save_ranks(
     trained = {name: optimizer.state[weight] for name, weight in weights.items() if weight in optimizer.state}
     moments = {f"{name}/{moment}": found[moment] for name, found in trained.items() for moment in MOMENTS}
     write_moments(folder / state.SHARDED, moments, beat)
-    save_file({state.RANDOM: torch.get_rng_state()}, state.random_file(folder, dist.get_rank()))
-    if dist.get_rank() == 0:
-        steps = {name: float(found["step"]) for name, found in trained.items()}
-        about = {"version": version, "ranks": dist.get_world_size(), "steps": steps}
-        (folder / state.META).write_text(json.dumps(about))
+    with state.while_written(folder):
+        save_file({state.RANDOM: torch.get_rng_state()}, state.random_file(folder, dist.get_rank()))
+        if dist.get_rank() == 0:
+            steps = {name: float(found["step"]) for name, found in trained.items()}
+            about = {"version": version, "ranks": dist.get_world_size(), "steps": steps}
+            (folder / state.META).write_text(json.dumps(about))
     # The folder gets its name when rank 0 answers.
     dist.barrier()
 
