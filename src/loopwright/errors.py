@@ -31,7 +31,7 @@
     ├── LearnerError               a train step went wrong, and its update was not made
     │   └── LearnerLostError       a rank of the learner died or is silent: the run goes on from its last checkpoint
     ├── WeightsError               weights could not be handed over; the engines keep what they have
-    ├── RemoteError                code on an actor raised something that could not be sent as it is
+    ├── RemoteError                code in another process raised something that could not be sent as it is
     ├── RefusedError               a request to one of our servers cannot be served as it is
     ├── LeaseError                 another run holds the server that this one wants to use
     ├── BudgetError                the run can make no progress, and stops instead of spinning
@@ -212,7 +212,8 @@ class WeightsError(LoopwrightError):
 
 
 class RemoteError(LoopwrightError):
-    """Code on an actor raised something that could not be sent as it is. `facts["trace"]` is its traceback."""
+    """Code in another process (an actor, a rank of the learner) raised something that could not be sent as it is.
+    `facts["trace"]` is its traceback."""
 
 
 class RefusedError(LoopwrightError):

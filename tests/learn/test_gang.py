@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.errors import LearnerError, LearnerLostError, LoopwrightError, WeightsError
+from loopwright.errors import LearnerError, LearnerLostError, LoopwrightError, RemoteError, WeightsError
 from loopwright.learn.ranks.cut import RowCost
 from loopwright.learn.ranks.gang import Gang
 from loopwright.learn.ranks.learner import RankedLearner
@@ -130,16 +130,33 @@ async def test_an_error_that_means_something_is_the_cause_although_all_ranks_end
                 assert caught.value is error
 
 
-async def test_a_rank_whose_weights_cannot_be_received_is_lost_at_once() -> None:
+async def test_weights_that_cannot_be_received_are_told_at_once() -> None:
     async with gang_of(answers(OSError("No space left on device")), answers()) as gang:
-        with pytest.raises(LearnerLostError, match=r"rank 0 .* No space left on device"):
+        with pytest.raises(WeightsError, match=r"rank 0 .* No space left on device"):
             await asyncio.wait_for(asked(gang), 5)
 
 
-async def test_any_other_error_is_the_loss_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_nobody_has_foreseen_is_no_loss_unless_another_rank_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("loopwright.learn.ranks.gang.SETTLE_SECONDS", 0.05)
-    async with gang_of(answers(), answers(RankFailed("ZeroDivisionError: division by zero"))) as gang:
-        with pytest.raises(LearnerLostError, match=r"rank 1 .* ZeroDivisionError"):
+    raised = RankFailed("", RemoteError("rank 1 raised ZeroDivisionError", remedy="mend it", trace=""))
+    of_others = RankFailed("RuntimeError: gloo: Connection closed by peer")
+    for first in (answers(), answers(of_others), answers(of_others, FAILED)):
+        for second in (answers(raised), answers(raised, FAILED)):
+            async with gang_of(first, second) as gang:
+                with pytest.raises(RemoteError, match=r"rank 1 raised ZeroDivisionError"):
+                    await asked(gang)
+    async with gang_of(answers(DEAD), answers(raised, FAILED)) as gang:
+        with pytest.raises(LearnerLostError, match=r"rank 0 .* SIGKILL"):
+            await asked(gang)
+
+
+async def test_ranks_that_lose_each_other_although_none_has_ended_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.learn.ranks.gang.SETTLE_SECONDS", 0.05)
+    of_others = RankFailed("RuntimeError: gloo: Connection reset by peer")
+    async with gang_of(answers(), answers(of_others)) as gang:
+        with pytest.raises(LearnerLostError, match=r"rank 1 .* Connection reset"):
             await asked(gang)
 
 

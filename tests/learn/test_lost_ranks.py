@@ -16,7 +16,7 @@ import pytest
 from made_groups import simple_groups
 from ranked import PROBE, config_of, several_ranks
 
-from loopwright.errors import LearnerError, LearnerLostError, ModelError
+from loopwright.errors import CheckpointError, LearnerError, LearnerLostError, ModelError, RemoteError
 from loopwright.learn.ranks.learner import RankedLearner
 
 pytestmark = pytest.mark.real
@@ -87,6 +87,102 @@ async def test_an_error_of_a_rank_arrives_as_it_is(llama_folder: Path, tmp_path:
     async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, loss=loss), tmp_path) as learner:
         with pytest.raises(LearnerError, match="a loss that is not finite"):
             await learner.step(simple_groups(count=4))
+
+
+SLOW_DISK = """
+import sys, time
+
+def mine(batch):
+    return -batch.advantages * batch.logprobs
+
+def slowed(owner, name, seconds):
+    plain = getattr(owner, name)
+    def slow(*args, **kwargs):
+        time.sleep(seconds)
+        return plain(*args, **kwargs)
+    setattr(owner, name, slow)
+
+if "learner-rank" in sys.argv:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+    from torch.distributed.tensor import DTensor
+    from loopwright.learn.ranks import reading
+    slowed(DTensor, "full_tensor", {gather})
+    slowed(DefaultSavePlanner, "lookup_object", 0.15)
+    slowed(DefaultLoadPlanner, "resolve_tensor", 0.15)
+    slowed(reading, "part_here", 0.3)
+"""
+"""Work on files takes longer in a rank: so much more for each tensor."""
+
+
+def slow_loss(folder: Path, gather: float) -> dict[str, str]:
+    """A loss whose module makes the ranks slow that import it."""
+    (folder / "slow.py").write_text(SLOW_DISK.replace("{gather}", str(gather)))
+    return {"kind": "python", "path": str(folder / "slow.py") + ":mine"}
+
+
+async def test_ranks_that_save_load_and_export_for_long_are_not_lost(llama_folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    loaded = config_of(llama_folder, tmp_path, ranks=2, stall_seconds=SILENCE, loss=slow_loss(tmp_path, 0.3))
+    async with several_ranks(loaded, tmp_path) as learner:
+        await learner.step(simple_groups())
+        calls = {"save": learner.save, "load": learner.load, "export": learner.export}
+        for name, call in calls.items():
+            start = time.monotonic()
+            await call(saved if name != "export" else tmp_path / "export")
+            assert time.monotonic() - start > SILENCE, name
+    assert learner.version == 1
+
+
+async def test_ranks_that_hang_while_they_save_are_lost(llama_folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    loaded = config_of(llama_folder, tmp_path, ranks=2, stall_seconds=SILENCE, loss=slow_loss(tmp_path, 600))
+    async with several_ranks(loaded, tmp_path) as learner:
+        await learner.step(simple_groups())
+        with pytest.raises(LearnerLostError, match="it has done nothing for 4 s"):
+            await asyncio.wait_for(learner.save(saved), 60)
+
+
+async def test_what_the_disk_refuses_a_rank_is_told_and_is_no_loss(llama_folder: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    (saved / "random-1.safetensors").mkdir(parents=True)
+    async with several_ranks(config_of(llama_folder, tmp_path, ranks=2), tmp_path) as learner:
+        with pytest.raises(CheckpointError, match=r"saved could not be written: .*Is a directory") as caught:
+            await learner.save(saved)
+    assert "free some disk space" in caught.value.remedy
+
+
+RAISING = """
+import sys
+
+def mine(batch):
+    return -batch.advantages * batch.logprobs
+
+if "learner-rank" in sys.argv:
+    import torch
+    from loopwright.learn.ranks.rank import RankLearner
+    plain = RankLearner.logprobs
+
+    def logprobs(self, ids, temperature):
+        if torch.distributed.get_rank() == 1:
+            raise ZeroDivisionError("division by zero")
+        return plain(self, ids, temperature)
+
+    RankLearner.logprobs = logprobs
+"""
+
+
+async def test_what_nobody_has_foreseen_is_told_and_is_no_loss(llama_folder: Path, tmp_path: Path) -> None:
+    """The other rank is in a collective meanwhile, and loses its peer."""
+    (tmp_path / "raising.py").write_text(RAISING)
+    loss = {"kind": "python", "path": str(tmp_path / "raising.py") + ":mine"}
+    async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, loss=loss), tmp_path) as learner:
+        with pytest.raises(
+            RemoteError, match="rank 1 of the learner raised ZeroDivisionError: division by zero"
+        ) as caught:
+            await asyncio.wait_for(learner.logprobs(PROBE), 60)
+    assert "in logprobs" in caught.value.facts["trace"]
 
 
 async def test_a_model_that_ranks_cannot_load_is_named(llama_folder: Path, tmp_path: Path) -> None:

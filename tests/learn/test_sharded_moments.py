@@ -39,7 +39,7 @@ def test_moments_come_back_from_any_number_of_files(
     size: int, files: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(sharded_moments, "FILE_BYTES", size)
-    write_moments(tmp_path / "saved", moments)
+    write_moments(tmp_path / "saved", moments, beat=lambda: None)
     assert len(list((tmp_path / "saved").glob("*.safetensors"))) == files
     found = read_moments(tmp_path / "saved", WEIGHTS, alone=True)
     assert found.keys() == moments.keys()
@@ -49,7 +49,7 @@ def test_moments_come_back_from_any_number_of_files(
 def test_moments_of_other_weights_are_refused(
     group_of_one: None, moments: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    write_moments(tmp_path / "saved", moments)
+    write_moments(tmp_path / "saved", moments, beat=lambda: None)
     others = {**WEIGHTS, "head.weight": torch.empty(3, 3)}
     with pytest.raises(CheckpointError, match=r"the optimiser's numbers of other weights, such as head\.weight"):
         read_moments(tmp_path / "saved", others, alone=True)
@@ -63,7 +63,7 @@ def test_a_rank_whose_peer_is_lost_does_not_blame_the_checkpoint(
     def load(*_: object, **__: object) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    write_moments(tmp_path / "saved", moments)
+    write_moments(tmp_path / "saved", moments, beat=lambda: None)
     monkeypatch.setattr(sharded_moments, "load", load)
     with pytest.raises(error, match="Connection closed by peer"):
         read_moments(tmp_path / "saved", WEIGHTS, alone=alone)
@@ -77,7 +77,7 @@ def test_what_is_wrong_with_a_checkpoint_is_told_in_one_line_that_names_all_of_i
     def load(*_: object, **__: object) -> None:
         raise CheckpointException("read", {1: (ValueError("half of layer.1 is missing"), StackSummary())})
 
-    write_moments(tmp_path / "step-000001" / "optimizer", moments)
+    write_moments(tmp_path / "step-000001" / "optimizer", moments, beat=lambda: None)
     monkeypatch.setattr(sharded_moments, "load", load)
     with pytest.raises(CheckpointError) as caught:
         read_moments(tmp_path / "step-000001" / "optimizer", WEIGHTS, alone=False)

@@ -96,7 +96,7 @@ class TorchLearner:
         await self._compute.run(self._trained.publish, sink)
 
     async def export(self, folder: Path) -> None:
-        await self._compute.run(self._trained.export, folder)
+        await self._compute.run(self._export, folder)
 
     def _load(self, folder: Path) -> int:
         self._trained.check(folder)
@@ -107,6 +107,10 @@ class TorchLearner:
     def _save(self, folder: Path) -> None:
         state.save_state(folder, self._weights.named, self._optimizer, self._version, self._trained.file)
         self._trained.describe(folder)
+
+    def _export(self, folder: Path) -> None:
+        with state.while_written(folder):
+            self._trained.export(folder)
 
     @torch.no_grad()
     def _logprobs(self, ids: Sequence[int], temperature: float) -> tuple[float, ...]:

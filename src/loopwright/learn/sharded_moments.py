@@ -4,13 +4,16 @@ file for each rank, which say which part of which tensor they hold. Nothing in t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -23,11 +26,35 @@ FILE_BYTES = 2**28
 """About how many bytes of all ranks go into files of one number. torch makes a file in memory before it writes it."""
 
 
-def write_moments(folder: Path, moments: Mapping[str, torch.Tensor]) -> None:
+class _BeatingWriter(DefaultSavePlanner):
+    """Beats before each tensor that goes into a file, so at least once for each file."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        super().__init__()
+        self._beat = beat
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        self._beat()
+        return super().resolve_data(write_item)
+
+
+class _BeatingReader(DefaultLoadPlanner):
+    """Beats after each tensor."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        super().__init__()
+        self._beat = beat
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        super().commit_tensor(read_item, tensor)
+        self._beat()
+
+
+def write_moments(folder: Path, moments: Mapping[str, torch.Tensor], beat: Callable[[], None]) -> None:
     """Write this rank's parts. All ranks call it, and rank 0 returns when all are done."""
     writer = HuggingFaceStorageWriter(str(folder), _file_numbers(moments), save_distributed=True)
     try:
-        save(dict(moments), storage_writer=writer)
+        save(dict(moments), storage_writer=writer, planner=_BeatingWriter(beat))
     # It is a BaseException, which nobody else would notice.
     except CheckpointException as error:
         raise CheckpointError(
@@ -49,7 +76,9 @@ def _file_numbers(moments: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return {name: 1 + end // FILE_BYTES for name, end in zip(moments, ends, strict=True)}
 
 
-def read_moments(folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bool) -> dict[str, torch.Tensor]:
+def read_moments(
+    folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bool, beat: Callable[[], None] = lambda: None
+) -> dict[str, torch.Tensor]:
     """The moments of these weights, in parts as they are. `alone` is for a process that has no other ranks."""
     moments = {f"{name}/{moment}": torch.empty_like(weight) for name, weight in weights.items() for moment in MOMENTS}
     reader = HuggingFaceStorageReader(str(folder))
@@ -64,7 +93,7 @@ def read_moments(folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bo
         with warnings.catch_warnings():
             # It warns everyone who loads alone.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load(moments, storage_reader=reader, no_dist=alone)
+            load(moments, storage_reader=reader, planner=_BeatingReader(beat), no_dist=alone)
     except (CheckpointException, OSError, ValueError, KeyError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not alone:
             # Another rank has gone. The checkpoint may be sound, and nobody must be told to delete it.

@@ -91,6 +91,19 @@ def while_read(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def while_written(folder: Path) -> Iterator[None]:
+    """While a folder is filled: a full disk, and whatever else the disk refuses, is a CheckpointError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder} could not be written: {error}",
+            remedy="free some disk space there; earlier checkpoints are intact, and the same command goes on from the "
+            "newest",
+        ) from error
+
+
 def is_sharded(folder: Path) -> bool:
     """Whether ranks have written the checkpoint."""
     return (folder / SHARDED).is_dir()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.errors import CheckpointError, LearnerLostError
+from loopwright.errors import CheckpointError, LearnerLostError, LoopwrightError
 from loopwright.runs.durable import flush, flush_tree
 
 FORMAT = 1
@@ -143,8 +143,11 @@ def _damaged(path: Path, why: str, fallback: str | None) -> CheckpointError:
 
 
 def _not_written(step: int, error: Exception) -> CheckpointError:
+    what = f"the checkpoint of step {step} could not be written"
+    if isinstance(error, LoopwrightError):
+        return CheckpointError(f"{what}: {error.message}", remedy=error.remedy, step=step)
     return CheckpointError(
-        f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}",
+        f"{what}: {type(error).__name__}: {error}",
         remedy="free some disk space; earlier checkpoints are intact, and the same command goes on from the newest one",
         step=step,
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from loopwright.errors import LearnerError, LoopwrightError
+from loopwright.errors import LearnerError, LoopwrightError, RemoteError
 from loopwright.learn.ranks.messages import RankCall, RankDone, RankFailed, RankPlace, RankWork, WeightOffer
 from loopwright.learn.ranks.remote import OnOffer, RemoteRank
 
@@ -89,8 +89,9 @@ class Gang:
                     timeout=silence_seconds / LOOKS,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                if any(rank.lost in done for rank in self._ranks):
-                    raise await self._cause(asked)
+                for rank in self._ranks:
+                    if rank.lost in done:
+                        raise await self._cause(asked) or rank.lost.result()
                 for number, one in enumerate(asked):
                     if one in done:
                         answer = one.result()
@@ -107,23 +108,22 @@ class Gang:
             await asyncio.wait(asked)
 
     async def _failure(self, failed: RankFailed, number: int, asked: Sequence[_Asked]) -> LoopwrightError:
-        """Why the call failed: a rank that lost its peer says only that."""
+        """Why the call failed: a rank that lost its peer says only that, or something that nobody has foreseen."""
         others = [rank.lost for rank in self._ranks if rank.number != number]
-        if failed.error is None and others:
+        if others and (failed.error is None or isinstance(failed.error, RemoteError)):
             await asyncio.wait(others, timeout=SETTLE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if failed.error is not None or any(lost.done() for lost in others):
-            return await self._cause(asked)
-        return self._ranks[number].lost_by(f"it raised {failed.words}")
+        return await self._cause(asked) or self._ranks[number].lost_by(f"it raised {failed.words}")
 
-    async def _cause(self, asked: Sequence[_Asked]) -> LoopwrightError:
+    async def _cause(self, asked: Sequence[_Asked]) -> LoopwrightError | None:
         """What came first. A rank that says what went wrong ends then, in whatever way, and so do those that waited for
-        it. Else one that was killed has taken the others along."""
+        it. Else one that was killed has taken the others along. What nobody has foreseen may come of that too."""
         await asyncio.wait([rank.lost for rank in self._ranks], timeout=SETTLE_SECONDS / 10)
         gone = [rank.lost.result() for rank in self._ranks if rank.lost.done()]
-        killed = [error for error in gone if "killed" in str(error.facts["cause"])]
+        killed = [error for error in gone if "killed" in str(error.facts.get("cause"))]
         answers = [one.result() for one in asked if one.done() and one.exception() is None]
-        told = [one.error for one in answers if isinstance(one, RankFailed) and one.error is not None]
-        return (told or killed or gone)[0]
+        failed = [one.error for one in answers if isinstance(one, RankFailed) and one.error is not None]
+        told = [error for error in failed if not isinstance(error, RemoteError)]
+        return next(iter(told or killed or failed or gone), None)
 
 
 def _require_beats(waited_for: Sequence[RemoteRank], most: float) -> None:

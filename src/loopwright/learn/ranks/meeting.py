@@ -43,6 +43,12 @@ def meeting(place: RankPlace, device: torch.device) -> Iterator[DeviceMesh]:
         dist.destroy_process_group()
 
 
+def is_of_others(error: BaseException) -> bool:
+    """Whether a collective failed because another rank has gone, or the way to it. gloo has no type for that, but each
+    of its errors names the file that it comes from."""
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
+
+
 def _store(place: RankPlace, timeout: timedelta) -> Store:
     if place.address is None:
         return FileStore(str(place.folder / "meeting"), place.ranks)

@@ -63,7 +63,8 @@ class RankDone:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A call has ended with an error. `error` is one that Loopwright raises on purpose; any other is in `words`."""
+    """A call has ended with an error, which is in `words`. `error` is one that Loopwright raises on purpose, or a
+    RemoteError for any other. Without it, the rank has lost the others: they know why."""
 
     words: str
     error: LoopwrightError | None = None

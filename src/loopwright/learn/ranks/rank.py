@@ -23,7 +23,7 @@ from loopwright.learn.recipe import Recipe
 from loopwright.learn.room import Room
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
-from loopwright.learn.state import MODEL, describe_model
+from loopwright.learn.state import MODEL, describe_model, while_written
 from loopwright.models.device import CUDA
 from loopwright.ports import WeightSink
 
@@ -42,6 +42,7 @@ class RankLearner:
         self._is_first = sharding.mesh.get_local_rank() == 0
         self._communication: Communication = sharding.communication
         self._version = 0
+        self._beat = beat
         self._trained = body.trained
         self._weights = MasterWeights(self._trained.parameters)
         self._optimizer = optimizer_of(self._weights, recipe, self._device)
@@ -75,13 +76,14 @@ class RankLearner:
         return tuple(packed_logprobs(self._body, rows, tensors, temperature)[0].tolist())
 
     def save(self, folder: Path) -> None:
-        save_ranks(folder, self._weights.named, self._optimizer, self._version, self._trained.file)
+        save_ranks(folder, self._weights.named, self._optimizer, self._version, self._trained.file, self._beat)
         if self._is_first:
-            self._trained.describe(folder)
+            with while_written(folder):
+                self._trained.describe(folder)
 
     def load(self, folder: Path) -> int:
         self._trained.check(folder)
-        self._version = load_ranks(folder, self._weights.named, self._optimizer, self._trained.file)
+        self._version = load_ranks(folder, self._weights.named, self._optimizer, self._trained.file, self._beat)
         return self._version
 
     def publish(self, sink: WeightSink) -> None:
@@ -92,7 +94,8 @@ class RankLearner:
         write_stream(folder / MODEL, self._trained.stream)
         if self._is_first:
             self._body.model.config.dtype = self._dtype
-            describe_model(self._body.model, folder)
+            with while_written(folder):
+                describe_model(self._body.model, folder)
 
     def _peak(self) -> int:
         """The most memory that it has had, in bytes."""

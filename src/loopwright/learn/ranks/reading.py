@@ -44,10 +44,8 @@ def fill_model(parameters: Mapping[str, torch.Tensor], source: str, beat: Callab
 
 
 @torch.no_grad()
-def fill(
-    parameters: Mapping[str, torch.Tensor], stored: Mapping[str, Rows], beat: Callable[[], None] = lambda: None
-) -> None:
-    """Copy this rank's rows of each stored tensor into the parameter of the same name."""
+def fill(parameters: Mapping[str, torch.Tensor], stored: Mapping[str, Rows], beat: Callable[[], None]) -> None:
+    """Copy this rank's rows of each stored tensor into the parameter of the same name. `beat` is called after each."""
     for name, parameter in parameters.items():
         part, first = part_here(parameter)
         if not part.ndim:
@@ -57,10 +55,10 @@ def fill(
         beat()
 
 
-def fill_from(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def fill_from(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], beat: Callable[[], None]) -> None:
     """Copy this rank's rows of each whole tensor, the second of a pair, into the first."""
     for parameter, whole in pairs:
-        fill({"": parameter}, {"": _rows_of(whole)})
+        fill({"": parameter}, {"": _rows_of(whole)}, beat)
 
 
 def rows_of_file(file: Path, stack: ExitStack) -> dict[str, Rows]:

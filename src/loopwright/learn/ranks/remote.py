@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from loopwright.errors import LearnerLostError
+from loopwright.errors import LearnerLostError, LoopwrightError, WeightsError
 from loopwright.learn.ranks.messages import RankBeat, RankDone, RankFailed, WeightOffer
 
 OnOffer = Callable[[WeightOffer], Awaitable[None]]
@@ -41,7 +41,7 @@ class RemoteRank:
         """The Unix time at which it said something last."""
         self._done = 0
         self._answers: asyncio.Queue[RankDone | RankFailed | WeightOffer] = asyncio.Queue()
-        self.lost: asyncio.Future[LearnerLostError] = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[LoopwrightError] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
 
     def silence(self, now: float) -> tuple[float, float]:
@@ -85,4 +85,9 @@ class RemoteRank:
             self.lost.set_result(LearnerLostError.of_rank(self.number, how, words))
         except OSError as error:
             # Weights from another node had no room here. Nobody would read what else it says.
-            self.lost.set_result(self.lost_by(f"what it said could not be received: {error}"))
+            self.lost.set_result(
+                WeightsError(
+                    f"the weights of rank {self.number} could not be received: {error}",
+                    remedy="free some space there; the same command goes on from the last checkpoint",
+                )
+            )

@@ -15,9 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from loopwright.errors import LoopwrightError
+from loopwright.errors import LoopwrightError, RemoteError, WeightsError
+from loopwright.learn.ranks.meeting import is_of_others
 from loopwright.learn.ranks.messages import (
     RankBeat,
     RankCall,
@@ -95,7 +97,14 @@ class OfferingSink:
         self._offer(WeightOffer(tensors=tensors))
 
     def take(self, bucket: Mapping[str, Any]) -> None:
-        save_file({name: tensor.contiguous() for name, tensor in bucket.items()}, self._file)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in bucket.items()}, self._file)
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(
+                f"the weights could not be handed over in {self._file}: {error}",
+                remedy=f"free some space in {self._file.parent.parent}; the same command goes on from the last "
+                "checkpoint",
+            ) from error
         self._offer(WeightOffer(bucket=self._file, names=tuple(bucket)))
 
     def _offer(self, offer: WeightOffer) -> None:
@@ -112,12 +121,12 @@ def serve_rank(pipe: DriverPipe, open_rank: Open) -> None:
     with ExitStack() as stack:
         place: RankPlace = pipe.receive()
         pipe.beat_every(min(MOST_SECONDS, place.silence_seconds / BEATS))
-        with _told(pipe) as answer:
+        with _told(pipe, place) as answer:
             rank = open_rank(place, pipe.progressed, stack)
             answer(rank.describes)
         while True:
             call: RankCall = pipe.receive()
-            with _told(pipe) as answer:
+            with _told(pipe, place) as answer:
                 answer(_do(rank, call, pipe, place))
             pipe.progressed()
 
@@ -139,7 +148,7 @@ def _do(rank: RankLearner, call: RankCall, pipe: DriverPipe, place: RankPlace) -
 
 
 @contextmanager
-def _told(pipe: DriverPipe) -> Iterator[Callable[[Any], None]]:
+def _told(pipe: DriverPipe, place: RankPlace) -> Iterator[Callable[[Any], None]]:
     """The driver hears how a call has ended. After an error this rank does nothing more: the others may be within a
     collective that it has left, so the driver ends them all."""
     try:
@@ -147,6 +156,17 @@ def _told(pipe: DriverPipe) -> Iterator[Callable[[Any], None]]:
     except LoopwrightError as error:
         pipe.send(RankFailed(str(error), error))
         raise
-    except BaseException as error:
-        pipe.send(RankFailed("".join(traceback.format_exception_only(error)).strip()))
+    except Exception as error:
+        words = "".join(traceback.format_exception_only(error)).strip()
+        pipe.send(RankFailed(words, None if is_of_others(error) else _raised(place.rank, words, error)))
         raise
+
+
+def _raised(rank: int, words: str, error: Exception) -> RemoteError:
+    """What nobody has foreseen. Another try would most likely meet the same."""
+    return RemoteError(
+        f"rank {rank} of the learner raised {words}",
+        remedy="its log has the traceback; mend the cause, and the same command goes on from the last checkpoint; if "
+        "Loopwright is the cause, please report it",
+        trace="".join(traceback.format_exception(error)),
+    )

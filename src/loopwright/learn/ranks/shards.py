@@ -82,11 +82,11 @@ class Sharding:
         trained: ShardedTrained
         if wanted is None or adapters is None:
             fill_model(dict(model.named_parameters()), source, beat)
-            trained = ShardedModel(model, self.dtype)
+            trained = ShardedModel(model, self.dtype, beat)
         else:
             fill_model(adapters.frozen, source, beat)
-            fill_from(adapters.start(wanted.seed))
-            trained = ShardedAdapters(adapters, self.dtype, merged_for_engines=wanted.merged_for_engines)
+            fill_from(adapters.start(wanted.seed), beat)
+            trained = ShardedAdapters(adapters, self.dtype, beat, merged_for_engines=wanted.merged_for_engines)
         choose_angles(model, context_of(config, max_context))
         return ShardedBody(model, inner, trained, adapters)
 

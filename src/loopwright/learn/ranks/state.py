@@ -28,6 +28,8 @@ from loopwright.ports import WeightSink
 from loopwright.types import TensorSpec
 
 Weights = Mapping[str, torch.Tensor]
+Beat = Callable[[], None]
+"""Called after each tensor: a rank that gets nowhere while it saves or loads is lost, however long it may take."""
 
 
 class Nowhere:
@@ -40,7 +42,7 @@ class Nowhere:
         pass
 
 
-def stream_whole(weights: Weights, dtype: torch.dtype, sink: WeightSink) -> None:
+def stream_whole(weights: Weights, dtype: torch.dtype, sink: WeightSink, beat: Beat) -> None:
     """Give the whole of each weight to the sink of rank 0, one bucket at a time. All ranks call it."""
     with torch.device("meta"):
         specs = {name: spec_of(torch.empty(weight.shape, dtype=dtype)) for name, weight in weights.items()}
@@ -52,18 +54,24 @@ def stream_whole(weights: Weights, dtype: torch.dtype, sink: WeightSink) -> None
             if is_first:
                 yield name, tensor.to(dtype)
 
-    stream_gathered(specs, gathered(), sink)
+    stream_gathered(specs, gathered(), sink, beat)
 
 
 def stream_gathered(
-    specs: Mapping[str, TensorSpec], gathered: Iterator[tuple[str, torch.Tensor]], sink: WeightSink
+    specs: Mapping[str, TensorSpec], gathered: Iterator[tuple[str, torch.Tensor]], sink: WeightSink, beat: Beat
 ) -> None:
-    """Give tensors to the sink of rank 0. The others only take part in gathering them."""
+    """Give tensors to the sink of rank 0. The others only take part in gathering them. `beat` is called after each."""
+
+    def beating() -> Iterator[tuple[str, torch.Tensor]]:
+        for one in gathered:
+            yield one
+            beat()
+
     if dist.get_rank() == 0:
-        stream_tensors(specs, gathered, sink)
+        stream_tensors(specs, beating(), sink)
     else:
         for _ in gathered:
-            pass
+            beat()
 
 
 def write_stream(file: Path, stream: Callable[[WeightSink], None]) -> None:
@@ -80,35 +88,39 @@ def write_stream(file: Path, stream: Callable[[WeightSink], None]) -> None:
         raise
 
 
-def save_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, version: int, file: str) -> None:
+def save_ranks(
+    folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, version: int, file: str, beat: Beat
+) -> None:
     """Write this rank's part into `folder`, and on rank 0 also what is whole. All ranks call it."""
-    write_stream(folder / file, partial(stream_whole, weights, torch.float32))
+    write_stream(folder / file, partial(stream_whole, weights, torch.float32, beat=beat))
     trained = {name: optimizer.state[weight] for name, weight in weights.items() if weight in optimizer.state}
     moments = {f"{name}/{moment}": found[moment] for name, found in trained.items() for moment in MOMENTS}
-    write_moments(folder / state.SHARDED, moments)
-    save_file({state.RANDOM: torch.get_rng_state()}, state.random_file(folder, dist.get_rank()))
-    if dist.get_rank() == 0:
-        steps = {name: float(found["step"]) for name, found in trained.items()}
-        about = {"version": version, "ranks": dist.get_world_size(), "steps": steps}
-        (folder / state.META).write_text(json.dumps(about))
+    write_moments(folder / state.SHARDED, moments, beat)
+    with state.while_written(folder):
+        save_file({state.RANDOM: torch.get_rng_state()}, state.random_file(folder, dist.get_rank()))
+        if dist.get_rank() == 0:
+            steps = {name: float(found["step"]) for name, found in trained.items()}
+            about = {"version": version, "ranks": dist.get_world_size(), "steps": steps}
+            (folder / state.META).write_text(json.dumps(about))
     # The folder gets its name when rank 0 answers.
     dist.barrier()
 
 
-def load_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, file: str) -> int:
+def load_ranks(folder: Path, weights: Weights, optimizer: torch.optim.Optimizer, file: str, beat: Beat) -> int:
     """Read this rank's part of a checkpoint, of ranks or of one process, and return its version."""
     with state.while_read(folder), ExitStack() as stack:
         about = json.loads((folder / state.META).read_text())
         _check_fits(folder, weights, specs_of_file(folder / file))
-        fill(weights, rows_of_file(folder / file, stack))
+        fill(weights, rows_of_file(folder / file, stack), beat)
         if state.is_sharded(folder):
-            moments, steps = read_moments(folder / state.SHARDED, weights, alone=False), about["steps"]
+            moments = read_moments(folder / state.SHARDED, weights, alone=False, beat=beat)
+            steps = about["steps"]
             random = state.random_file(folder, dist.get_rank() % about["ranks"])
         else:
             random = folder / state.OPTIMIZER
             stored = rows_of_file(random, stack)
             moments = {f"{name}/{one}": torch.empty_like(weight) for name, weight in weights.items() for one in MOMENTS}
-            fill(moments, stored)
+            fill(moments, stored, beat)
             steps = {name: float(stored[f"{name}/step"](0, 0)) for name in weights}
         torch.set_rng_state(state.random_state_in(random))
     optimizer.state.clear()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from loopwright.core.adapter_names import WEIGHT, A, B
 from loopwright.learn.ranks.parts import gathered_from
-from loopwright.learn.ranks.state import stream_gathered, stream_whole
+from loopwright.learn.ranks.state import Beat, stream_gathered, stream_whole
 from loopwright.learn.state import MODEL, describe_model
 from loopwright.learn.trained import refuse_adapters
 from loopwright.models.adapter_files import TENSORS
@@ -55,9 +55,10 @@ class ShardedModel:
 
     file = MODEL
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, beat: Beat) -> None:
         self._model = model
         self._dtype = dtype
+        self._beat = beat
         self.parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
 
     def check(self, folder: Path) -> None:
@@ -68,7 +69,7 @@ class ShardedModel:
         describe_model(self._model, folder)
 
     def publish(self, sink: WeightSink) -> None:
-        stream_whole(self.parameters, self._dtype, sink)
+        stream_whole(self.parameters, self._dtype, sink, self._beat)
 
     def stream(self, sink: WeightSink) -> None:
         self.publish(sink)
@@ -80,9 +81,10 @@ class ShardedAdapters:
 
     file = TENSORS
 
-    def __init__(self, adapters: Any, dtype: torch.dtype, *, merged_for_engines: bool) -> None:
+    def __init__(self, adapters: Any, dtype: torch.dtype, beat: Beat, *, merged_for_engines: bool) -> None:
         self._adapters = adapters
         self._dtype = dtype
+        self._beat = beat
         self._sends_whole_weights = merged_for_engines
         self.parameters: Mapping[str, torch.Tensor] = adapters.parameters
 
@@ -100,7 +102,7 @@ class ShardedAdapters:
             specs = {
                 name: spec_of(matrix) for name, matrix in self._adapters.for_engines(lambda one: torch.empty(one.shape))
             }
-        stream_gathered(specs, self._adapters.for_engines(gathered_from), sink)
+        stream_gathered(specs, self._adapters.for_engines(gathered_from), sink, self._beat)
 
     def stream(self, sink: WeightSink) -> None:
         with torch.device("meta"):
@@ -108,7 +110,7 @@ class ShardedAdapters:
                 name: spec_of(torch.empty(weight.shape, dtype=self._dtype))
                 for name, weight in self._adapters.frozen.items()
             }
-        stream_gathered(specs, self._merged(), sink)
+        stream_gathered(specs, self._merged(), sink, self._beat)
 
     @torch.no_grad()
     def _merged(self) -> Iterator[Named]:
