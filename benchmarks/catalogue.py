@@ -8,6 +8,7 @@ from benchmarks.decode import Decode
 from benchmarks.gateway import GatewayCalls
 from benchmarks.grpo import Grpo
 from benchmarks.learn import Learn
+from benchmarks.learn_ranks import LearnRanks
 from benchmarks.makespan import Makespan
 from benchmarks.manager import Manager
 from benchmarks.models import Model
@@ -58,9 +59,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         samples=8,
         beside_vllm=True,
     ),
-    Learn("learn", "a train step of SmolLM2-135M on one group of 1,024 to 8,192 tokens: time, and memory per token"),
-    Learn("learn-checkpointed", "the same with learner.checkpoint_activations", checkpointed=True),
-    Learn("learn-lora", "the same with adapters of rank 16 in all linear layers (learner.lora)", adapter_rank=16),
+    Learn("learn", "a train step of SmolLM2-135M on one group of 1,024 to 8,192 tokens: time and memory, beside TRL"),
+    Learn("learn-checkpointed", "the same with layers that keep only their input, on all sides", checkpointed=True),
+    Learn("learn-lora", "the same with adapters of rank 16 in all linear layers, beside all weights", adapter_rank=16),
+    LearnRanks("learn-ranks", "the same by two ranks (learner.ranks), beside one process"),
     Makespan(
         "makespan",
         "production: 16 groups x 8 on 64 slots, latencies log-normal (sigma 1.2), beside the synchronous schedule",

@@ -27,6 +27,8 @@ class Figure:
     label: str
     better: Better = Better.NEITHER
     digits: int = 2
+    absent: str = ""
+    """What it means if a side has no such number, for people."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.figures import Round
 from benchmarks.process import Program, Worker, environment_of
-from benchmarks.setting import Benchmark, Limit, Places, Prepared, Spec
+from benchmarks.setting import Benchmark, Limit, Peer, Places, Prepared, Spec
 from loopwright.errors import BenchError
 
 OURS = "loopwright"
@@ -119,22 +119,28 @@ def _programs(
     benchmark: Benchmark, prepared: Prepared, places: Places, environment: Mapping[str, str], *, ours_only: bool
 ) -> list[tuple[Program, Spec]]:
     shared = environment_of(environment, places.checkout, benchmark.threads)
-    own, peer = Path(sys.executable), benchmark.peer
+    own = Path(sys.executable)
     programs = [(Program(OURS, own, benchmark.module, places.checkout, shared), prepared.ours)]
-    if peer is not None and not ours_only:
-        python = own if peer.environment is None else places.checkout / peer.environment / "bin" / "python"
-        if not python.exists():
-            raise BenchError(
-                f"the peer {peer.name!r} is not installed in {peer.environment}",
-                remedy=f"make {peer.environment}/.ready, or leave it out with --ours-only",
-                peer=peer.name,
-            )
-        programs.append((Program(peer.name, python, peer.module, places.checkout, shared), prepared.peer))
-    for other, spec in () if ours_only else prepared.others:
-        programs.append((Program(other.name, own, other.module, places.checkout, shared), spec))
+    peers = () if benchmark.peer is None else ((benchmark.peer, prepared.peer),)
+    for peer, spec in () if ours_only else (*peers, *prepared.others):
+        programs.append((Program(peer.name, _python_of(peer, places), peer.module, places.checkout, shared), spec))
     if (limit := prepared.limit) is not None:
         programs.append((Program(LIMIT, own, limit.module, places.checkout, shared), limit.spec))
     return programs
+
+
+def _python_of(peer: Peer, places: Places) -> Path:
+    """The Python that runs the peer. Raises BenchError if the peer is not installed."""
+    if peer.environment is None:
+        return Path(sys.executable)
+    python = places.checkout / peer.environment / "bin" / "python"
+    if not python.exists():
+        raise BenchError(
+            f"the peer {peer.name!r} is not installed in {peer.environment}",
+            remedy=f"make {peer.environment}/.ready, or leave it out with --ours-only",
+            peer=peer.name,
+        )
+    return python
 
 
 def _measured(benchmark: Benchmark, prepared: Prepared, answers: Mapping[str, Answers]) -> Measured:

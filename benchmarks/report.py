@@ -33,9 +33,9 @@ def _side(measured: Measured, side: Side) -> dict[str, Any]:
     return {
         "versions": side.versions,
         "figures": {
-            figure.key: asdict(summarise(side.rounds, figure.key))
+            figure.key: asdict(summarise(side.rounds, figure.key)) if _has(side, figure) else figure.absent
             for figure in measured.benchmark.figures
-            if _has(side, figure)
+            if _has(side, figure) or figure.absent
         },
         "rounds": list(side.rounds),
     }
@@ -74,7 +74,7 @@ def table(measured: Measured) -> list[str]:
     rows = [("", *(_heading(side) for side in measured.sides), "ours is better by" if measured.sides[1:] else "")]
     for figure, ratio in ratios(measured):
         cells = [
-            _cell(summarise(side.rounds, figure.key), figure.digits) if _has(side, figure) else ""
+            _cell(summarise(side.rounds, figure.key), figure.digits) if _has(side, figure) else figure.absent
             for side in measured.sides
         ]
         rows.append((figure.label, *cells, f"{_cell(ratio, 2)} x" if ratio else ""))

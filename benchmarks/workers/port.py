@@ -9,6 +9,7 @@ carries answers only.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -61,14 +62,34 @@ class Stopwatch:
         return {"seconds": time.perf_counter() - self._wall, "cpu_seconds": _cpu_seconds() - self._cpu}
 
 
-def peak_memory() -> int:
-    """The most bytes of memory that this process has held."""
-    status = Path("/proc/self/status")
+def peak_memory(process: int | str = "self") -> int:
+    """The most bytes of memory that the process has held: this one, or the one with that id."""
+    status = Path(f"/proc/{process}/status")
     if status.exists():
         # Not getrusage: its peak survives exec, so it may be that of the process that started this one.
         found = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(found.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def start_peak_anew(process: int | str = "self") -> int:
+    """Forget the peak of the process. Returns the bytes that are resident, from which the new one starts."""
+    Path(f"/proc/{process}/clear_refs").write_text("5")
+    return peak_memory(process)
+
+
+def resting_memory() -> int:
+    """The bytes that are resident when freed memory has been returned to the system. The peak starts anew from here."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return start_peak_anew()
+
+
+def limit_memory(size: int) -> None:
+    """Refuse this process, and those that it starts, more than so many bytes each, or than the limit that it has
+    already: to allocate more is an error. Memory that is allocated and never touched counts too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    size = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (size, hard))
 
 
 def _cpu_seconds() -> float:

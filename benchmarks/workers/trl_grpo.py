@@ -65,7 +65,7 @@ def main(port: Port) -> None:
     trainer = Timed(
         model=AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32),
         reward_funcs=seen.reward,
-        args=GRPOConfig(**_options(spec)),
+        args=GRPOConfig(**options(spec)),
         train_dataset=Dataset.from_list(_rows(Path(spec["tasks"]))),
         processing_class=tokenizer,
         callbacks=[OneStepPerRound()],
@@ -74,7 +74,8 @@ def main(port: Port) -> None:
     trainer.train()
 
 
-def _options(spec: dict[str, Any]) -> dict[str, Any]:
+def options(spec: dict[str, Any]) -> dict[str, Any]:
+    """The settings of TRL's trainer."""
     batch = spec["groups"] * spec["samples"]
     micro = spec["peer_micro_batch"]
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from benchmarks.flops import Layers
 from benchmarks.gateway import BarePlan
 from benchmarks.grpo import Grpo
 from benchmarks.harness import Measured, Side
+from benchmarks.learn import LENGTHS
 from benchmarks.makespan import LEARNER_SECONDS, STALENESS
 from benchmarks.pool import PoolRequests, StraightPlan
 from benchmarks.products import Products
@@ -88,10 +90,18 @@ ON_ACTORS = {
     "door_us": 580.0,
 }
 RELAYED = {**STEP, "direct": [0.002] * 100, "relay": [0.0035] * 100, "direct_rate": 900.0, "relay_rate": 500.0}
-LEARNED = {
+LEARNED: dict[str, Any] = {
     **STEP,
-    "steps": [{"tokens": n, "bytes": 500_000 * n, "seconds": n / 1000} for n in (1024, 2048, 4096, 8192)],
+    "steps": [{"tokens": n, "bytes": 500_000 * n, "seconds": n / 1000} for n in LENGTHS],
     "resident": 2_000_000_000,
+}
+LEARNED_BY_RANKS: dict[str, Any] = {
+    **STEP,
+    "steps": [
+        {"tokens": n, "bytes": [300_000 * n, 400_000 * n], "seconds": n / 1000, "communication_share": 0.25}
+        for n in LENGTHS
+    ],
+    "resident": [1_000_000_000, 1_100_000_000],
 }
 
 PAGE = {
@@ -106,6 +116,7 @@ ANSWERS = {
     "learn": (LEARNED, None),
     "learn-checkpointed": (LEARNED, None),
     "learn-lora": (LEARNED, None),
+    "learn-ranks": (LEARNED_BY_RANKS, None),
     "weights": (UPDATES, COPY),
     "busy": (BUSY, None),
     "buffer": (BUFFER, RATES),
@@ -171,6 +182,29 @@ def test_a_learn_round():
     figures = find("learn").round(LEARNED, None)
     assert figures["growth"] == 1.0, "memory grows with the row"
     assert (figures["mb_8192"], figures["seconds_2048"], figures["resident_mb"]) == (4096.0, 2.048, 2000.0)
+
+
+def test_a_row_that_needs_too_much_memory_has_no_figures_and_the_table_says_so():
+    benchmark = find("learn")
+    mine = benchmark.round(LEARNED, None)
+    theirs = benchmark.round({**LEARNED, "steps": LEARNED["steps"][:1]}, None)
+    nothing = benchmark.round({**LEARNED, "steps": []}, None)
+    assert (mine["longest"], theirs["longest"], nothing["longest"]) == (8192, 1024, 0)
+    measured = Measured(benchmark, (Side("loopwright", {}, (mine,)), Side("trl", {}, (theirs,))), None)
+    shown = {line.split("  ")[0]: line for line in table(measured)}
+    assert "out of memory" in shown["seconds, row of 2,048 tokens"]
+    assert "1.00 (1.00 - 1.00) x" in shown["seconds, row of 1,024 tokens"]
+    report = as_json(measured, 0.1)
+    assert report["sides"]["trl"]["figures"]["mb_2048"] == "out of memory"
+    assert "seconds_2048" not in report["ratios"]
+
+
+def test_a_learn_round_of_two_ranks_tells_the_memory_of_each():
+    figures = find("learn-ranks").round(LEARNED_BY_RANKS, None)
+    assert (figures["mb_1024"], figures["other_mb_1024"]) == (409.6, 307.2)
+    assert (figures["resident_mb"], figures["communication_share"], figures["growth"]) == (1100.0, 0.25, 1.0)
+    alone = [{**step, "bytes": step["bytes"][:1]} for step in LEARNED_BY_RANKS["steps"]]
+    assert "other_mb_1024" not in find("learn-ranks").round({**LEARNED_BY_RANKS, "steps": alone}, None)
 
 
 def test_a_buffer_round():

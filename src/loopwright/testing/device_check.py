@@ -25,7 +25,7 @@ from loopwright.learn.losses import ppo_clip
 from loopwright.learn.recipe import Recipe
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel, load_model
-from loopwright.testing.made_groups import random_group
+from loopwright.testing.made_groups import random_group, row_of
 from loopwright.types import GenerateRequest, Generation, Group, Sampling
 
 P = ParamSpec("P")
@@ -126,7 +126,7 @@ class DeviceCheck:
         for length in LENGTHS:
             torch.cuda.reset_peak_memory_stats(self.device)
             resident, started = torch.cuda.memory_allocated(self.device), time.perf_counter()
-            await learner.step([row_of(length, loaded)])
+            await learner.step([row_of(length, vocabulary=loaded.model.config.vocab_size)])
             seconds = time.perf_counter() - started
             per_token.append((torch.cuda.max_memory_allocated(self.device) - resident) / length)
         growth = per_token[-1] / per_token[0] - 1
@@ -154,12 +154,6 @@ async def half_against_full(full: LoadedModel, half: LoadedModel, steps: int = S
             await learner.step(_groups(loaded))
         found.append(await learner.logprobs(PROBE))
     return _mean_apart(*found)
-
-
-def row_of(tokens: int, loaded: LoadedModel) -> Group:
-    """A group that is packed into one row of so many tokens: a quarter of them is its prompt, the rest 8 answers."""
-    length = tokens * 3 // 4 // 8 + 1
-    return random_group(tokens - 8 * (length - 1), 8, length, vocabulary=loaded.model.config.vocab_size)
 
 
 def sampled(batch: EngineBatch, prompt: tuple[int, ...], tokens: int = 40) -> Generation:

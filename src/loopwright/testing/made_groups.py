@@ -9,6 +9,8 @@ from loopwright.types import Episode, Group, Rollout, RolloutKey, Scored, Task, 
 TASK = Task.ask("made-up", "Say anything.")
 LOGPROB = -5.0
 """What the tokens were sampled with, supposedly."""
+ANSWERS = 8
+"""Of the group that is one row."""
 
 
 def random_group(prompt: int, answers: int, length: int, *, vocabulary: int, draw: int = 0) -> Group:
@@ -24,3 +26,9 @@ def random_group(prompt: int, answers: int, length: int, *, vocabulary: int, dra
         key = RolloutKey("made-up", draw, member)
         rollouts.append(Rollout(key, TASK, Episode((), (chain,)), Scored(float(member % 2)), Timing(0.0)))
     return Group("made-up", draw, TASK, tuple(rollouts))
+
+
+def row_of(tokens: int, *, vocabulary: int) -> Group:
+    """A group that is packed into one row of so many tokens: a quarter of them is its prompt, the rest 8 answers."""
+    length = tokens * 3 // 4 // ANSWERS + 1
+    return random_group(tokens - ANSWERS * (length - 1), ANSWERS, length, vocabulary=vocabulary)
