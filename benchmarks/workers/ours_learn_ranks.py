@@ -79,6 +79,7 @@ async def opened(spec: dict[str, Any]) -> AsyncIterator[Opened]:
     from loopwright.learn.learner import TorchLearner
     from loopwright.models.compute import ComputeThread
     from loopwright.runs.run_folder import RunFolder
+    from loopwright.track.jsonl import JsonlTracker
 
     loaded, cache = load(Path(spec["config"]), files=True), Path(spec["cache"])
     ingredients, ranks = load_ingredients(loaded), loaded.config.learner.ranks
@@ -94,7 +95,15 @@ async def opened(spec: dict[str, Any]) -> AsyncIterator[Opened]:
             recipe = make_driver_recipe(loaded, ingredients, outline)
             folder = RunFolder(Path(loaded.config.trainer.run_dir))
             opening = open_ranked_learner(
-                loaded, outline, recipe, compute, cache=cache, folder=folder, env=os.environ, cluster=None
+                loaded,
+                outline,
+                recipe,
+                compute,
+                cache=cache,
+                folder=folder,
+                env=os.environ,
+                cluster=None,
+                journal=JsonlTracker(folder.path),
             )
             async with opening as ranked:
                 yield Opened(ranked, _ranks(), size, outline.vocabulary)
