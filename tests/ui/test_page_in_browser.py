@@ -205,6 +205,41 @@ async def test_a_search_goes_on_and_begins_again_after_a_resume(
         await expect(rows).to_have_count(total)
 
 
+PPO: Mapping[str, Any] = {"loss": {"kind": "ppo_clip"}, "kl": None, "mini_batches": 1}
+
+
+@pytest.mark.parametrize(
+    ("learner", "below", "above"),
+    [
+        (PPO, "towards likelier", "not certain"),
+        ({**PPO, "mini_batches": 4}, "towards likelier, if not clipped", "not certain"),
+        ({**PPO, "loss": {"kind": "reinforce"}}, "not certain", "towards likelier"),
+        ({**PPO, "kl": {"kind": "k3"}}, "not certain", "not certain"),
+        ({**PPO, "loss": {"kind": "python"}}, "not certain", "not certain"),
+    ],
+    ids=["one mini-batch", "may be clipped", "reinforce", "kl", "own loss"],
+)
+async def test_a_token_says_where_its_term_pulls_only_if_that_is_certain(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path, learner: Any, below: str, above: str
+) -> None:
+    """All planted tokens have an advantage above zero, and shares of both signs: one of them comes from elsewhere."""
+    copy = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "copy")))
+    head = copy.config.read_text().splitlines()[0]
+    copy.config.write_text(f"{head}\n{json.dumps({**SETTINGS, 'learner': learner})}\n")
+    shares = pushes(planted_run, 0)
+    places = [
+        next(at for at, share in shares.items() if is_wanted(share)) for is_wanted in (lambda s: s < 0, lambda s: s > 0)
+    ]
+    async with visiting(browser, copy.path) as visit:
+        await visit.go(run_path("copy", f"{ROLLOUT}?view=tokens"))
+        await visit.page.get_by_label("colour").select_option("push")
+        for place, said in zip(places, (below, above), strict=True):
+            await visit.page.locator(f".tokens span[data-i='{place}']").hover()
+            await expect(visit.page.locator("[data-field=pulls]")).to_have_text(said)
+        legend = await visit.text(".legend ul")
+        assert ("pulls towards likelier" in legend) is (below != above)
+
+
 async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:
     async with visiting(browser, planted_run.path) as visit:
         await visit.go(run_path(planted_run.path.name, f"/step/{JUDGE_FAILS}"))
