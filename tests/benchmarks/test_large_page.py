@@ -19,7 +19,9 @@ def test_a_large_run_is_read_like_any_other(tmp_path: Path) -> None:
     changed = path.stat().st_mtime_ns
     assert make_large_run(tmp_path, RUN).stat().st_mtime_ns == changed
     database, archive = path / "rollouts.sqlite", Archive(path / "archive")
-    assert [one.step for one in trained_steps(database)] == list(range(8, 0, -1))
+    steps, hits = trained_steps(database), search(database, RUN.only_text)
+    assert steps is not None
+    assert [one.step for one in steps.steps] == list(range(8, 0, -1))
     assert len(list((path / "archive").iterdir())) == 8 - KEPT_STEPS
     page = step_page(database, 2, Wanted())
     assert (page.total, len(page.groups[0].members)) == (2, 8)
@@ -32,4 +34,5 @@ def test_a_large_run_is_read_like_any_other(tmp_path: Path) -> None:
         assert found.trained.pushes(0) is not None
         (chain,) = found.rollout.episode.chains
         assert len(chain) == (LONG_TOKENS if str(key) == RUN.long_chain else 300)
-    assert len(search(database, RUN.only_text).hits) == 1
+    assert hits is not None
+    assert len(hits.hits) == 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from token_batches import Token, batch_of, chains_of, token_lists
 
 from loopwright.learn.losses import Clip, TokenBatch, TokenLoss, cispo, gspo, ppo_clip, reinforce
+from loopwright.runs.trained_tokens import LikelierSide, push_meaning
 from loopwright.types import Level
 
 BOUNDED = settings(max_examples=50)
@@ -202,3 +203,38 @@ def test_cispo_holds_the_ratio_whatever_the_sign_of_the_advantage(tokens: list[T
     assert torch.equal(below | above, ~followed)
     assert (ratio[below] < 1 - LOW).all()
     assert (ratio[above] > 1 + HIGH).all()
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo", "reinforce"])
+@given(token_lists(), st.booleans())
+@BOUNDED
+def test_the_page_says_where_the_term_of_a_token_pulls(name: str, tokens: list[Token], is_first: bool) -> None:
+    """With one mini-batch the old logprobs are those of the forward pass, and nothing is clipped."""
+    tokens = [replace(token, now=min(token.now, -0.01)) for token in tokens]
+    if is_first:
+        tokens = [replace(token, old=token.now) for token in tokens]
+    batch = batch_of(tokens, requires_grad=True)
+    shares = LOSSES[name](batch)
+    (gradient,) = torch.autograd.grad(shares.sum(), batch.logprobs)
+    means = push_meaning({"loss": {"kind": name}, "kl": None, "mini_batches": 1 if is_first else 2})
+    assert means is not None
+    assert means.may_be_clipped is (not is_first and name in ("ppo_clip", "gspo"))
+    for share, slope in zip(shares.tolist(), gradient.tolist(), strict=True):
+        if share == 0 or (means.may_be_clipped and slope == 0):
+            continue
+        # A step goes against the gradient.
+        assert (slope < 0) is (share < 0 if means.likelier is LikelierSide.BELOW else share > 0)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {},
+        {"loss": {"kind": "python"}, "kl": None, "mini_batches": 1},
+        {"loss": {"kind": "ppo_clip"}, "kl": {"kind": "k3", "coefficient": 0.1}, "mini_batches": 1},
+        {"loss": {"kind": ["odd"]}},
+        {"loss": "odd"},
+    ],
+)
+def test_where_a_term_pulls_is_not_said_if_it_is_not_certain(learner: Any) -> None:
+    assert push_meaning(learner) is None

@@ -16,6 +16,7 @@ from page_client import PageClient
 
 from loopwright.buffer.payload_file import read_piece
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.ports import StalePolicy
 from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
@@ -107,9 +108,22 @@ async def test_a_text_is_found_in_the_latest_steps_first(made_up_run: RunFolder)
         fields = [await page.json(f"{RUN}/search", q=text) for text in ("content", "assistant", '": "')]
     assert [hit["step"] for hit in found["hits"]] == [2, 2, 1, 1, 1, 1]
     assert "<b>no</b> idea" in found["hits"][0]["excerpt"]
-    assert found["before"] is None
+    assert found["next"] is None
     assert nothing["hits"] == []
     assert [one["hits"] for one in fields] == [[], [], []], "these are in no text, but in how texts are stored"
+
+
+async def test_cursors_say_start_again_after_a_resume(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        steps = await page.json(f"{RUN}/steps", most=2)
+        rest = await page.json(f"{RUN}/steps", cursor=steps["next"])
+        async with SqliteStorage(made_up_run.rollouts) as storage:
+            await storage.resume(["train"], step=2, next_draws=None, policy=StalePolicy())
+        moved = [await page.json(f"{RUN}/{end}", q="idea", cursor=steps["next"]) for end in ("steps", "search")]
+        again = await page.json(f"{RUN}/steps")
+    assert ([one["step"] for one in steps["steps"]], [one["step"] for one in rest["steps"]]) == ([3, 2], [1])
+    assert [one["again"] for one in (steps, rest, *moved, again)] == [False, False, True, True, False]
+    assert again["edition"] != steps["edition"]
 
 
 async def test_the_timeline_has_the_latest_steps(made_up_run: RunFolder) -> None:
@@ -151,6 +165,8 @@ async def test_a_group_that_is_gone_is_missing_on_one_side(made_up_run: RunFolde
         ("rollout", {"key": "train/x/0/0"}),
         ("rollout", {}),
         ("search", {}),
+        ("search", {"q": "a", "cursor": "3"}),
+        ("steps", {"cursor": "a-b-1.2.x"}),
         ("metrics", {"since": "-1"}),
     ],
 )

@@ -23,6 +23,7 @@ from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
 from loopwright.ui import run_view
+from loopwright.ui.app import STATIC
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -171,6 +172,72 @@ async def test_what_was_drawn_stands_beside_where_it_stands(
         row = visit.page.get_by_label("Where every group stands").get_by_role("row", name="facts")
         await expect(row).to_contain_text(f"{drawn - 1}, not {drawn}")
         await expect(visit.page.locator("main")).to_contain_text("`loopwright audit` says which groups")
+
+
+async def test_a_search_goes_on_and_begins_again_after_a_resume(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path
+) -> None:
+    shutil.copytree(planted_run.path, tmp_path / "copy")
+    # It waits for somebody after each answer, instead of after 200 hits.
+    script = (STATIC / "js" / "views" / "steps.js").read_text().replace("ENOUGH = 200", "ENOUGH = 1")
+    async with visiting(browser, tmp_path / "copy") as visit:
+        rows, state = visit.page.locator("main section td a"), visit.page.locator("main section [role=status]")
+        more = visit.page.get_by_role("button", name="More", exact=True)
+        await visit.page.route(
+            "**/views/steps.js", lambda route: route.fulfill(body=script, content_type="text/javascript")
+        )
+        await visit.go(run_path("copy", "/steps?q=Question"))
+        await expect(state).to_contain_text("100 found")
+        await more.click()
+        await expect(state).to_contain_text("which is all")
+        await expect(more).to_be_hidden()
+        total, links = await rows.count(), {await one.get_attribute("href") for one in await rows.all()}
+        assert total == len(links) > 100
+
+        await visit.page.reload()
+        await expect(state).to_contain_text("100 found")
+        with closing(sqlite3.connect(tmp_path / "copy" / "rollouts.sqlite")) as db, db:
+            db.execute("INSERT INTO lineages VALUES (7, 3, 'mask', NULL, 1, 0)")
+        await more.click()
+        await expect(visit.page.locator("#notice")).to_contain_text("begun again")
+        await more.click()
+        await expect(state).to_contain_text("which is all")
+        await expect(rows).to_have_count(total)
+
+
+PPO: Mapping[str, Any] = {"loss": {"kind": "ppo_clip"}, "kl": None, "mini_batches": 1}
+
+
+@pytest.mark.parametrize(
+    ("learner", "below", "above"),
+    [
+        (PPO, "towards likelier", "not certain"),
+        ({**PPO, "mini_batches": 4}, "towards likelier, if not clipped", "not certain"),
+        ({**PPO, "loss": {"kind": "reinforce"}}, "not certain", "towards likelier"),
+        ({**PPO, "kl": {"kind": "k3"}}, "not certain", "not certain"),
+        ({**PPO, "loss": {"kind": "python"}}, "not certain", "not certain"),
+    ],
+    ids=["one mini-batch", "may be clipped", "reinforce", "kl", "own loss"],
+)
+async def test_a_token_says_where_its_term_pulls_only_if_that_is_certain(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path, learner: Any, below: str, above: str
+) -> None:
+    """All planted tokens have an advantage above zero, and shares of both signs: one of them comes from elsewhere."""
+    copy = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "copy")))
+    head = copy.config.read_text().splitlines()[0]
+    copy.config.write_text(f"{head}\n{json.dumps({**SETTINGS, 'learner': learner})}\n")
+    shares = pushes(planted_run, 0)
+    places = [
+        next(at for at, share in shares.items() if is_wanted(share)) for is_wanted in (lambda s: s < 0, lambda s: s > 0)
+    ]
+    async with visiting(browser, copy.path) as visit:
+        await visit.go(run_path("copy", f"{ROLLOUT}?view=tokens"))
+        await visit.page.get_by_label("colour").select_option("push")
+        for place, said in zip(places, (below, above), strict=True):
+            await visit.page.locator(f".tokens span[data-i='{place}']").hover()
+            await expect(visit.page.locator("[data-field=pulls]")).to_have_text(said)
+        legend = await visit.text(".legend ul")
+        assert ("pulls towards likelier" in legend) is (below != above)
 
 
 async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:

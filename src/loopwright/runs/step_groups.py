@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from loopwright.buffer.codec import decode_reward
 from loopwright.buffer.storage.schema import snapshot
+from loopwright.runs.cursor import Cursor, edition_of
 from loopwright.types import Failed, FailureCause, GroupStatus, Scored
 
 LATEST = (
@@ -119,16 +120,29 @@ class StepPage:
     """The sum of the absolute shares of the loss of all tokens of the step, if they were stored."""
 
 
-def trained_steps(database: Path, *, before: int | None = None, most: int = 200) -> tuple[StepWhat, ...]:
-    """The trained steps, the latest first."""
+@dataclass(frozen=True, slots=True)
+class StepList:
+    """Trained steps, the latest first. `next` is where the list goes on; None at its end."""
+
+    steps: tuple[StepWhat, ...]
+    edition: str
+    next: Cursor | None
+
+
+def trained_steps(database: Path, *, cursor: Cursor | None = None, most: int = 200) -> StepList | None:
+    """The trained steps, the latest first. None if the cursor is of another lineage: start again."""
     with snapshot(database) as db:
+        edition = edition_of(db, database)
+        if cursor is not None and cursor.edition != edition:
+            return None
         found = db.execute(
             "SELECT step, count(*),"
             " (SELECT max(at) FROM trail AS t WHERE t.event = 'consumed' AND t.step = groups.step)"
-            " FROM groups WHERE step IS NOT NULL AND step < ? GROUP BY step ORDER BY step DESC LIMIT ?",
-            (1 << 62 if before is None else before, most),
-        )
-        return tuple(StepWhat(step, groups, at or 0.0) for step, groups, at in found)
+            " FROM groups WHERE step IS NOT NULL AND step <= ? GROUP BY step ORDER BY step DESC LIMIT ?",
+            (1 << 62 if cursor is None else cursor.step, most + 1),
+        ).fetchall()
+        steps = tuple(StepWhat(step, groups, at or 0.0) for step, groups, at in found[:most])
+        return StepList(steps, edition, Cursor(edition, found[most][0]) if len(found) > most else None)
 
 
 def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, most: int = 64) -> StepPage:

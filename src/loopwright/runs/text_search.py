@@ -1,7 +1,7 @@
 """Finds a text in the transcripts of a run, step by step, the latest first.
 
-One call looks at as many steps as fit into its time, and says where to go on. Only the texts are read from an archived
-step, not its tokens.
+One call looks at as many steps as fit into its time, and says where to go on, also within a step. Only the texts are
+read from an archived step, not its tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from loopwright.buffer.archive import Archive, Parcel, ParcelKind
 from loopwright.buffer.storage.schema import snapshot
 from loopwright.buffer.transcripts import decode_transcript
 from loopwright.errors import RunError
+from loopwright.runs.cursor import Cursor, edition_of
 from loopwright.types import RolloutKey
 
 AROUND = 60
@@ -35,34 +37,48 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """`before` is the step from which to go on towards earlier ones; None if all were looked at."""
+    """`next` is where to go on towards earlier steps; None if all were looked at. `steps` were looked at to their
+    end."""
 
     hits: tuple[Hit, ...]
-    before: int | None
+    next: Cursor | None
     steps: int
 
 
-def search(database: Path, text: str, *, before: int | None = None, most: int = 50, seconds: float = 1.0) -> Hits:
-    """The rollouts of trained steps that have `text`, whatever its case, in a message, a call or an output."""
-    deadline, hits, looked, at = time.monotonic() + seconds, list[Hit](), 0, before
+def search(
+    database: Path, text: str, *, cursor: Cursor | None = None, most: int = 100, seconds: float = 1.0
+) -> Hits | None:
+    """The rollouts of trained steps that have `text`, whatever its case, in a message, a call or an output. At most
+    `most` of them, and the rest from `next` on. None if the run has another lineage than the cursor: start again."""
+    deadline, hits, looked = time.monotonic() + seconds, list[Hit](), 0
     archive = Archive.beside(database)
     # Transcripts are JSON in ASCII, so the text is looked for as it is written there.
     needle = json.dumps(text)[1:-1]
-    while True:
-        at = _step_before(database, at)
-        if at is None:
-            return Hits(tuple(hits), None, looked)
-        hits += _in_step(database, archive, at, needle, text)
+    place = _place(database, cursor)
+    while place is not None:
+        if cursor is not None and cursor.edition != place.edition:
+            return None
+        told = len(hits)
+        in_step = islice(_in_step(database, archive, place.step, needle, text), place.skip, None)
+        hits += islice(in_step, most - told)
+        if next(in_step, None) is not None:
+            return Hits(tuple(hits), replace(place, skip=place.skip + len(hits) - told), looked)
         looked += 1
+        cursor = replace(place, step=place.step - 1, skip=0)
+        place = _place(database, cursor)
         if len(hits) >= most or time.monotonic() > deadline:
-            return Hits(tuple(hits[: 4 * most]), at, looked)
+            break
+    return Hits(tuple(hits), place, looked)
 
 
-def _step_before(database: Path, step: int | None) -> int | None:
+def _place(database: Path, cursor: Cursor | None) -> Cursor | None:
+    """The step at the cursor, or the next one before it, in the present edition. None if there is none."""
     with snapshot(database) as db:
-        bound = 1 << 62 if step is None else step
-        found = db.execute("SELECT max(step) FROM groups WHERE step < ?", (bound,)).fetchone()[0]
-        return None if found is None else int(found)
+        bound = 1 << 62 if cursor is None else cursor.step
+        (step,) = db.execute("SELECT max(step) FROM groups WHERE step <= ?", (bound,)).fetchone()
+        if step is None:
+            return None
+        return Cursor(edition_of(db, database), step, cursor.skip if cursor is not None and cursor.step == step else 0)
 
 
 def _in_step(database: Path, archive: Archive, step: int, needle: str, text: str) -> Iterator[Hit]:

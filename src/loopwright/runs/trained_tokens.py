@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,45 @@ class WhyUntrained(StrEnum):
     """Its rollout has advantage 0, and nothing else in the loss trains such rollouts."""
 
 
+class LikelierSide(StrEnum):
+    """Which shares of the loss belong to tokens that their own terms make likelier."""
+
+    BELOW = "below"
+    """Those below zero: the loss is a ratio times the advantage, negated."""
+    ABOVE = "above"
+    """Those above zero: the loss is a logprob, which is below zero itself, times the advantage, negated."""
+
+
+LIKELIER = {
+    "ppo_clip": LikelierSide.BELOW,
+    "gspo": LikelierSide.BELOW,
+    "cispo": LikelierSide.ABOVE,
+    "reinforce": LikelierSide.ABOVE,
+}
+CLIPPED = frozenset({"ppo_clip", "gspo"})
+"""Losses with which a clipped token has a share and no gradient."""
+
+
+class PushMeaning(NamedTuple):
+    """What the sign of a token's share of the loss says of its gradient. With `may_be_clipped`, the gradient may be
+    zero: which tokens were clipped is not stored."""
+
+    likelier: LikelierSide
+    may_be_clipped: bool
+
+
+def push_meaning(learner: Mapping[str, Any]) -> PushMeaning | None:
+    """By the `learner` section of a config. None: the sign says nothing for certain, because a divergence from a
+    reference is part of the shares, or the loss is the user's own or unknown."""
+    loss = learner.get("loss")
+    kind = loss.get("kind") if isinstance(loss, Mapping) else None
+    side = LIKELIER.get(kind) if isinstance(kind, str) else None
+    if side is None or learner.get("kl") is not None:
+        return None
+    # With one mini-batch the ratio is exactly 1, which no bound clips.
+    return PushMeaning(side, kind in CLIPPED and learner.get("mini_batches") != 1)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
     """What the step computed of a rollout. `loss_terms` is the sum of the absolute shares of the loss of its tokens,
@@ -53,8 +93,8 @@ class TrainedTokens:
         return self.loss_terms / self.step_terms if self.loss_terms is not None and self.step_terms else None
 
     def pushes(self, index: int) -> npt.NDArray[np.float32] | None:
-        """The share of each trained token of a chain, with the sign of its loss term. Below zero, the step made the
-        token likelier; above zero, less likely."""
+        """The share of each trained token of a chain, with the sign of its loss term. `push_meaning` says what the sign
+        tells."""
         numbers = self.chains.get(index)
         return numbers.losses / np.float32(self.step_terms) if numbers is not None and self.step_terms else None
 

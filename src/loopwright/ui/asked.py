@@ -9,6 +9,7 @@ from typing import TypeVar
 from starlette.datastructures import QueryParams
 
 from loopwright.errors import RefusedError
+from loopwright.runs.cursor import Cursor
 from loopwright.types import RolloutKey
 
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -41,6 +42,13 @@ class Asked:
         if not value.isascii() or not value.isdecimal() or len(value) > 16 or int(value) > LARGEST:
             raise self._wrong(name, "a whole number")
         return int(value)
+
+    def cursor(self) -> Cursor | None:
+        value = self.text("cursor")
+        found = None if value is None else Cursor.of(value)
+        if value is not None and found is None:
+            raise self._wrong("cursor", "the one of the answer before, or none")
+        return found
 
     def real(self, name: str) -> float | None:
         value = self.text(name)

@@ -37,7 +37,7 @@ def list_runs(runs: ServedRuns) -> dict[str, Any]:
 
 
 def _row(view: RunView) -> dict[str, Any]:
-    config = _config(view)
+    config = stored_config(view)
     row = {"name": view.name, **view.progress(), "steps": _at(config, "trainer", "steps")}
     row["model"] = _at(config, "model", "path")
     for name in SHOWN:
@@ -62,7 +62,7 @@ def status_of(view: RunView) -> dict[str, Any]:
 
 
 def overview(view: RunView, asked: Asked) -> dict[str, Any]:
-    config = _config(view)
+    config = stored_config(view)
     return {
         "name": view.name,
         **view.progress(),
@@ -89,10 +89,10 @@ def metrics_of(view: RunView, asked: Asked) -> dict[str, Any]:
 
 def config_of(view: RunView, asked: Asked) -> dict[str, Any]:
     """Every setting by its dotted name."""
-    return {"settings": {name: cut(_shown(value), 2000) for name, value in _flat(_config(view)).items()}}
+    return {"settings": {name: cut(_shown(value), 2000) for name, value in _flat(stored_config(view)).items()}}
 
 
-def _config(view: RunView) -> Mapping[str, Any]:
+def stored_config(view: RunView) -> Mapping[str, Any]:
     view.inside(view.folder.config)
     return view.folder.stored_config() or {}
 

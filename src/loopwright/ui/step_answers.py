@@ -16,8 +16,13 @@ MOST_GROUPS = 128
 
 
 def list_steps(view: RunView, asked: Asked) -> dict[str, Any]:
-    found = trained_steps(view.database, before=asked.maybe_number("before"), most=min(500, asked.number("most", 200)))
-    return {"steps": [one._asdict() for one in found]}
+    """A page of steps. `again`: the run has gone back to a checkpoint since the cursor was given, so start again."""
+    most = max(1, min(500, asked.number("most", 200)))
+    found = trained_steps(view.database, cursor=asked.cursor(), most=most)
+    if found is None:
+        return {"again": True, "steps": [], "next": None, "edition": None}
+    steps = [one._asdict() for one in found.steps]
+    return {"again": False, "steps": steps, "next": found.next and str(found.next), "edition": found.edition}
 
 
 def show_step(view: RunView, asked: Asked) -> dict[str, Any]:
@@ -73,8 +78,10 @@ def find_text(view: RunView, asked: Asked) -> dict[str, Any]:
         raise RefusedError("nothing is looked for", remedy="send a text as q", status=400)
     # Refuses links that lead out of the folder.
     view.archive()
-    found = search(view.database, text, before=asked.maybe_number("before"))
+    found = search(view.database, text, cursor=asked.cursor())
+    if found is None:
+        return {"again": True, "hits": [], "next": None, "steps": 0}
     hits = [
         {"key": str(hit.key), "round": hit.round, "step": hit.step, "excerpt": cut(hit.excerpt)} for hit in found.hits
     ]
-    return {"hits": hits, "before": found.before, "steps": found.steps}
+    return {"again": False, "hits": hits, "next": found.next and str(found.next), "steps": found.steps}

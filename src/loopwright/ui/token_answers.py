@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from loopwright.runs.one_rollout import RolloutPage
-from loopwright.runs.trained_tokens import why_untrained
+from loopwright.runs.trained_tokens import push_meaning, why_untrained
 from loopwright.types import TokenChain
 from loopwright.types.tokens import FloatArray, IntArray
 from loopwright.ui.answers import cut, numbers
 from loopwright.ui.asked import Asked
+from loopwright.ui.run_answers import stored_config
 from loopwright.ui.run_view import RunView
 from loopwright.ui.trajectory_answers import find, sampled_of
 
@@ -37,7 +39,14 @@ def show_tokens(view: RunView, asked: Asked) -> dict[str, Any]:
         "versions": chain.versions[part].tolist(),
         "constrained": chain.constrained_mask[part].astype(int).tolist() if chain.constrained else None,
         **_trained(page, chain, index, part),
+        "push_meaning": view.remembered("push", lambda: _push_meaning(view)),
     }
+
+
+def _push_meaning(view: RunView) -> dict[str, Any] | None:
+    learner = stored_config(view).get("learner")
+    found = push_meaning(learner) if isinstance(learner, Mapping) else None
+    return None if found is None else found._asdict()
 
 
 def _trained(page: RolloutPage, chain: TokenChain, index: int, part: slice) -> dict[str, Any]:

@@ -8,7 +8,10 @@ import { keyParts, rolloutLink, stepLink } from "./links.js";
 
 const NAMES = ["reward/mean", "reward/std", "response/tokens", "response/truncated", "groups/filtered", "groups/failed", "learner/mismatch_mean", "time/rollout", "time/wait", "time/train", "time/sync"];
 
-export async function show({ run, query, signal, go, watch }) {
+// So many hits are shown before somebody asks for more.
+const ENOUGH = 200;
+
+export async function show({ run, query, signal, go, say, watch }) {
   const store = new Metrics(run, NAMES);
   let [page] = await Promise.all([askRun(run, "/steps", {}, signal), store.refresh(signal)]);
   const body = h("tbody");
@@ -28,12 +31,19 @@ export async function show({ run, query, signal, go, watch }) {
       h("td", { class: "wide quiet" }, ago(when)));
   };
   const rows = [...page.steps];
+  let { next, edition } = page;
+  const begin = async () => {
+    page = await askRun(run, "/steps", {}, signal);
+    rows.splice(0, rows.length, ...page.steps);
+    ({ next, edition } = page);
+  };
   const more = h("button", { type: "button", onclick: async () => {
-    page = await askRun(run, "/steps", { before: rows[rows.length - 1].step }, signal);
-    rows.push(...page.steps);
+    page = await askRun(run, "/steps", { cursor: next }, signal);
+    if (page.again) await begin();
+    else { rows.push(...page.steps); ({ next } = page); }
     fill();
   } }, "Earlier steps");
-  const fill = () => { replace(body, rows.map(row)); more.hidden = page.steps.length < 200; };
+  const fill = () => { replace(body, rows.map(row)); more.hidden = next === null; };
   fill();
 
   const found = h("div");
@@ -49,19 +59,26 @@ export async function show({ run, query, signal, go, watch }) {
     const state = h("p", { class: "quiet", role: "status" }, "Looking …");
     const halt = h("button", { type: "button", onclick: () => { looking.abort(); state.textContent = `${list.children.length} found; stopped.`; halt.hidden = true; } }, "Stop");
     replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list)));
-    let before, steps = 0, hits = 0;
-    try {
-      do {
-        const part = await askRun(run, "/search", { q: text, before }, looking.signal);
-        steps += part.steps;
-        hits += part.hits.length;
-        list.append(...part.hits.map((hit) => h("tr", null, h("td", null, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono" }, hit.excerpt))));
-        before = part.before;
-        state.textContent = `${hits} found in the latest ${steps} steps${before === null ? ", which is all" : " …"}`;
-        if (hits >= 200) { state.textContent += " That is enough; a longer text finds fewer."; before = null; }
-      } while (before !== null && before !== undefined);
-      halt.hidden = true;
-    } catch (error) { if (error.name !== "AbortError") { state.textContent = error.message; halt.hidden = true; } }
+    const onward = h("button", { type: "button", hidden: true, onclick: () => onwards(list.children.length + ENOUGH) }, "More");
+    found.firstChild.append(onward);
+    let next, steps = 0;
+    const onwards = async (enough) => {
+      onward.hidden = true;
+      halt.hidden = false;
+      try {
+        do {
+          const part = await askRun(run, "/search", { q: text, cursor: next }, looking.signal);
+          if (part.again) { say("The run was resumed. The search has begun again."); look(text); return; }
+          steps += part.steps;
+          next = part.next;
+          list.append(...part.hits.map((hit) => h("tr", null, h("td", null, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono" }, hit.excerpt))));
+          state.textContent = `${list.children.length} found in the latest ${steps} steps${next === null ? ", which is all" : " …"}`;
+        } while (next !== null && list.children.length < enough);
+        onward.hidden = next === null;
+        halt.hidden = true;
+      } catch (error) { if (error.name !== "AbortError") { state.textContent = error.message; halt.hidden = true; } }
+    };
+    await onwards(ENOUGH);
   };
   const form = h("form", { class: "bar", role: "search", onsubmit: (event) => { event.preventDefault(); look(field.value.trim()); } }, field, h("button", { type: "submit" }, "Search"));
   if (field.value) look(field.value);
@@ -76,6 +93,8 @@ export async function show({ run, query, signal, go, watch }) {
       try {
         await store.refresh(signal);
         page = await askRun(run, "/steps", {}, signal);
+        // Another lineage: earlier steps are asked for again, from the new cursor.
+        if (page.edition !== edition) { rows.length = 0; ({ next, edition } = page); }
         const oldest = page.steps.length ? page.steps[page.steps.length - 1].step : 0;
         rows.splice(0, rows.length, ...page.steps, ...rows.filter((one) => one.step < oldest));
         fill();

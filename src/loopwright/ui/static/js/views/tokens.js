@@ -9,6 +9,16 @@ const COLOURS = [["logprob", "logprob"], ["version", "weight version"], ["mismat
 const KEPT = "loopwright.colour";
 const WHY = { not_trained: "its rollout is in no step", recorded: "only recorded", constrained: "a constraint left no choice", too_old: "too old", no_advantage: "its rollout has advantage 0" };
 
+const PULLS = "Where the token's own term of the loss pulls it. The other tokens of the step share the same weights.";
+
+// Where the token's own term pulls it, or that what is stored does not tell. By the advantage, the policy's part of the
+// loss pulls the other way if the sign is another: then a different config has trained the token.
+function pulled(push, { push_meaning: means, advantage }) {
+  const likelier = means && push > 0 === (means.likelier === "above");
+  if (!means || !advantage || likelier !== advantage > 0) return h("span", { class: "quiet" }, "not certain");
+  return `towards ${likelier ? "likelier" : "less likely"}${means.may_be_clipped ? ", if not clipped" : ""}`;
+}
+
 export class TokenPane {
   constructor(about, rollout, signal, changed) {
     Object.assign(this, { about, rollout, signal, changed });
@@ -62,6 +72,8 @@ export class TokenPane {
 
   paint() {
     const { data } = this;
+    // Somebody chose a colour before the tokens have arrived.
+    if (!data) return;
     const values = data.ids.map((_, at) => this.value(at));
     const known = values.filter((value) => value !== null);
     const largest = Math.max(1e-12, ...known.map(Math.abs));
@@ -71,8 +83,9 @@ export class TokenPane {
       if (this.colour === "logprob") return value > -0.105 ? "" : `w${Math.min(5, Math.ceil(-value / 0.9))}`;
       if (this.colour === "version") return `v${versions.indexOf(value) % 5}`;
       const level = Math.min(5, Math.ceil((5 * Math.abs(value)) / largest));
-      // A share of the loss below zero has made the token likelier.
-      return level === 0 ? "" : `${value > 0 === (this.colour !== "push") ? "c" : "w"}${level}`;
+      // With most losses a token is made likelier by a share below zero.
+      const cool = this.colour === "push" && data.push_meaning?.likelier !== "above" ? value < 0 : value > 0;
+      return level === 0 ? "" : `${cool ? "c" : "w"}${level}`;
     };
     [...this.text.children].forEach((span, at) => {
       const off = data.sampled[at] && (data.constrained?.[at] || data.why_untrained?.[at]);
@@ -85,7 +98,11 @@ export class TokenPane {
       logprob: () => [level("", "probability above 0.9"), level("w1", "0.4"), level("w3", "0.07"), level("w5", "below 0.03")],
       version: () => versions.slice(0, 12).map((version, at) => level(`v${at % 5}`, `version ${version}`)),
       mismatch: () => [level("c5", `trainer gives more (up to ${number(largest)})`), level("w5", "trainer gives less")],
-      push: () => [level("c5", `made likelier (up to ${number(largest)} of the step)`), level("w5", "made less likely")],
+      push: () => {
+        const means = data.push_meaning, sides = means?.likelier === "above" ? ["above", "below"] : ["below", "above"];
+        const pulls = (way) => (means ? `: pulls towards ${way}${means.may_be_clipped ? ", if not clipped" : ""}` : "");
+        return [level("c5", `share of the loss ${sides[0]} zero (up to ${number(largest)} of the step's)${pulls("likelier")}`), level("w5", `${sides[1]} zero${pulls("less likely")}`)];
+      },
       advantage: () => [level("c5", "better than its group"), level("w5", "worse")],
       none: () => [],
     }[this.colour]();
@@ -112,7 +129,8 @@ export class TokenPane {
       ["version", of(() => String(data.versions[at]))],
       ["mismatch", of(() => h("span", { "data-field": "mismatch" }, stored(data.mismatch)))],
       ["advantage", of(() => (data.advantage === null || data.advantage === undefined ? quiet("not stored") : number(data.advantage)))],
-      ["push", of(() => [h("span", { "data-field": "push" }, stored(data.push)), push ? quiet(push < 0 ? " likelier" : " less likely") : null])],
+      ["push", of(() => [h("span", { "data-field": "push" }, stored(data.push)), push ? quiet(" of the step's loss") : null])],
+      ["pulls", of(() => h("span", { "data-field": "pulls", title: PULLS }, push ? pulled(push, data) : quiet("–")))],
       ["trained", of(() => (why ? h("span", { class: "warn" }, `no: ${WHY[why] || why}`) : !this.rollout.chains[this.chain].trained ? "no: only recorded" : data.why_untrained ? "yes" : quiet("not stored")))],
     ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
   }
