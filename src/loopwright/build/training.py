@@ -27,8 +27,8 @@ Trainer = ColocateTrainer | DisaggregatedTrainer
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What an earlier lineage left of a run: its latest checkpoint, and its groups as of that checkpoint. `evaluated` are
-    the step, task set and mode of each evaluation."""
+    """What an earlier lineage left of a run: its latest checkpoint, its groups as of that checkpoint, and which
+    steps, task sets and modes are `evaluated`."""
 
     checkpoints: Checkpoints
     latest: Checkpoint | None
